@@ -161,7 +161,7 @@ $(PEERS_DIR)/%/.stamp: components/bench/peers/requirements-%.txt
 	@touch "$@"
 
 bench-server: $(STAMP) ## our server and vLLM's under `vllm bench serve`; needs `make peers` and a bundle: BUNDLE= CLIENTS= DATASETS= FLAGS="--rounds 3"
-	DRAFTWELL_PEERS="$(abspath $(PEERS_DIR))" $(BIN)/python -m components.bench.servers --bundle $(BUNDLE) --clients $(CLIENTS) --datasets $(DATASETS) $(FLAGS)
+	DRAFTWELL_PEERS="$(abspath $(PEERS_DIR))" $(BIN)/python -m draftwell.components.bench.servers --bundle $(BUNDLE) --clients $(CLIENTS) --datasets $(DATASETS) $(FLAGS)
 
 gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= DEVICE= GATE_OUT= (.md and .xml) FLAGS=
 	$(BIN)/draftwell gate --pair $(PAIR) $(device) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)
@@ -171,7 +171,7 @@ deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAI
 
 hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed without pip's report (downloads them), for bundles: DEVICE=
 	mkdir -p $(REPORTS)
-	$(BIN)/python -m registry.bundles.requirements $(or $(DEVICE),cpu) > $(REPORTS)/.unknown
+	$(BIN)/python -m draftwell.registry.bundles.requirements $(or $(DEVICE),cpu) > $(REPORTS)/.unknown
 	grep '^torch==' $(REPORTS)/.unknown > $(REPORTS)/.torch || true
 	grep -v '^torch==' $(REPORTS)/.unknown > $(REPORTS)/.others || true
 	[ ! -s $(REPORTS)/.torch ] || $(ask) -r $(REPORTS)/.torch $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)")
@@ -196,7 +196,7 @@ schedule: $(STAMP) ## deploy prefect.yaml for a pair: PAIR= DEVICE= FLAGS=
 clean: ## remove what is made again: converted models, bundles, build files; traces, artifacts, recorded traffic and the registry stay
 	rm -rf .draftwell/models .draftwell/onnx .draftwell/bench*.json .draftwell/gate.md .draftwell/gate.xml
 	rm -rf dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find flows components registry serving tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find draftwell flows components registry serving tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 reset: ## clean, and remove .draftwell: the registry, traces, artifacts, your pair files; asks, unless FORCE=1
 	@if [ "$(FORCE)" != 1 ]; then \

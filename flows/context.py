@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.workspace import Workspace
-from serving.artifacts.base import MANIFEST, Provenance, digest_of, read_manifest
-from serving.artifacts.kinds import find_kind
-from serving.errors import DraftwellError
-from serving.files import write_json
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.base import MANIFEST, Provenance, digest_of, read_manifest
+from draftwell.serving.artifacts.kinds import find_kind
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_json
 
 if TYPE_CHECKING:
-    from components.prompts.overlap import TrainingPrompts
-    from components.prompts.prompt import Prompt
-    from serving.artifacts.base import Artifact
-    from serving.recording.trace import TraceSet
-    from serving.runtime.pair import LoadedPair
+    from draftwell.components.prompts.overlap import TrainingPrompts
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.recording.trace import TraceSet
+    from draftwell.serving.runtime.pair import LoadedPair
 
 Bar = Callable[..., None]
 MADE_OF_NO_PROMPTS = ("hardware_profile",)
@@ -44,7 +44,7 @@ class StepContext:
 
     def stamp(self, kind: str) -> None:
         """Note in an artifact's pictures, freshly drawn, which one they are of."""
-        from components.report.drawing import note_artifact
+        from draftwell.components.report.drawing import note_artifact
 
         for picture in pictures_of(self.workspace, kind):
             if picture.suffix == ".png":
@@ -58,8 +58,8 @@ class StepContext:
 
 def open_trace(step: StepContext, folder: Path | None = None, temperature: float = 0.0) -> TraceSet:
     """The trace set to learn from; without a folder the workspace's for a temperature."""
-    from components.collect.plan import is_complete
-    from serving.recording.trace import TraceSet
+    from draftwell.components.collect.plan import is_complete
+    from draftwell.serving.recording.trace import TraceSet
 
     traces = TraceSet(
         folder or step.workspace.traces_at(temperature), fingerprint=step.pair.fingerprint
@@ -98,8 +98,8 @@ def training_prompts(
             would get.
         pair: as in `prompts_behind`.
     """
-    from components.prompts.overlap import TrainingPrompts
-    from serving.recording.trace import TraceSet
+    from draftwell.components.prompts.overlap import TrainingPrompts
+    from draftwell.serving.recording.trace import TraceSet
 
     found, recorded, lacking = (
         TraceSet(traces or space.traces),
@@ -162,8 +162,8 @@ def prompts_behind(
     Returns:
         None in place of the hashes where no prompt is known.
     """
-    from components.collect.plan import prompt_hashes
-    from components.drift.recorded_prompts import recorded_prompts
+    from draftwell.components.collect.plan import prompt_hashes
+    from draftwell.components.drift.recorded_prompts import recorded_prompts
 
     hashes = prompt_hashes(traces)
     return recorded_prompts(traces, pair) if hashes is None else (sorted(set(hashes.values())), ())
@@ -193,7 +193,7 @@ def artifact_prompts(
         artifacts: kind → artifact.
         draft: the draft model's folder; one that was distilled is an artifact, too.
     """
-    from components.prompts.overlap import TrainingPrompts
+    from draftwell.components.prompts.overlap import TrainingPrompts
 
     made = {
         kind: artifact.provenance

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from serving.artifacts.pair_files import draftwell_home
-from serving.errors import DraftwellError
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 WORDS_OF_FULL = ("no space left on device", "disk quota exceeded", "file too large", "disk is full")
@@ -129,7 +129,7 @@ def reaching_prefect() -> Iterator[None]:
             raise
         from prefect.settings import PREFECT_API_URL
 
-        from registry.access import hidden
+        from draftwell.registry.access import hidden
 
         place = hidden(PREFECT_API_URL.value() or "this machine's own address")
         raise DraftwellError(

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.context import Bar, StepContext
-from flows.progress import announce, counting
-from flows.workspace import Say, Workspace
-from serving.artifacts.pair_files import draftwell_home
-from serving.errors import DraftwellError
+from draftwell.flows.context import Bar, StepContext
+from draftwell.flows.progress import announce, counting
+from draftwell.flows.workspace import Say, Workspace
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.prompts.prompt import Prompt
-    from flows.settings import PipelineSettings
-    from flows.workers.task_runners import WorkerPool
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.settings import PipelineSettings
+    from draftwell.flows.workers.task_runners import WorkerPool
 
 
 _kept: dict[Any, StepContext] = {}
@@ -43,7 +43,7 @@ def _load(
     *places: Path,
 ) -> StepContext:
     workspace = Workspace(name, dtype, say, device)
-    from serving.runtime.strategies import STRATEGIES, StrategyChoice
+    from draftwell.serving.runtime.strategies import STRATEGIES, StrategyChoice
 
     strategies = [StrategyChoice(strategy) for strategy in STRATEGIES] if any_strategy else []
     return StepContext(
@@ -96,7 +96,7 @@ def open_pair(  # noqa: PLR0913
 
 def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: Any) -> StepContext:
     """The loaded pair of a pipeline's settings; `load`: further arguments of `open_pair`."""
-    from serving.device import set_threads
+    from draftwell.serving.device import set_threads
 
     set_threads(settings.threads)
     return open_pair(
@@ -107,7 +107,7 @@ def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: 
 def worker_pool_of(settings: PipelineSettings) -> WorkerPool | None:
     """How a pipeline's settings spread shards and replays over workers; None where one worker does
     all."""
-    from flows.workers.task_runners import worker_pool_for
+    from draftwell.flows.workers.task_runners import worker_pool_for
 
     return worker_pool_for(
         settings.runner, settings.workers, threads=settings.threads, device=settings.device
@@ -122,8 +122,8 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     Raises:
         DraftwellError: fewer different prompts than steps (`too_few_prompts`).
     """
-    from components.prompts.overlap import different
-    from components.prompts.prompt import demo_prompts, read_prompts
+    from draftwell.components.prompts.overlap import different
+    from draftwell.components.prompts.prompt import demo_prompts, read_prompts
 
     rows = different(read_prompts(settings.prompts) if settings.prompts else demo_prompts())
     wanted = {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from logging import INFO, Logger, LoggerAdapter
 from typing import Any
 
-from serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.artifacts.pair_files import draftwell_home
 
 SECONDS_BETWEEN_LINES = 5.0
 

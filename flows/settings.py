@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from components.tune.settings import DEFAULTS
-from serving.device import default_device
-from serving.temperature import SERVED_TEMPERATURE
+from draftwell.components.tune.settings import DEFAULTS
+from draftwell.serving.device import default_device
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 if TYPE_CHECKING:
-    from components.bench.settings import QualityFloor
+    from draftwell.components.bench.settings import QualityFloor
 
 PLACES = {"prompts", "spool", "reference", "out"}
 """Settings of all flows that name files and folders."""
@@ -131,8 +131,8 @@ class PipelineSettings(BaseModel):
 def quality_floor() -> QualityFloor:
     """What a lossy strategy must keep, in benches, tunings and gates alike: registry/gates.yaml
     says it."""
-    from components.bench.settings import QualityFloor
-    from registry.gates import load_gates
+    from draftwell.components.bench.settings import QualityFloor
+    from draftwell.registry.gates import load_gates
 
     gates = load_gates()
     return QualityFloor(

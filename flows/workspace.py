@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.pairs import fetch, find_pair
-from serving.artifacts.base import ArtifactError, read_manifest
-from serving.artifacts.compiled_libraries import wanted_mode
-from serving.artifacts.kinds import KINDS, device_of, find_kind
-from serving.artifacts.pair_files import PairFiles, draftwell_home
-from serving.errors import DraftwellError
-from serving.number_format import dtype_of
-from serving.temperature import class_of
+from draftwell.registry.pairs import fetch, find_pair
+from draftwell.serving.artifacts.base import ArtifactError, read_manifest
+from draftwell.serving.artifacts.compiled_libraries import wanted_mode
+from draftwell.serving.artifacts.kinds import KINDS, device_of, find_kind
+from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import dtype_of
+from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
-    from serving.artifacts.base import Artifact
-    from serving.runtime.pair import LoadedPair
-    from serving.runtime.strategies import Strategy, StrategyChoice, StrategyResources
+    from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.runtime.pair import LoadedPair
+    from draftwell.serving.runtime.strategies import Strategy, StrategyChoice, StrategyResources
 
 Say = Callable[[str], None]
 
@@ -37,9 +37,9 @@ class Workspace:
 
     Args:
         name: name or alias of the pair, or the path of a pair's YAML file.
-        dtype: the number format (`serving.number_format`); None takes the pair's own.
+        dtype: the number format (`draftwell.serving.number_format`); None takes the pair's own.
         device: cpu or cuda, of what is valid on one device only; None takes
-            `serving.device.default_device`.
+            `draftwell.serving.device.default_device`.
         say: called with a line before each step that takes long.
     """
 
@@ -78,7 +78,7 @@ class Workspace:
     def shipped_folder(self, kind: str) -> Path | None:
         """Folder of an artifact that comes with the pair's catalogue entry and was made for its
         weights; None where there is none."""
-        from serving.artifacts.pair_files import fingerprint
+        from draftwell.serving.artifacts.pair_files import fingerprint
 
         folder = self.shipped / kind
         if not (folder / "artifact.json").is_file():
@@ -107,7 +107,7 @@ class Workspace:
     def device(self) -> str:
         """cpu or cuda."""
         if self._device is None:
-            from serving.device import default_device  # imports torch
+            from draftwell.serving.device import default_device  # imports torch
 
             self._device = default_device()
         return self._device
@@ -212,9 +212,9 @@ class Workspace:
         Raises:
             DraftwellError: the models are larger than the device's memory; nothing was downloaded.
         """
-        from registry.pairs.fitting import check_fits
-        from serving.device import device_type
-        from serving.runtime.strategies import find_strategy
+        from draftwell.registry.pairs.fitting import check_fits
+        from draftwell.serving.device import device_type
+        from draftwell.serving.runtime.strategies import find_strategy
 
         wanted = [(find_strategy(choice.name), choice.parameters) for choice in strategies]
         onnx_draft = any(strategy.prefers_onnx for strategy, _ in wanted)
@@ -226,8 +226,8 @@ class Workspace:
         files = self.files()
         from transformers.utils import logging
 
-        from serving.device import lacks_bfloat16
-        from serving.runtime.pair import LoadSettings, load_pair
+        from draftwell.serving.device import lacks_bfloat16
+        from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
         logging.disable_progress_bar()
         padding = "" if pad_target is None else f", the target padded to {pad_target:g} parameters"
@@ -275,7 +275,7 @@ class Workspace:
             folder: a folder of artifact folders that goes before the workspace's; a foreign
                 artifact there is an error.
         """
-        from serving.runtime.strategies import StrategyResources, find_strategy
+        from draftwell.serving.runtime.strategies import StrategyResources, find_strategy
 
         if folder is not None and not folder.is_dir():
             raise DraftwellError(
@@ -299,7 +299,7 @@ class Workspace:
         self, pair: LoadedPair, wanted: Iterable[tuple[str, Mapping[str, Any]]], **options: Any
     ) -> list[Strategy]:
         """Strategies by name and parameters, with their artifacts."""
-        from serving.runtime.strategies import build_strategy
+        from draftwell.serving.runtime.strategies import build_strategy
 
         wanted = list(wanted)
         resources = self.resources(pair, [name for name, _ in wanted], **options)
@@ -315,7 +315,7 @@ class Workspace:
         return folder
 
     def _find(self, pair: LoadedPair, kind: str, folder: Path | None) -> Artifact | None:
-        from serving.device import device_type
+        from draftwell.serving.device import device_type
 
         cls, shipped = find_kind(kind).load_class(), self.shipped / kind
         for place in (
@@ -333,8 +333,8 @@ class Workspace:
         return None
 
     def _profile_for(self, pair: LoadedPair, found: Any, head: Any = None) -> Any:
-        from components.report.machine import draft_device_of
-        from serving.runtime.machine_class import machine_class
+        from draftwell.components.report.machine import draft_device_of
+        from draftwell.serving.runtime.machine_class import machine_class
 
         here = machine_class(pair)  # a profile of other layers is measured again, too
         # Forwards of these take another time than those that any profile on disk was measured on.
@@ -349,8 +349,8 @@ class Workspace:
         )
         if not unlike and complete and found.provenance.device_class == here:
             return found
-        from components.calibrate.hardware_profile import measure_profile
-        from components.report.provenance import provenance
+        from draftwell.components.calibrate.hardware_profile import measure_profile
+        from draftwell.components.report.provenance import provenance
 
         words = [
             *(["with the padded target"] if pair.padded_to is not None else []),

@@ -12,7 +12,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 DATABASES = ("postgresql", "postgres", "mysql", "mssql", "oracle")
 

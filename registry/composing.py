@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from registry.releases import ReleaseVersion, find_release
-from registry.store import Published, Store
-from serving.artifacts.kinds import KINDS
-from serving.errors import DraftwellError
+from draftwell.registry.releases import ReleaseVersion, find_release
+from draftwell.registry.store import Published, Store
+from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.errors import DraftwellError
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.access import check_address, hidden, refusal
-from serving.artifacts.pair_files import draftwell_home
-from serving.errors import DraftwellError
-from serving.files import file_lock
+from draftwell.registry.access import check_address, hidden, refusal
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

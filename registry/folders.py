@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from serving.artifacts.base import MANIFEST, read_manifest
-from serving.errors import DraftwellError
-from serving.files import sha256_file
+from draftwell.serving.artifacts.base import MANIFEST, read_manifest
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import sha256_file
 
 
 def base_pair(kind: str, pair: str) -> str:

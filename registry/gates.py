@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from registry.strict import Strict, read_json, read_yaml
+from draftwell.registry.strict import Strict, read_json, read_yaml
 
 HERE = Path(__file__).parent
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.folders import base_pair
-from registry.store import Published, Store
-from registry.strict import validate
-from serving.artifacts.base import Provenance, digest_of, read_manifest
+from draftwell.registry.folders import base_pair
+from draftwell.registry.store import Published, Store
+from draftwell.registry.strict import validate
+from draftwell.serving.artifacts.base import Provenance, digest_of, read_manifest
 
 
 @dataclass(frozen=True)

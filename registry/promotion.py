@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from registry.gates import GateRecord
-from registry.releases import (
+from draftwell.registry.gates import GateRecord
+from draftwell.registry.releases import (
     ReleaseVersion,
     find_release,
     follow_alias,
@@ -25,9 +25,9 @@ from registry.releases import (
     objection,
     record_gate,
 )
-from registry.store import Store
-from registry.strict import Strict
-from serving.errors import DraftwellError
+from draftwell.registry.store import Store
+from draftwell.registry.strict import Strict
+from draftwell.serving.errors import DraftwellError
 
 CHAMPION_SINCE = "champion_since"
 """Tag: when a release last became champion, ISO 8601; a rollback goes by it."""

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.folders import copy_artifact
-from serving.artifacts.base import read_manifest
-from serving.artifacts.kinds import KINDS
-from serving.errors import DraftwellError
+from draftwell.registry.folders import copy_artifact
+from draftwell.serving.artifacts.base import read_manifest
+from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +74,7 @@ def _verifier(verifier: Any) -> tuple[Callable[[Any], Arrays], Arrays]:
     import numpy as np
     import torch
 
-    from serving.artifacts.verifier import SCALARS, scalar_features
+    from draftwell.serving.artifacts.verifier import SCALARS, scalar_features
 
     def score(inputs: Any) -> Arrays:
         return {
@@ -107,7 +107,7 @@ def _acceptance_table(table: Any) -> tuple[Callable[[Any], Arrays], Arrays]:
     example is the middle of each bin."""
     import numpy as np
 
-    from serving.artifacts.acceptance_table import MIDPOINTS
+    from draftwell.serving.artifacts.acceptance_table import MIDPOINTS
 
     def acceptance(inputs: Any) -> Arrays:
         return {

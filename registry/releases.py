@@ -2,9 +2,9 @@
 
 A release `release.<pair>.<device>` is a small artifact that pins a version and digest per kind and
 names the weights. Aliases: `candidate` when created, `challenger` once its gate passed, `champion`
-when promoted (`registry.promotion`). An alias moved by hand is only a request: promotion and
-deployment ask for the gate record, which names exact versions. What a release pins follows it under
-aliases that name the device too, such as `champion-cuda`: releases for several devices share
+when promoted (`draftwell.registry.promotion`). An alias moved by hand is only a request: promotion
+and deployment ask for the gate record, which names exact versions. What a release pins follows it
+under aliases that name the device too, such as `champion-cuda`: releases for several devices share
 verifiers and tables.
 """
 
@@ -20,15 +20,15 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
-from registry.gates import GateCheck, GateRecord
-from registry.store import Published, Store
-from registry.strict import Strict, validate
-from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.kinds import find_kind, refuse_other_device
-from serving.bundle.bundle import ModelRecord
-from serving.device import DEVICES
-from serving.errors import DraftwellError
-from serving.runtime.commands import Role
+from draftwell.registry.gates import GateCheck, GateRecord
+from draftwell.registry.store import Published, Store
+from draftwell.registry.strict import Strict, validate
+from draftwell.serving.artifacts.base import Artifact, Provenance
+from draftwell.serving.artifacts.kinds import find_kind, refuse_other_device
+from draftwell.serving.bundle.bundle import ModelRecord
+from draftwell.serving.device import DEVICES
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Role
 
 __all__ = [
     "GateCheck",
@@ -121,7 +121,7 @@ def create_release(
 
     Args:
         pins: kind → version of `<kind>.<pair>`; all of one fingerprint.
-        models: role → where the weights come from (`registry.pairs.model_records`).
+        models: role → where the weights come from (`draftwell.registry.pairs.model_records`).
         evidence: what it is based on, kept as JSON with the run; numbers at its top level are
             compared by MLflow, and so are the metrics of everything that is pinned, as
             `<kind>.<metric>`.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from registry.published import Published, insert_or_change
+from draftwell.registry.published import Published, insert_or_change
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

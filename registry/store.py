@@ -17,16 +17,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.cards.datasets import log_traces, trace_input
-from registry.cards.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
-from registry.cards.trials import log_trials, trials_of
-from registry.connection import artifact_folder, connect, default_uri, registry_errors
-from registry.folders import base_pair, check_files, copy_artifact, model_name
-from registry.published import Published, insert_or_change, published_of
-from registry.renewal import renew
-from registry.strict import validate
-from serving.artifacts.base import Provenance, digest_of, read_manifest
-from serving.errors import DraftwellError
+from draftwell.registry.cards.datasets import log_traces, trace_input
+from draftwell.registry.cards.model_card import (
+    describe,
+    describe_model,
+    figures_of,
+    fitting,
+    write_mlmodel,
+)
+from draftwell.registry.cards.trials import log_trials, trials_of
+from draftwell.registry.connection import artifact_folder, connect, default_uri, registry_errors
+from draftwell.registry.folders import base_pair, check_files, copy_artifact, model_name
+from draftwell.registry.published import Published, insert_or_change, published_of
+from draftwell.registry.renewal import renew
+from draftwell.registry.strict import validate
+from draftwell.serving.artifacts.base import Provenance, digest_of, read_manifest
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 class Strict(BaseModel):

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from serving.cpu_quota import cpu_quota
-from serving.errors import DraftwellError
+from draftwell.serving.cpu_quota import cpu_quota
+from draftwell.serving.errors import DraftwellError
 
 DEVICES = ("cpu", "cuda")
 VARIABLE = "DRAFTWELL_DEVICE"

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 class Settings(BaseModel):

@@ -148,7 +148,7 @@ def isolated_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def template_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """MLflow's database is made once for each process of the tests, here, and copied where one is
     needed: making it takes seconds."""
-    from registry import connection
+    from draftwell.registry import connection
 
     template, take_turns = (
         tmp_path_factory.mktemp("template") / "mlflow.db",
@@ -183,7 +183,7 @@ def own_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def empty_database(template_database: Path) -> Path:
     """MLflow's database without content, to copy where a test needs one before anybody asks the
     registry."""
-    from registry.connection import SQLITE, connect
+    from draftwell.registry.connection import SQLITE, connect
 
     connect(f"{SQLITE}{template_database}")
     return template_database

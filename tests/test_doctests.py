@@ -8,7 +8,7 @@ import pytest
 from tests.support.paths import REPO
 
 MODULES = sorted(
-    ".".join(path.relative_to(REPO).with_suffix("").parts)
+    ".".join(("draftwell", *path.relative_to(REPO).with_suffix("").parts))
     for room in ("components", "flows", "registry", "serving")
     for path in (REPO / room).rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")

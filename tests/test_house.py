@@ -101,15 +101,19 @@ def test_demo_prompts_vary_in_length(prompts: list[dict[str, Any]]) -> None:
 
 def test_import_contracts_are_declared(project: dict[str, Any]) -> None:
     linter = project["tool"]["importlinter"]
-    assert set(linter["root_packages"]) == {"flows", "components", "registry", "serving"}
+    assert linter["root_package"] == "draftwell"
     assert linter["include_external_packages"] is True
     contracts = {contract["id"]: contract for contract in linter["contracts"]}
-    assert contracts["layers"]["layers"] == ["flows", "components | registry", "serving"]
+    assert contracts["layers"]["layers"] == [
+        "draftwell.flows",
+        "draftwell.components | draftwell.registry",
+        "draftwell.serving",
+    ]
     assert {"prefect", "mlflow"} <= set(contracts["serving-stands-alone"]["forbidden_modules"])
     assert {"prefect", "mlflow"} <= set(contracts["plain-components"]["forbidden_modules"])
-    assert contracts["runtime-layers"]["containers"] == ["serving.runtime"]
+    assert contracts["runtime-layers"]["containers"] == ["draftwell.serving.runtime"]
     assert "drafting | acceptance | schedules" in contracts["runtime-layers"]["layers"]
-    assert contracts["no-circles"]["ancestors"] == ["flows", "components", "registry", "serving"]
+    assert contracts["no-circles"]["ancestors"] == ["draftwell"]
     assert "ignore_imports" not in contracts["no-circles"]
     assert contracts["components-layers"]["layers"][-1] == "prompts | report"
 

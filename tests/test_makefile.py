@@ -36,7 +36,7 @@ KEPT = (
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     shutil.copyfile(REPO / "Makefile", tmp_path / "Makefile")
-    for folder in ("flows", "components", "registry", "serving", "tests"):
+    for folder in ("draftwell", "flows", "components", "registry", "serving", "tests"):
         (tmp_path / folder / "__pycache__").mkdir(parents=True)
     for name in (*MADE_AGAIN, *KEPT):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

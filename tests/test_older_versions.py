@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from components.collect.plan import is_complete
-from components.drift.spool import read_spool
-from components.tune.evidence import TuningEvidence
-from components.tune.report.html import write_tuning_report
-from flows.orchestration.deployments import settings_class
-from flows.steps.lineage import read_report, rows_of
-from registry.gates import GateRecord
-from registry.releases import Release
-from serving.artifacts.base import digest_of
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.kinds import KINDS, find_kind
-from serving.bundle.bundle import open_bundle
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
+from draftwell.components.collect.plan import is_complete
+from draftwell.components.drift.spool import read_spool
+from draftwell.components.tune.evidence import TuningEvidence
+from draftwell.components.tune.report.html import write_tuning_report
+from draftwell.flows.orchestration.deployments import settings_class
+from draftwell.flows.steps.lineage import read_report, rows_of
+from draftwell.registry.gates import GateRecord
+from draftwell.registry.releases import Release
+from draftwell.serving.artifacts.base import digest_of
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.kinds import KINDS, find_kind
+from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.errors import raises_code
 from tests.support.paths import REPO
 

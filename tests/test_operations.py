@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
-from registry.pairs.catalogue import DEFAULT
-from registry.store import Store
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.server.settings import ServerSettings
+from draftwell.registry.pairs.catalogue import DEFAULT
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.loop.publishing import publish, table
 from tests.support.paths import REPO
 from tests.support.server import processes as servers
@@ -87,7 +87,7 @@ def machine(
 ASK = """
 import json, sys
 from pathlib import Path
-from registry.store import Store
+from draftwell.registry.store import Store
 
 store = Store()
 found = store.resolve("acceptance_table", "tiny", "champion")

@@ -8,10 +8,10 @@ or in environments of their own. servers: vLLM's own load test against our serve
 report, plots: tables and pictures.
 
 Only what needs no torch is imported here, so that the command line starts fast; import `run_bench`
-from components.bench.bench.
+from draftwell.components.bench.bench.
 """
 
-from components.bench.schema import BenchEntry, BenchReport
-from components.bench.settings import BenchSettings, QualityFloor
+from draftwell.components.bench.schema import BenchEntry, BenchReport
+from draftwell.components.bench.settings import BenchSettings, QualityFloor
 
 __all__ = ["BenchEntry", "BenchReport", "BenchSettings", "QualityFloor"]

@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from components.bench.device_parity import check_against
-from components.bench.metrics import (
+from draftwell.components.bench.device_parity import check_against
+from draftwell.components.bench.metrics import (
     REFERENCE,
     BenchMetrics,
     fastest,
     gamma_of_parameters,
     is_baseline,
 )
-from components.bench.peak_memory import peaks_over_models
-from components.bench.peers.loading import open_peers
-from components.bench.ratios import curves, headlines, largest_overheads
-from components.bench.runner import (
+from draftwell.components.bench.peak_memory import peaks_over_models
+from draftwell.components.bench.peers.loading import open_peers
+from draftwell.components.bench.ratios import curves, headlines, largest_overheads
+from draftwell.components.bench.runner import (
     Config,
     Progress,
     StrategyContender,
@@ -25,12 +25,18 @@ from components.bench.runner import (
     measure,
     naming,
 )
-from components.bench.schema import SCHEMA, BenchReport, Machine, PeerReport, ReportSettings
-from components.bench.settings import DEFAULTS, BenchSettings
-from components.prompts.prompt import Prompt, ids_of, prompts_digest, several_turns
-from components.report.machine import describe_machine, using_threads
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
+from draftwell.components.bench.schema import (
+    SCHEMA,
+    BenchReport,
+    Machine,
+    PeerReport,
+    ReportSettings,
+)
+from draftwell.components.bench.settings import DEFAULTS, BenchSettings
+from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest, several_turns
+from draftwell.components.report.machine import describe_machine, using_threads
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
 FASTEST = "vanilla_sd at its fastest gamma"
 PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24

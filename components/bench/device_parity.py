@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from components.bench.runner import Measurement, StrategyContender, measure
-from components.bench.schema import CpuCheck, ParityEntry
-from components.bench.settings import BenchSettings
-from components.bench.target_agreement import difference
-from components.prompts.prompt import Prompt, ids_of
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import PLAIN, StrategyResources
+from draftwell.components.bench.runner import Measurement, StrategyContender, measure
+from draftwell.components.bench.schema import CpuCheck, ParityEntry
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.bench.target_agreement import difference
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import PLAIN, StrategyResources
 
 
 def check_against(

@@ -2,7 +2,7 @@
 weights, by the bytes that it reads.
 
 A forward pass over one token reads all weights but the embeddings once, so bytes per second compare
-models of different sizes. Run as `python -m components.bench.families`.
+models of different sizes. Run as `python -m draftwell.components.bench.families`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from components.bench.forward import Shape, compare, shapes
-from components.report.tables import markdown
+from draftwell.components.bench.forward import Shape, compare, shapes
+from draftwell.components.report.tables import markdown
 
 if TYPE_CHECKING:
-    from serving.runtime.models.compiled_step import Compile
-    from serving.runtime.models.module_model import ModuleModel
+    from draftwell.serving.runtime.models.compiled_step import Compile
+    from draftwell.serving.runtime.models.module_model import ModuleModel
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -63,7 +63,7 @@ def random_model(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from serving.runtime.models.lean_llama import LeanLlama
+    from draftwell.serving.runtime.models.lean_llama import LeanLlama
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **SHAPES[kind])

@@ -3,7 +3,7 @@
 Shapes are those of decoding: one row of 1 to 16 tokens (plain decoding, and drafts to verify),
 eight rows of one token (eight requests), and a prompt. Ways are measured in turn, round by round,
 so that what else the machine does meets all of them alike. Run as `python -m
-components.bench.forward --model FOLDER`.
+draftwell.components.bench.forward --model FOLDER`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from components.report.tables import markdown
+from draftwell.components.report.tables import markdown
 
 if TYPE_CHECKING:
-    from serving.runtime.models.compiled_step import Compile
-    from serving.runtime.models.module_model import ModuleModel
+    from draftwell.serving.runtime.models.compiled_step import Compile
+    from draftwell.serving.runtime.models.module_model import ModuleModel
 
 SEED = 3
 
@@ -58,7 +58,7 @@ def timed(model: ModuleModel, shape: Shape) -> float:
     last)."""
     import torch
 
-    from serving.runtime.commands import Forward
+    from draftwell.serving.runtime.commands import Forward
 
     ids = torch.randint(
         0,
@@ -133,9 +133,9 @@ def ways(
     """
     import torch
 
-    from serving.runtime.model_files import load_module
-    from serving.runtime.models.lean_llama import LeanLlama
-    from serving.runtime.models.transformers_model import TransformersModel
+    from draftwell.serving.runtime.model_files import load_module
+    from draftwell.serving.runtime.models.lean_llama import LeanLlama
+    from draftwell.serving.runtime.models.transformers_model import TransformersModel
 
     settings: dict[str, Any] = {"slots": slots, "max_context": max_context}
     module = load_module(folder, getattr(torch, dtype), "cpu")

@@ -8,17 +8,17 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from components.bench.answers.accuracy import Checked, checked, task_accuracy
-from components.bench.answers.rouge import mean_rouge_l, rouge_l, rouge_n
-from components.bench.origins import origins
-from components.bench.runner import Measurement, StrategyContender
-from components.bench.schema import BenchEntry, CostReference, Difference, PromptRow
-from components.bench.settings import QualityFloor
-from components.bench.target_agreement import TargetAgreement, agreements, difference
-from components.prompts.prompt import Prompt, ids_of
-from components.report.intervals import paired_bootstrap_ratio
-from serving.runtime.pair import LoadedPair
-from serving.runtime.session.stats import Stats
+from draftwell.components.bench.answers.accuracy import Checked, checked, task_accuracy
+from draftwell.components.bench.answers.rouge import mean_rouge_l, rouge_l, rouge_n
+from draftwell.components.bench.origins import origins
+from draftwell.components.bench.runner import Measurement, StrategyContender
+from draftwell.components.bench.schema import BenchEntry, CostReference, Difference, PromptRow
+from draftwell.components.bench.settings import QualityFloor
+from draftwell.components.bench.target_agreement import TargetAgreement, agreements, difference
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.components.report.intervals import paired_bootstrap_ratio
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.session.stats import Stats
 
 REFERENCE = "autoregressive"
 
@@ -362,7 +362,7 @@ def fastest(
 def is_baseline(strategy: str, parameters: Mapping[str, Any]) -> bool:
     """Whether this is the vanilla SD that others are compared with: the draft model drafts, behind
     the prompt's reading."""
-    from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
+    from draftwell.serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 
     if strategy != "vanilla_sd":
         return False
@@ -372,7 +372,7 @@ def is_baseline(strategy: str, parameters: Mapping[str, Any]) -> bool:
 
 def gamma_of_parameters(parameters: dict[str, Any]) -> int:
     """Draft length of a vanilla SD with these parameters."""
-    from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
+    from draftwell.serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 
     return int(VanillaSD.Config.model_validate(parameters).num_speculative_tokens)
 

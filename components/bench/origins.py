@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from serving.runtime.strategies import StrategyResources, find_strategy
+from draftwell.serving.runtime.strategies import StrategyResources, find_strategy
 
 if TYPE_CHECKING:
-    from serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
 
 def origins(

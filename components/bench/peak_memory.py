@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from components.bench.runner import Contender
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
+from draftwell.components.bench.runner import Contender
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MEGABYTE = 1e6

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.bench.metrics import (
+from draftwell.components.bench.metrics import (
     REFERENCE,
     BenchMetrics,
     fastest,
@@ -20,9 +20,9 @@ from components.bench.metrics import (
     splits_cores,
     strategy_of,
 )
-from components.bench.peers.group import ProcessPeer
-from components.bench.runner import Measurement, StrategyContender
-from components.bench.schema import BenchEntry, Curve, CurvePoint, Headline, Largest
+from draftwell.components.bench.peers.group import ProcessPeer
+from draftwell.components.bench.runner import Measurement, StrategyContender
+from draftwell.components.bench.schema import BenchEntry, Curve, CurvePoint, Headline, Largest
 
 GENERATE, ASSISTED = "transformers/autoregressive", "transformers/assisted"
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from time import process_time
 from typing import Protocol, TypeVar
 
-from components.bench.settings import DEFAULTS, BenchSettings
-from components.calibrate.hardware_profile import synchronise
-from components.calibrate.memory_rate import Patience, memory_rate
-from components.prompts.prompt import Prompt, ids_of
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import (
+from draftwell.components.bench.settings import DEFAULTS, BenchSettings
+from draftwell.components.calibrate.hardware_profile import synchronise
+from draftwell.components.calibrate.memory_rate import Patience, memory_rate
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import (
     StrategyChoice,
     StrategyResources,
     build_strategy,

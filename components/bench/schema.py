@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 SCHEMA = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from serving.settings import Settings
+from draftwell.serving.settings import Settings
 
 
 class QualityFloor(Settings):

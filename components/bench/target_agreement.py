@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from components.bench.schema import Difference
-from serving.number_format import dtype_of
-from serving.runtime.commands import Forward
-from serving.runtime.pair import LoadedPair
+from draftwell.components.bench.schema import Difference
+from draftwell.serving.number_format import dtype_of
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.pair import LoadedPair
 
 NEAR_TIE = 1e-3
 """Top-2 logit gap below which float32 kernels of different widths may disagree

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from components.bench.runner import WARMUP_TOKENS, Config, Progress, core_plan, labels_of
-from components.bench.settings import DEFAULTS, BenchSettings
-from components.bench.target_agreement import difference
-from components.collect.decoding import Request, decode_all
-from components.prompts.prompt import Prompt, ids_of, several_turns
-from components.report.machine import describe_machine
-from components.report.tables import first_turns, rich_table
-from serving.errors import DraftwellError
-from serving.runtime.engine.engine import Engine
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
+from draftwell.components.bench.runner import WARMUP_TOKENS, Config, Progress, core_plan, labels_of
+from draftwell.components.bench.settings import DEFAULTS, BenchSettings
+from draftwell.components.bench.target_agreement import difference
+from draftwell.components.collect.decoding import Request, decode_all
+from draftwell.components.prompts.prompt import Prompt, ids_of, several_turns
+from draftwell.components.report.machine import describe_machine
+from draftwell.components.report.tables import first_turns, rich_table
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 
 if TYPE_CHECKING:
     from rich.table import Table

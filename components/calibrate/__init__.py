@@ -4,6 +4,6 @@ make one artifact; `plots` draws them.
 Only what needs no torch is imported here, so that the command line starts fast.
 """
 
-from components.calibrate.settings import MemorySettings
+from draftwell.components.calibrate.settings import MemorySettings
 
 __all__ = ["MemorySettings"]

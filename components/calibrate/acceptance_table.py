@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.calibrate.judged_tokens import JudgedTokens, greedy_tokens, sampled_tokens
-from components.calibrate.prior_weight import estimate_prior_weight
-from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.recording.trace import TraceSet
+from draftwell.components.calibrate.judged_tokens import JudgedTokens, greedy_tokens, sampled_tokens
+from draftwell.components.calibrate.prior_weight import estimate_prior_weight
+from draftwell.serving.artifacts.acceptance_table import EDGES, AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
     import pyarrow as pa

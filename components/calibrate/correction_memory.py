@@ -14,23 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.calibrate.settings import MemorySettings
-from components.collect.decoding import decode_all, encode_all, room
-from components.prompts.prompt import Prompt, prompts_digest
-from serving.artifacts.base import Provenance
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.errors import DraftwellError
-from serving.files import json_digest, write_atomically
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.pair import LoadedPair
-from serving.runtime.schedules.serial import serial
-from serving.runtime.session.session import Session
-from serving.runtime.strategies import StrategyResources
-from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
-from serving.runtime.types import Draft, Verdict
+from draftwell.components.calibrate.settings import MemorySettings
+from draftwell.components.collect.decoding import decode_all, encode_all, room
+from draftwell.components.prompts.prompt import Prompt, prompts_digest
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest, write_atomically
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies import StrategyResources
+from draftwell.serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
+from draftwell.serving.runtime.types import Draft, Verdict
 
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]

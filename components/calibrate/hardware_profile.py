@@ -18,18 +18,22 @@ from typing import Any
 
 import torch
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward, Role
-from serving.runtime.engine.workers import Workers
-from serving.runtime.machine_class import machine_class
-from serving.runtime.models.eagle3_model import head_of
-from serving.runtime.pair import LoadedPair
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.engine.workers import Workers
+from draftwell.serving.runtime.machine_class import machine_class
+from draftwell.serving.runtime.models.eagle3_model import head_of
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 
 DRAFT_SIZES = (1, 2, 4, 8, 32, 128)
 """Tokens of draft passes: one is a step, two follow a bonus, more follow a prompt or a draft that

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.collect.repeated_prompts import first_of_the_same
-from components.collect.trace_checks import check_temperature, targets_own
-from components.collect.trace_columns import check_finite
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceError
+from draftwell.components.collect.repeated_prompts import first_of_the_same
+from draftwell.components.collect.trace_checks import check_temperature, targets_own
+from draftwell.components.collect.trace_columns import check_finite
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.report.drawing import FAINT, INK, drawing
-from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from draftwell.components.report.drawing import FAINT, INK, drawing
+from draftwell.serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 
 
 def acceptance_plot(table: AcceptanceTable, path: Path) -> Path:

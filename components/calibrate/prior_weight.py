@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, PRIOR_WEIGHT
+from draftwell.serving.artifacts.acceptance_table import EDGES, MIDPOINTS, PRIOR_WEIGHT
 
 WEIGHTS = (PRIOR_WEIGHT, 18, 32, 56, 100, 178, 316, 562, 1000)
 """What is tried, four in a decade. The largest leaves what the draft says nearly as it is; a

@@ -8,6 +8,6 @@ inputs and writes shards, `plan` binds a folder to a collection, and `meter` rep
 position. `trace_checks` and `trace_columns` read a finished trace.
 """
 
-from components.collect.settings import CollectionSettings
+from draftwell.components.collect.settings import CollectionSettings
 
 __all__ = ["CollectionSettings"]

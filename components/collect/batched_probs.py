@@ -13,10 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from serving.errors import NotFinite
-from serving.runtime.output import Output
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import spread, warp
+from draftwell.serving.errors import NotFinite
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import spread, warp
 
 
 class Distributions:

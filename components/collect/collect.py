@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from components.collect.meter import Meter, Progress
-from components.collect.plan import (
+from draftwell.components.collect.meter import Meter, Progress
+from draftwell.components.collect.plan import (
     ForeignTrace,
     Plan,
     check_complete,
@@ -27,12 +27,12 @@ from components.collect.plan import (
     forget,
     read_plan,
 )
-from components.collect.settings import CollectionSettings
-from components.collect.work import Work, work_of
-from components.prompts.prompt import Prompt, ids_of
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Strategy
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.collect.work import Work, work_of
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import Strategy
 
 Log = Callable[[str, float, int], None]
 Spread = Callable[[Sequence[int], Callable[[int], None]], None]

@@ -14,20 +14,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from components.collect.decoding import decode_all, room
-from components.collect.settings import CollectionSettings
-from components.prompts.prompt import Message, Prompt, ids_of
-from serving.errors import DraftwellError
-from serving.recording.trace_schema import LOSSY
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Role, Step
-from serving.runtime.engine.engine import Engine
-from serving.runtime.output import Model
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.schedules.sequential import sequential
-from serving.runtime.session.session import Session
-from serving.runtime.strategies import Strategy, StrategyConfig, StrategyResources, build_strategy
+from draftwell.components.collect.decoding import decode_all, room
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.prompts.prompt import Message, Prompt, ids_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace_schema import LOSSY
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.schedules.sequential import sequential
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies import (
+    Strategy,
+    StrategyConfig,
+    StrategyResources,
+    build_strategy,
+)
 
 TRUST = 0.75
 """Chance that a mixed text keeps a draft token unverified: runs of four on average, about

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from components.prompts.prompt import Prompt, ids_of
-from serving.errors import ContextTooLong
-from serving.runtime.commands import Role
-from serving.runtime.engine.engine import Engine, Job
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import Strategy
 
 Request = tuple[Sequence[int], Sampling]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from components.collect.continuations import turns_of
-from components.prompts.prompt import Prompt
-from serving.runtime.requests import Sampling
+from draftwell.components.collect.continuations import turns_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.requests import Sampling
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, rate and time left as text)."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import DraftwellError
-from serving.files import file_lock, write_atomically
-from serving.recording.trace import TraceSet
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock, write_atomically
+from draftwell.serving.recording.trace import TraceSet
 
 PLAN, LOCK = "plan.json", ".lock"
 

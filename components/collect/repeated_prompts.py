@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
     import pyarrow as pa

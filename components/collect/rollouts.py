@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from serving.runtime.commands import Forward
-from serving.runtime.models.architecture import Architecture
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
-from serving.runtime.output import Model, Output
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.architecture import Architecture
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.transformers_model import ATTENTION, TransformersModel
+from draftwell.serving.runtime.output import Model, Output
 
 BRANCHES = "draftwell_branches"
 

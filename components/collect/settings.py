@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from serving.errors import DraftwellError
-from serving.recording.trace_schema import KINDS, LOSSY
-from serving.settings import Settings
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace_schema import KINDS, LOSSY
+from draftwell.serving.settings import Settings
 
 
 class CollectionSettings(Settings):

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from components.collect.trace_columns import check_finite
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceError, TraceHeader
+from draftwell.components.collect.trace_columns import check_finite
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceError, TraceHeader
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.collect.batched_probs import Distributions, draw, residuals
-from components.collect.continuations import WrittenText
-from components.collect.rollouts import Branches, SlowBranches, branches
-from serving.recording.trace_schema import KINDS, LOSSY, TraceHeader, trace_schema
-from serving.runtime.commands import Forward, Role
-from serving.runtime.output import Model, Output
+from draftwell.components.collect.batched_probs import Distributions, draw, residuals
+from draftwell.components.collect.continuations import WrittenText
+from draftwell.components.collect.rollouts import Branches, SlowBranches, branches
+from draftwell.serving.recording.trace_schema import KINDS, LOSSY, TraceHeader, trace_schema
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.output import Model, Output
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from components.collect.continuations import room_for_prompts, sampling_of, write_texts
-from components.collect.meter import Meter
-from components.collect.plan import Plan
-from components.collect.settings import CollectionSettings
-from components.collect.trace_rows import observe
-from components.prompts.overlap import hash_of
-from components.prompts.prompt import Prompt
-from serving.errors import DraftwellError
-from serving.files import json_digest
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import KINDS, LOSSY, TraceError, TraceHeader
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy
+from draftwell.components.collect.continuations import room_for_prompts, sampling_of, write_texts
+from draftwell.components.collect.meter import Meter
+from draftwell.components.collect.plan import Plan
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.collect.trace_rows import observe
+from draftwell.components.prompts.overlap import hash_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import KINDS, LOSSY, TraceError, TraceHeader
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import Strategy
 
 SHARD_PROMPTS = 32
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from components.collect.decoding import decode_all, room
-from components.distil.family import NOT_OF_THE_DRAFT
-from serving.artifacts.base import Provenance
-from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from serving.runtime.commands import Forward
-from serving.runtime.model_files import build_distilled
-from serving.runtime.pair import LoadedPair, over_slots
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.components.collect.decoding import decode_all, room
+from draftwell.components.distil.family import NOT_OF_THE_DRAFT
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.model_files import build_distilled
+from draftwell.serving.runtime.pair import LoadedPair, over_slots
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 
 
 def to_artifact(

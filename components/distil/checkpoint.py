@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 CHECKPOINT = "checkpoint.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from components.distil.writers import Writer
-from serving.errors import DraftwellError
+from draftwell.components.distil.writers import Writer
+from draftwell.serving.errors import DraftwellError
 
 MOST_POSITIONS = 48_000
 """Positions of a batch that the target writes: 130 prompts of 240 tokens with as many outputs as

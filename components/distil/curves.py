@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from components.distil.checkpoint import CHECKPOINT
+from draftwell.components.distil.checkpoint import CHECKPOINT
 
 Curve = list[tuple[int, float]]
 """Pairs of step and value, ascending."""

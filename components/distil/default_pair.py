@@ -1,16 +1,17 @@
 """The recipe of the default pair's draft, qualifier and EAGLE-3 head, from prompt files to the
 artifacts (CONTRIBUTING.md).
 
-    python -m components.distil.default_pair --role all --target FOLDER --data FOLDER --work FOLDER
-    --out FOLDER --minutes 60
+    python -m draftwell.components.distil.default_pair --role all --target FOLDER --data FOLDER
+    --work FOLDER --out FOLDER --minutes 60
 
 makes OUT/draft, OUT/qualifier (the draft, grown; on the same corpus) and OUT/head (on a corpus with
 the states of three layers, in WORK/corpus); those that are there already are kept. One alone, with
 further options:
 
-    python -m components.distil.default_pair --role draft --target FOLDER --data FOLDER --work
-    FOLDER --out ARTIFACT python -m components.distil.default_pair --role qualifier --start DRAFT
-    ... python -m components.distil.default_pair --role head ...
+    python -m draftwell.components.distil.default_pair --role draft --target FOLDER --data FOLDER
+    --work FOLDER --out ARTIFACT python -m draftwell.components.distil.default_pair --role qualifier
+    --start DRAFT
+    ... python -m draftwell.components.distil.default_pair --role head ...
 
 `--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set
 do not belong there. Every step keeps its finished work: instructions, shards of the target's own
@@ -29,31 +30,31 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from components.collect.continuations import message_of, template_around
-from components.distil.corpus import Conversation, write_corpus
-from components.distil.distil import Source, distil_draft
-from components.distil.eagle3.distil import pinned_shards, train_on
-from components.distil.eagle3.network import default_features
-from components.distil.eagle3.recipe import HeadRecipe
-from components.distil.family import grow, keep_layers
-from components.distil.instructions import (
+from draftwell.components.collect.continuations import message_of, template_around
+from draftwell.components.distil.corpus import Conversation, write_corpus
+from draftwell.components.distil.distil import Source, distil_draft
+from draftwell.components.distil.eagle3.distil import pinned_shards, train_on
+from draftwell.components.distil.eagle3.network import default_features
+from draftwell.components.distil.eagle3.recipe import HeadRecipe
+from draftwell.components.distil.family import grow, keep_layers
+from draftwell.components.distil.instructions import (
     from_articles,
     from_passages,
     from_rows,
     invent,
     questions,
 )
-from components.distil.stored_corpus import read_stored
-from components.distil.training import Recipe
-from components.distil.writers import LeanWriter, Writer
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import Prompt
-from serving.artifacts.base import MANIFEST
-from serving.artifacts.distilled_draft import DistilledDraft
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
-from serving.files import write_atomically
-from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
+from draftwell.components.distil.stored_corpus import read_stored
+from draftwell.components.distil.training import Recipe
+from draftwell.components.distil.writers import LeanWriter, Writer
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.base import MANIFEST
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
+from draftwell.serving.files import write_atomically
+from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 
 SHARES = {
     "aqua_dev": 254,
@@ -87,7 +88,7 @@ def instructions(writer: Writer, tokenizer: Any, data: Path, work: Path) -> list
     """All instructions, shuffled; kept in `work/instructions.json`."""
     path = work / "instructions.json"
     if not path.is_file():
-        from components.prompts.prompt import numbered_lines
+        from draftwell.components.prompts.prompt import numbered_lines
 
         rng = random.Random(7)
         rows = {
@@ -319,7 +320,7 @@ def prompts_behind(
 
 def prompts_of(extra: Path | None) -> list[str]:
     """The field `prompt` of each line of a JSONL file."""
-    from components.prompts.prompt import numbered_lines
+    from draftwell.components.prompts.prompt import numbered_lines
 
     return (
         [] if extra is None else [json.loads(line)["prompt"] for _, line in numbered_lines(extra)]

@@ -12,17 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.collect.decoding import room
-from components.distil.artifact import agreement, to_artifact, with_draft
-from components.distil.corpus import Conversation, corpus_digest, read_corpus, write_corpus
-from components.distil.family import keep_layers
-from components.distil.training import Log, Recipe, head_of, train_draft
-from components.distil.writers import Writer
-from components.report.provenance import git_commit, library_versions, plain
-from serving.artifacts.base import Provenance
-from serving.artifacts.distilled_draft import DistilledDraft
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadedPair
+from draftwell.components.collect.decoding import room
+from draftwell.components.distil.artifact import agreement, to_artifact, with_draft
+from draftwell.components.distil.corpus import (
+    Conversation,
+    corpus_digest,
+    read_corpus,
+    write_corpus,
+)
+from draftwell.components.distil.family import keep_layers
+from draftwell.components.distil.training import Log, Recipe, head_of, train_draft
+from draftwell.components.distil.writers import Writer
+from draftwell.components.report.provenance import git_commit, library_versions, plain
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadedPair
 
 CANDIDATE = "candidate"
 """Folder of the draft that was trained but not measured yet."""
@@ -44,8 +49,8 @@ class Source:
         batch: prompts of a shard of the corpus.
         name: of the pair that target and draft will be.
         data: what the prompts are in a few words, for the provenance.
-        hashes: of the prompts to learn on (`components.prompts.overlap`), for the provenance; None
-            where they are not known.
+        hashes: of the prompts to learn on (`draftwell.components.prompts.overlap`), for the
+            provenance; None where they are not known.
         unknown: what was learned whose prompts are not among `hashes`.
     """
 

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serving.artifacts.distilled_draft import lent_names
-from serving.errors import DraftwellError
-from serving.runtime.models.module_model import logit_scaling
+from draftwell.serving.artifacts.distilled_draft import lent_names
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.module_model import logit_scaling
 
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
 """Settings that hold a value for each layer. By name: a list of end-of-text ids may be as long as

@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.distil.writers import Writer
-from components.prompts.prompt import Prompt, context_of
-from serving.errors import DraftwellError
-from serving.files import json_digest, write_atomically
-from serving.runtime.pair import LoadedPair
+from draftwell.components.distil.writers import Writer
+from draftwell.components.prompts.prompt import Prompt, context_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest, write_atomically
+from draftwell.serving.runtime.pair import LoadedPair
 
 OPENINGS = (
     [

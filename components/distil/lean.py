@@ -2,9 +2,9 @@
 
 Purpose: distillation needs about a million tokens of the target's own text. `generate` of
 transformers copies the cache at every step; this keeps one static cache, fuses the projections (as
-`serving.runtime.models.lean_llama` does) and folds the query groups of grouped-query attention into
-the sequence axis, so that keys are never repeated. It writes training data only; the engine under
-`serving/` has its own models.
+`draftwell.serving.runtime.models.lean_llama` does) and folds the query groups of grouped-query
+attention into the sequence axis, so that keys are never repeated. It writes training data only; the
+engine under `serving/` has its own models.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.engine.thread_governor import ThreadGovernor
-from serving.runtime.models.architecture import architecture_of
-from serving.runtime.models.lean_layer import Layer
+from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
+from draftwell.serving.runtime.models.architecture import architecture_of
+from draftwell.serving.runtime.models.lean_layer import Layer
 
 LIKELIEST = 64
 """Sampled tokens come from this many of the likeliest."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from components.distil.corpus import Conversation
-from serving.errors import DraftwellError
+from draftwell.components.distil.corpus import Conversation
+from draftwell.serving.errors import DraftwellError
 
 
 class StoredConversation(Conversation):

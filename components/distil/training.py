@@ -27,10 +27,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.distil.checkpoint import restore, save
-from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, hold_out
-from components.distil.family import Head
-from serving.errors import DraftwellError
+from draftwell.components.distil.checkpoint import restore, save
+from draftwell.components.distil.corpus import (
+    Conversation,
+    batches,
+    corpus_digest,
+    frequent_tokens,
+    hold_out,
+)
+from draftwell.components.distil.family import Head
+from draftwell.serving.errors import DraftwellError
 
 Log = Callable[[str, float, int], None]
 

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from components.collect.decoding import decode_all, room
-from components.distil.lean import LIKELIEST, LONGEST, BatchedLlama, generate_batch
-from serving.runtime.commands import Forward
-from serving.runtime.engine.thread_governor import ThreadGovernor
-from serving.runtime.models.lean_llama import fits
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.components.collect.decoding import decode_all, room
+from draftwell.components.distil.lean import LIKELIEST, LONGEST, BatchedLlama, generate_batch
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
+from draftwell.serving.runtime.models.lean_llama import fits
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 
 
 class Writer(Protocol):

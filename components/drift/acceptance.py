@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY, DriftLimits, Record
-from components.engines.port import Acceptance
-from components.report.intervals import bootstrap_of_sums
-from serving.errors import DraftwellError
+from draftwell.components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY, DriftLimits, Record
+from draftwell.components.engines.port import Acceptance
+from draftwell.components.report.intervals import bootstrap_of_sums
+from draftwell.serving.errors import DraftwellError
 
 FILES = "acceptance-*.ndjson"
 LEARNS = "custom_class"

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.drift.schema import (
+from draftwell.components.drift.schema import (
     AcceptanceBin,
     DriftCheck,
     DriftLimits,
     NoveltyFigures,
     VerifierFigures,
 )
-from components.drift.statistics import (
+from draftwell.components.drift.statistics import (
     Exchanged,
     Measure,
     calibration_error,
@@ -32,12 +32,17 @@ from components.drift.statistics import (
     stability_index,
     table_error,
 )
-from components.drift.traffic import Traffic
-from components.report.intervals import bootstrap_of_sums
-from components.train.logistic import sigmoid
-from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, PRIOR_WEIGHT, AcceptanceTable
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.verifier import Verifier
+from draftwell.components.drift.traffic import Traffic
+from draftwell.components.report.intervals import bootstrap_of_sums
+from draftwell.components.train.logistic import sigmoid
+from draftwell.serving.artifacts.acceptance_table import (
+    EDGES,
+    MIDPOINTS,
+    PRIOR_WEIGHT,
+    AcceptanceTable,
+)
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.verifier import Verifier
 
 BINS = len(EDGES) + 1
 SCORE_BINS = 10

@@ -14,14 +14,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from components.drift.comparison import Comparison
-from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY, DriftLimits, DriftReport, Side
-from components.drift.statistics import share
-from components.drift.traffic import Traffic
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
+from draftwell.components.drift.comparison import Comparison
+from draftwell.components.drift.schema import (
+    DRIFTED,
+    NOT_ENOUGH,
+    STEADY,
+    DriftLimits,
+    DriftReport,
+    Side,
+)
+from draftwell.components.drift.statistics import share
+from draftwell.components.drift.traffic import Traffic
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.errors import DraftwellError
 
 MOST_UNDRAFTED = 0.05
 """Share of positions without the draft's view above which what is left is no fair sample of the

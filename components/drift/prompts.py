@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.collect.continuations import message_of, template_around
-from components.prompts.prompt import Prompt
-from components.prompts.sources import jsonl_files, readable_requests
-from components.train.examples import Examples, split_by_prompt
-from serving.errors import DraftwellError
-from serving.files import write_atomically
+from draftwell.components.collect.continuations import message_of, template_around
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.prompts.sources import jsonl_files, readable_requests
+from draftwell.components.train.examples import Examples, split_by_prompt
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from serving.recording.trace import TraceSet
-    from serving.runtime.pair import LoadedPair
+    from draftwell.serving.recording.trace import TraceSet
+    from draftwell.serving.runtime.pair import LoadedPair
 
 
 def spooled_prompts(

@@ -11,14 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.drift.prompts import decoded
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import Prompt
-from components.prompts.sources import jsonl_files, readable_requests
+from draftwell.components.drift.prompts import decoded
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.prompts.sources import jsonl_files, readable_requests
 
 if TYPE_CHECKING:
-    from serving.recording.trace import TraceSet
-    from serving.runtime.pair import LoadedPair
+    from draftwell.serving.recording.trace import TraceSet
+    from draftwell.serving.runtime.pair import LoadedPair
 
 WITHOUT_TEXT = "requests recorded without a text"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.drift.schema import DriftReport
-from components.report.drawing import FAINT, INK, SECOND, drawing
-from components.report.tables import markdown, number, rich_table
-from serving.artifacts.acceptance_table import EDGES, MIDPOINTS
+from draftwell.components.drift.schema import DriftReport
+from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
+from draftwell.components.report.tables import markdown, number, rich_table
+from draftwell.serving.artifacts.acceptance_table import EDGES, MIDPOINTS
 
 if TYPE_CHECKING:
     from rich.table import Table

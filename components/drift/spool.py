@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.drift.traffic import COLUMNS, HIDDEN, NEAR
-from serving.errors import DraftwellError
-from serving.files import sha256_file
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceError, TraceHeader, trace_schema
+from draftwell.components.drift.traffic import COLUMNS, HIDDEN, NEAR
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import sha256_file
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceError, TraceHeader, trace_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.calibrate.judged_tokens import is_judged
-from serving.errors import DraftwellError
-from serving.recording.trace_schema import LOSSY
+from draftwell.components.calibrate.judged_tokens import is_judged
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace_schema import LOSSY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -231,7 +231,7 @@ def units(rows: pa.Table) -> tuple[dict[str, int], list[str]]:
 
 def features(table: pa.Table, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Feature groups of verifiers, in `Verifier`'s words; those with a null or NaN are left out."""
-    from components.collect.trace_columns import matrix
+    from draftwell.components.collect.trace_columns import matrix
 
     scalars = [
         columns[name].astype(np.float32)

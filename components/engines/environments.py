@@ -8,8 +8,8 @@ import re
 from importlib.metadata import distributions
 from pathlib import Path
 
-from serving.artifacts.pair_files import draftwell_home
-from serving.errors import DraftwellError
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
 
 DRIVERS = {
     name: Path(__file__).parent / "drivers" / f"{file}.py"

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 TAIL = 20_000
 """Bytes at the end of a log that are looked through."""

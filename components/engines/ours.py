@@ -6,14 +6,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from components.collect.decoding import room, run_all
-from components.engines.port import About, Acceptance, Answer, Decoded, EngineSettings, TokenProb
-from serving.errors import DraftwellError
-from serving.runtime.engine.engine import Job
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import PLAIN, Strategy, StrategyResources, build_strategy
+from draftwell.components.collect.decoding import room, run_all
+from draftwell.components.engines.port import (
+    About,
+    Acceptance,
+    Answer,
+    Decoded,
+    EngineSettings,
+    TokenProb,
+)
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.engine.engine import Job
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import PLAIN, Strategy, StrategyResources, build_strategy
 
 
 class OurEngine:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.runtime.requests import Sampling
-from serving.settings import Settings
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.settings import Settings
 
 TokenProb = tuple[int, float]
 """A token and its log-probability, natural logarithm."""

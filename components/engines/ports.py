@@ -8,7 +8,7 @@ import os
 import socket
 from pathlib import Path
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 LISTEN = "0A"
 """State of a socket that listens, in `/proc/net/tcp`."""

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from components.engines.failures import one_line, why_ended
-from components.engines.port import About, Decoded, EngineSettings
-from serving.errors import DraftwellError
-from serving.runtime.requests import Sampling
+from draftwell.components.engines.failures import one_line, why_ended
+from draftwell.components.engines.port import About, Decoded, EngineSettings
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.requests import Sampling
 
 START_SECONDS = 1800.0
 """vLLM compiles for minutes when it starts for the first time."""

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.engines.port import Acceptance, Engine, EngineSettings
-from components.prompts.prompt import Prompt
-from serving.errors import DraftwellError
-from serving.files import write_atomically
-from serving.runtime.requests import Sampling
+from draftwell.components.engines.port import Acceptance, Engine, EngineSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
+from draftwell.serving.runtime.requests import Sampling
 
 SCHEMA = 1
 

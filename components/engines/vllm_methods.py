@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 OFF = "off"
 CASCADE = "cascade"

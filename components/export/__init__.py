@@ -6,8 +6,8 @@ module per engine (`vllm`, `sglang`, `llama_cpp`, `transformers_config`) writes 
 as a folder that other engines read.
 """
 
-from components.export.export import ENGINES, export_config, problems, schema
-from components.export.speculation import Speculation, Weights, speculation_of
+from draftwell.components.export.export import ENGINES, export_config, problems, schema
+from draftwell.components.export.speculation import Speculation, Weights, speculation_of
 
 __all__ = [
     "ENGINES",

@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from serving.artifacts.distilled_draft import DistilledDraft
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.artifacts.pair_files import weights_digest
-from serving.errors import DraftwellError
-from serving.files import replace_folder
-from serving.runtime.model_files import build_distilled, load_module, load_tokenizer
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.pair_files import weights_digest
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import replace_folder
+from draftwell.serving.runtime.model_files import build_distilled, load_module, load_tokenizer
 
 
 def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> Path:

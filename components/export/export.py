@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from components.export import llama_cpp, sglang, transformers_config, vllm
-from components.export.speculation import Speculation, Weights, speculation_of
-from serving.errors import DraftwellError
-from serving.runtime.strategies import find_strategy
+from draftwell.components.export import llama_cpp, sglang, transformers_config, vllm
+from draftwell.components.export.speculation import Speculation, Weights, speculation_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import find_strategy
 
 Settings = dict[str, Any]
 Writer = Callable[[Speculation, Weights], tuple[Settings, str, list[str]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from components.export.speculation import Speculation, Weights
+from draftwell.components.export.speculation import Speculation, Weights
 
 
 def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], str, list[str]]:

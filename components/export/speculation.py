@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.errors import DraftwellError
-from serving.runtime.strategies import build_strategy, find_strategy
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import build_strategy, find_strategy
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 __all__ = ["Speculation", "Weights", "speculation_of"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.export.speculation import Speculation, Weights
+from draftwell.components.export.speculation import Speculation, Weights
 
 FIRST_HEURISTIC_LENGTH = 5
 """First draft length of Draftwell's and transformers' heuristic."""

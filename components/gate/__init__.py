@@ -9,7 +9,7 @@ footprint: size and start-up of a bundle. verdict_report: tables and JUnit.
 Only what needs no torch is imported here, so that the command line starts fast.
 """
 
-from components.gate.settings import GateSettings
-from components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 
 __all__ = ["Check", "GateSettings", "GateVerdict", "Thresholds"]

@@ -6,9 +6,9 @@ clock.
 
 from __future__ import annotations
 
-from components.gate.baseline_counts import CountsReport, StrategyCounts
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from serving.errors import DraftwellError
+from draftwell.components.gate.baseline_counts import CountsReport, StrategyCounts
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.errors import DraftwellError
 
 COUNT_TOLERANCE = 0.01
 """Share by which counts may differ from the baseline's: a flipped near-tie changes the rest of one

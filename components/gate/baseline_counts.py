@@ -14,17 +14,17 @@ from dataclasses import replace
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from components.bench.runner import Config, Progress, labels_of
-from components.prompts.prompt import Prompt, ids_of, prompts_digest
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.verifier import SCALARS, Verifier
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadedPair
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.bench.runner import Config, Progress, labels_of
+from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.verifier import SCALARS, Verifier
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 
 
 class StrategyCounts(BaseModel):
@@ -39,8 +39,8 @@ class StrategyCounts(BaseModel):
 
 
 class CountsReport(BaseModel):
-    """Counts of a pair; registry/baselines/ keeps recorded ones (`registry.gates.Baseline`, the
-    same fields)."""
+    """Counts of a pair; registry/baselines/ keeps recorded ones
+    (`draftwell.registry.gates.Baseline`, the same fields)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

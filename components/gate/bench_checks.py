@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.gate.evidence import Interval, at_least, at_most
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from components.report.intervals import (
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.gate.evidence import Interval, at_least, at_most
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.components.report.intervals import (
     bootstrap_of_sums,
     expanded_tail,
     paired_bootstrap_ratio,
     resamples_for,
 )
-from serving.errors import DraftwellError
-from serving.number_format import dtype_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import dtype_of
 
 CLOCKED = ("speedup", "regression", "time per token")
 """Checks that depend on a clock."""

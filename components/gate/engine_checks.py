@@ -15,15 +15,15 @@ from typing import Any
 
 from pydantic import Field
 
-from components.bench.engines.figures import Figure
-from components.bench.engines.measure import Beside, Group
-from components.bench.target_agreement import first_difference
-from components.engines.port import Engine, Message
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from components.report.intervals import FEWEST_PROMPTS
-from serving.errors import DraftwellError
-from serving.number_format import dtype_of
-from serving.runtime.requests import Sampling
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.bench.engines.measure import Beside, Group
+from draftwell.components.bench.target_agreement import first_difference
+from draftwell.components.engines.port import Engine, Message
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.components.report.intervals import FEWEST_PROMPTS
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import dtype_of
+from draftwell.serving.runtime.requests import Sampling
 
 NEAR_TIES = {"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
 """dtype → natural logarithm's distance of two tokens that passes of different widths may exchange:

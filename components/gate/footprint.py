@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from serving.artifacts.pair_files import PairFiles
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.artifacts.pair_files import PairFiles
 
 CHILD = """
 import pathlib, sys
-from serving.server.model.loading import from_bundle
-from serving.server.settings import ServerSettings
+from draftwell.serving.server.model.loading import from_bundle
+from draftwell.serving.server.settings import ServerSettings
 from_bundle(ServerSettings(bundle=pathlib.Path(sys.argv[1]), slots=1))
 """
 """What `draftwell-serve` does before it listens: check every digest, load the models, decode a few

@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from components.bench.runner import Config
-from components.bench.schema import BenchEntry, PromptRow
-from components.bench.target_agreement import near_tie_gap, target_logits
-from components.collect.decoding import encode_all, room, run_all
-from components.gate.bench_checks import judge_release
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from components.prompts.prompt import Prompt, ids_of
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
+from draftwell.components.bench.runner import Config
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.bench.target_agreement import near_tie_gap, target_logits
+from draftwell.components.collect.decoding import encode_all, room, run_all
+from draftwell.components.gate.bench_checks import judge_release
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
 
 
 def identity_entry(

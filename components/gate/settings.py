@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from components.bench.settings import DEFAULTS as BENCH
-from serving.settings import Settings
+from draftwell.components.bench.settings import DEFAULTS as BENCH
+from draftwell.serving.settings import Settings
 
 
 class GateSettings(Settings):

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from components.bench.schema import BenchEntry
-from components.gate.bench_checks import surprisal_shift
-from components.gate.evidence import within
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from serving.artifacts.base import Artifact
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.kinds import other_temperature
-from serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy, served_choice
+from draftwell.components.bench.schema import BenchEntry
+from draftwell.components.gate.bench_checks import surprisal_shift
+from draftwell.components.gate.evidence import within
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.kinds import other_temperature
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy, served_choice
 
 
 def tuned_classes(config: DecodingConfig) -> Iterator[tuple[StrategyChoice, float]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 Result = Literal["passed", "failed", "not enough evidence"]
 PASSED: Result = "passed"

@@ -1,5 +1,5 @@
 """Verdicts for the terminal, for Markdown and for CI, and re-exports of all reports (benches:
-components.bench.report.tables, plots)."""
+draftwell.components.bench.report.tables, plots)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from components.bench.report.plots import bench_plots
-from components.bench.report.tables import (
+from draftwell.components.bench.report.plots import bench_plots
+from draftwell.components.bench.report.tables import (
     bench_markdown,
     bench_table,
     caption,
     headline_table,
     markdown_table,
 )
-from components.gate.verdict import FAILED, PASSED, UNDECIDED, GateVerdict
-from components.report.tables import markdown, rich_table
-from serving.files import write_atomically
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, GateVerdict
+from draftwell.components.report.tables import markdown, rich_table
+from draftwell.serving.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table

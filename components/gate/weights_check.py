@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.bench.runner import measure
-from components.bench.settings import BenchSettings
-from components.bench.target_agreement import target_logits
-from components.gate.bench_checks import over_sums
-from components.gate.evidence import at_least
-from components.gate.verdict import GateVerdict, Thresholds
-from components.prompts.prompt import Prompt, ids_of
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import PLAIN, StrategyResources
+from draftwell.components.bench.runner import measure
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.bench.target_agreement import target_logits
+from draftwell.components.gate.bench_checks import over_sums
+from draftwell.components.gate.evidence import at_least
+from draftwell.components.gate.verdict import GateVerdict, Thresholds
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import PLAIN, StrategyResources
 
 Agreement = tuple[int, int]
 """Positions where both choose the same token, and all."""

@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from components.bench.schema import BenchEntry, Machine
-from components.calibrate.memory_rate import SLOW
-from components.papers.cell_file import CellFile
-from components.papers.cells import PLAIN
-from components.papers.certainty import certainty_words
-from components.papers.estimates import calls, mat, pace, settings_of, speed, sums_of
-from components.papers.points import SD_ROLES
-from components.papers.rounds import pass_words
-from components.report.tables import markdown, number
-from serving.artifacts.forward_costs import seconds_at
-from serving.runtime.strategies.lossless.duo_decoding import in_one_pass
+from draftwell.components.bench.schema import BenchEntry, Machine
+from draftwell.components.calibrate.memory_rate import SLOW
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.cells import PLAIN
+from draftwell.components.papers.certainty import certainty_words
+from draftwell.components.papers.estimates import calls, mat, pace, settings_of, speed, sums_of
+from draftwell.components.papers.points import SD_ROLES
+from draftwell.components.papers.rounds import pass_words
+from draftwell.components.report.tables import markdown, number
+from draftwell.serving.artifacts.forward_costs import seconds_at
+from draftwell.serving.runtime.strategies.lossless.duo_decoding import in_one_pass
 
 OVERLAPPING = ("spide", "pearl", "duo_decoding")
 """Strategies in which both models compute at once."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.papers import csd, duodecoding, pyramidsd, spide, sprinter
-from components.papers.tables import Paper
-from serving.errors import DraftwellError
+from draftwell.components.papers import csd, duodecoding, pyramidsd, spide, sprinter
+from draftwell.components.papers.tables import Paper
+from draftwell.serving.errors import DraftwellError
 
 PAPERS: dict[str, Paper] = {
     paper.name: paper

@@ -9,16 +9,16 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from components.bench.metrics import REFERENCE
-from components.bench.schema import BenchReport, Frozen
-from components.papers.cells import FORMAT, Cell
-from components.papers.certainty import Certainty
-from components.papers.confidence import Counts
-from components.papers.estimates import Measured
-from components.papers.formulas import Passes
-from components.papers.rejections import RejectedPair
-from components.papers.roc import Roc
-from serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.components.bench.metrics import REFERENCE
+from draftwell.components.bench.schema import BenchReport, Frozen
+from draftwell.components.papers.cells import FORMAT, Cell
+from draftwell.components.papers.certainty import Certainty
+from draftwell.components.papers.confidence import Counts
+from draftwell.components.papers.estimates import Measured
+from draftwell.components.papers.formulas import Passes
+from draftwell.components.papers.rejections import RejectedPair
+from draftwell.components.papers.roc import Roc
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 
 DRIFT = 0.15
 """Share by which plain decoding may differ from the time that its passes were measured to take."""

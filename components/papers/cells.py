@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from components.bench.runner import labels_of
-from serving.files import json_digest
-from serving.runtime.strategies import StrategyChoice
-from serving.settings import Settings
+from draftwell.components.bench.runner import labels_of
+from draftwell.serving.files import json_digest
+from draftwell.serving.runtime.strategies import StrategyChoice
+from draftwell.serving.settings import Settings
 
 FORMAT = 2
 """Of the files of cells; part of every key."""

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from components.papers.estimates import TAIL
-from components.prompts.prompt import Prompt, ids_of
-from components.report.intervals import bootstrap_of_sums, resamples_for
-from serving.runtime.commands import Forward, Role
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import build_strategy
+from draftwell.components.papers.estimates import TAIL
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.components.report.intervals import bootstrap_of_sums, resamples_for
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import build_strategy
 
 
 class Certainty(NamedTuple):

@@ -4,8 +4,8 @@ none of its own.
 A full run takes hours, and its files are in a folder that git ignores. Without these, the page of a
 fresh clone, or of another machine, would have "open" in the place of every value.
 
-    python -m components.papers.committed .draftwell/papers/full/csd-*.json --remark "Tests ran
-    beside its last minutes."
+    python -m draftwell.components.papers.committed .draftwell/papers/full/csd-*.json --remark
+    "Tests ran beside its last minutes."
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from components.papers.cell_file import CellFile, read_cell
-from components.papers.cells import Cell, padding_name
-from serving.files import write_atomically
+from draftwell.components.papers.cell_file import CellFile, read_cell
+from draftwell.components.papers.cells import Cell, padding_name
+from draftwell.serving.files import write_atomically
 
 FOLDER = Path(__file__).parent / "measured"
 DIGITS = 6

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.papers.asides import slow_texts
-from components.papers.cell_file import CellFile
-from components.papers.cells import PLAIN, PLAIN_SHARE
-from components.papers.confidence import positions, row_words, share_kept
-from components.papers.estimates import Estimate
-from components.papers.tables import PaperTable, Row
-from components.papers.verdicts import Verdict, verdict
-from components.report.tables import number
+from draftwell.components.papers.asides import slow_texts
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.cells import PLAIN, PLAIN_SHARE
+from draftwell.components.papers.confidence import positions, row_words, share_kept
+from draftwell.components.papers.estimates import Estimate
+from draftwell.components.papers.tables import PaperTable, Row
+from draftwell.components.papers.verdicts import Verdict, verdict
+from draftwell.components.report.tables import number
 
 COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
 OTHER_COST = 2.0

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.papers.estimates import TAIL, Estimate
-from components.replay.traced_text import TracedText
-from components.report.intervals import bootstrap_of_sums, resamples_for
-from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
+from draftwell.components.papers.estimates import TAIL, Estimate
+from draftwell.components.replay.traced_text import TracedText
+from draftwell.components.report.intervals import bootstrap_of_sums, resamples_for
+from draftwell.serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 
 BINS = len(EDGES) + 1
 ABOVE = AcceptanceTable.bin_of(0.9)

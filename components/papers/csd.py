@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.papers.cells import PLAIN, QUICK, Scale, sized
-from components.papers.formulas import token_acceptance
-from components.papers.tables import Headline, Paper, PaperTable, Row, quality_rows
+from draftwell.components.papers.cells import PLAIN, QUICK, Scale, sized
+from draftwell.components.papers.formulas import token_acceptance
+from draftwell.components.papers.tables import Headline, Paper, PaperTable, Row, quality_rows
 
 GAMMA = 6
 TABLE_1 = {

@@ -3,8 +3,8 @@ the first token."""
 
 from __future__ import annotations
 
-from components.papers.cells import PLAIN, PLAIN_SHARE, Scale, sized
-from components.papers.tables import (
+from draftwell.components.papers.cells import PLAIN, PLAIN_SHARE, Scale, sized
+from draftwell.components.papers.tables import (
     EQUAL_PLAIN,
     Headline,
     Metric,

@@ -12,10 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.papers.cells import PLAIN, PLAIN_SHARE, Cell
-from components.papers.tables import Metric, Row
-from components.report.intervals import bootstrap_of_sums, paired_bootstrap_ratio, resamples_for
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers.cells import PLAIN, PLAIN_SHARE, Cell
+from draftwell.components.papers.tables import Metric, Row
+from draftwell.components.report.intervals import (
+    bootstrap_of_sums,
+    paired_bootstrap_ratio,
+    resamples_for,
+)
 
 TAIL = 0.05
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from components.bench.schema import BenchEntry
-from components.papers.cell_file import CellFile
-from components.papers.formulas import Flops
-from components.report.tables import markdown
+from draftwell.components.bench.schema import BenchEntry
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.formulas import Flops
+from draftwell.components.report.tables import markdown
 
 COLUMNS = (
     "contender",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from serving.artifacts.forward_costs import seconds_at
+from draftwell.serving.artifacts.forward_costs import seconds_at
 
 Passes = tuple[float, Mapping[int, float]]
 """Seconds of a draft pass, and tokens → seconds of a target pass."""

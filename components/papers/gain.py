@@ -3,10 +3,10 @@ becomes the paper's."""
 
 from __future__ import annotations
 
-from components.papers import formulas
-from components.papers.cell_file import CellFile
-from components.papers.predictions import decoding_speed, spide_rows, texts
-from components.papers.tables import PublishedPair
+from draftwell.components.papers import formulas
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.predictions import decoding_speed, spide_rows, texts
+from draftwell.components.papers.tables import PublishedPair
 
 COLUMNS = ("SPIDE over SD", "times as fast")
 WORDS = (

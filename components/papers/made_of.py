@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from components.papers.cells import Cell
-from components.prompts.overlap import TrainingPrompts
+from draftwell.components.papers.cells import Cell
+from draftwell.components.prompts.overlap import TrainingPrompts
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class MadeOf:
     """What a cell is measured with.
 
     Args:
-        fingerprint: of the pair (`serving.artifacts.pair_files.fingerprint`).
+        fingerprint: of the pair (`draftwell.serving.artifacts.pair_files.fingerprint`).
         artifacts: kind → digest of the artifacts that its strategies read, but for the hardware
             profile, which every run measures.
         prompts: that these artifacts and a distilled draft were made from: nothing is measured on

@@ -8,29 +8,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.bench.metrics import REFERENCE
-from components.papers.asides import asides, curves, device_words, slow_texts, tried
-from components.papers.cell_file import CellFile
-from components.papers.cells import PADDED, PLAIN_SHARE, QUICK, Scale
-from components.papers.comparison import COLUMNS, Result, costs_otherwise, results
-from components.papers.estimates import losses
-from components.papers.flops import flops_table, flops_words
-from components.papers.formulas import run_lengths
-from components.papers.gain import COLUMNS as GAIN_COLUMNS
-from components.papers.gain import WORDS as GAIN_WORDS
-from components.papers.gain import gain_steps
-from components.papers.points import measured_points
-from components.papers.predictions import agreement_words, predictions
-from components.papers.prompts import SHIPPED
-from components.papers.public import DATA_WORDS, STAND_IN
-from components.papers.rejections import decades_words, rejections_table
-from components.papers.roc import roc_table
-from components.papers.rounds import round_costs, rounds_table
-from components.papers.tables import Paper, PaperTable
-from components.papers.trained import trained_table
-from components.papers.verdicts import OTHERS, RULE, Verdict
-from components.prompts.overlap import unknown_words
-from components.report.tables import markdown, number, span
+from draftwell.components.bench.metrics import REFERENCE
+from draftwell.components.papers.asides import asides, curves, device_words, slow_texts, tried
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.cells import PADDED, PLAIN_SHARE, QUICK, Scale
+from draftwell.components.papers.comparison import COLUMNS, Result, costs_otherwise, results
+from draftwell.components.papers.estimates import losses
+from draftwell.components.papers.flops import flops_table, flops_words
+from draftwell.components.papers.formulas import run_lengths
+from draftwell.components.papers.gain import COLUMNS as GAIN_COLUMNS
+from draftwell.components.papers.gain import WORDS as GAIN_WORDS
+from draftwell.components.papers.gain import gain_steps
+from draftwell.components.papers.points import measured_points
+from draftwell.components.papers.predictions import agreement_words, predictions
+from draftwell.components.papers.prompts import SHIPPED
+from draftwell.components.papers.public import DATA_WORDS, STAND_IN
+from draftwell.components.papers.rejections import decades_words, rejections_table
+from draftwell.components.papers.roc import roc_table
+from draftwell.components.papers.rounds import round_costs, rounds_table
+from draftwell.components.papers.tables import Paper, PaperTable
+from draftwell.components.papers.trained import trained_table
+from draftwell.components.papers.verdicts import OTHERS, RULE, Verdict
+from draftwell.components.prompts.overlap import unknown_words
+from draftwell.components.report.tables import markdown, number, span
 
 OVERVIEW_WORDS = (
     'Values are counted, and items of the lists "Not in the tables" in the last two '

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from components.bench.runner import Progress
-from components.calibrate.hardware_profile import time_forwards, time_overlapped
-from components.calibrate.memory_rate import Patience
-from components.papers.cell_file import Costs
-from components.papers.formulas import Passes
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.pair import LoadedPair
+from draftwell.components.bench.runner import Progress
+from draftwell.components.calibrate.hardware_profile import time_forwards, time_overlapped
+from draftwell.components.calibrate.memory_rate import Patience
+from draftwell.components.papers.cell_file import Costs
+from draftwell.components.papers.formulas import Passes
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.pair import LoadedPair
 
 ROUNDS = 2
 """Of passes with all cores each time, behind a cold one that is dropped."""

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from components.papers.asides import Curve
-from components.papers.comparison import Result
-from components.papers.confidence import ABOVE, FIGURE_4, FIGURE_4_PAIR, Counts
-from components.papers.estimates import Estimate, Loss
-from components.papers.points import Point
-from components.papers.rejections import RejectedPair
-from components.papers.roc import Roc
-from components.papers.rounds import RoundCost
-from components.papers.tables import PaperTable
-from components.papers.verdicts import Verdict
-from components.report.drawing import FAINT, INK, SECOND, drawing
-from serving.artifacts.acceptance_table import MIDPOINTS
+from draftwell.components.papers.asides import Curve
+from draftwell.components.papers.comparison import Result
+from draftwell.components.papers.confidence import ABOVE, FIGURE_4, FIGURE_4_PAIR, Counts
+from draftwell.components.papers.estimates import Estimate, Loss
+from draftwell.components.papers.points import Point
+from draftwell.components.papers.rejections import RejectedPair
+from draftwell.components.papers.roc import Roc
+from draftwell.components.papers.rounds import RoundCost
+from draftwell.components.papers.tables import PaperTable
+from draftwell.components.papers.verdicts import Verdict
+from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
+from draftwell.serving.artifacts.acceptance_table import MIDPOINTS
 
 
 def draw_table(table: PaperTable, results: Sequence[Result], path: Path) -> Path | None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from components.papers import duodecoding, spide
-from components.papers.cell_file import CellFile
-from components.papers.cells import PLAIN, Scale
-from components.papers.estimates import settings_of
-from components.papers.tables import Paper, Row
+from draftwell.components.papers import duodecoding, spide
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.cells import PLAIN, Scale
+from draftwell.components.papers.estimates import settings_of
+from draftwell.components.papers.tables import Paper, Row
 
 SD_ROLES = (spide.ALL_CORES, duodecoding.ALL_CORES, "SD")
 """Roles of vanilla SD, those with all cores first; "SD" has them where nothing else of its cell is

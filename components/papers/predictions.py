@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from components.bench.schema import BenchEntry
-from components.papers import formulas
-from components.papers.cell_file import CellFile, Costs
-from components.papers.cells import PLAIN
+from draftwell.components.bench.schema import BenchEntry
+from draftwell.components.papers import formulas
+from draftwell.components.papers.cell_file import CellFile, Costs
+from draftwell.components.papers.cells import PLAIN
 
 CLOSE = 0.15
 """Share of a prediction by which what is measured may differ from it and still agree."""

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.prompts.overlap import TrainingPrompts, hash_of
-from components.prompts.prompt import Prompt, demo_prompts, prompts_digest, read_prompts
-from serving.errors import DraftwellError
+from draftwell.components.prompts.overlap import TrainingPrompts, hash_of
+from draftwell.components.prompts.prompt import Prompt, demo_prompts, prompts_digest, read_prompts
+from draftwell.serving.errors import DraftwellError
 
 LONGEST = 1200
 """Characters of a prompt at most, unless its set says otherwise: the first so many that fit are

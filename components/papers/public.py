@@ -1,7 +1,7 @@
 """The papers' data sets from the files that their makers publish: the rows that are measured, in
 the form that `--data` reads.
 
-    python -m components.papers.public data
+    python -m draftwell.components.papers.public data
 
 Not all rows of a set are used: some are set aside, to judge on later, so a folder made otherwise
 has other prompts.
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.prompts.prompt import numbered_lines
-from serving.errors import DraftwellError
-from serving.files import write_atomically
+from draftwell.components.prompts.prompt import numbered_lines
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ DATA_WORDS = f"""## The prompts
 ```bash
 mkdir -p data
 {DOWNLOADS}
-python -m components.papers.public data
+python -m draftwell.components.papers.public data
 ```
 
 The last line takes the rows that are measured here: some of each set are set aside. A set that the folder lacks is replaced by shipped

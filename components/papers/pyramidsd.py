@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from components.papers.cells import PLAIN, QUICK, Scale, sized
-from components.papers.tables import Headline, Paper, PaperTable, Row, quality_rows
+from draftwell.components.papers.cells import PLAIN, QUICK, Scale, sized
+from draftwell.components.papers.tables import Headline, Paper, PaperTable, Row, quality_rows
 
 SD, FSD, PSD_A = 65.01, 83.11, 93.71
 """Table 2: fastest tokens per second (γ 5; τ .5, γ 15; τ .5, 20 qualified and 5 drafted tokens).

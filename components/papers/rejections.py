@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from components.collect.trace_columns import column
-from components.report.tables import markdown
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
+from draftwell.components.collect.trace_columns import column
+from draftwell.components.report.tables import markdown
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
 
 MOST = 10
 """Pairs that are shown, as in the paper."""

@@ -2,10 +2,10 @@
 ratio of costs, in minutes.
 
 The target's greedy texts are collected once with the draft's continuations of every position
-(`components.collect`); a replay runs a strategy's own code over them. Padding a target with zeros
-changes no token, so the pair is not padded. What is counted is exact for these texts; seconds are
-predicted: a target pass takes as long as s draft passes and a quarter, whatever it reads, and no
-pass slows another.
+(`draftwell.components.collect`); a replay runs a strategy's own code over them. Padding a target
+with zeros changes no token, so the pair is not padded. What is counted is exact for these texts;
+seconds are predicted: a target pass takes as long as s draft passes and a quarter, whatever it
+reads, and no pass slows another.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from components.bench.bench import subject
-from components.bench.metrics import REFERENCE
-from components.bench.runner import Progress
-from components.bench.schema import (
+from draftwell.components.bench.bench import subject
+from draftwell.components.bench.metrics import REFERENCE
+from draftwell.components.bench.runner import Progress
+from draftwell.components.bench.schema import (
     SCHEMA,
     BenchEntry,
     BenchReport,
@@ -25,18 +25,18 @@ from components.bench.schema import (
     PromptRow,
     ReportSettings,
 )
-from components.collect.collect import collect_traces
-from components.collect.settings import CollectionSettings
-from components.papers.cells import Cell
-from components.papers.confidence import Counts, counts_of
-from components.papers.rejections import RejectedPair, rejected_pairs
-from components.prompts.prompt import Prompt
-from components.replay import Texts, read_texts, replay_strategy
-from components.report.machine import describe_machine
-from components.report.provenance import provenance
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.collect.collect import collect_traces
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.papers.cells import Cell
+from draftwell.components.papers.confidence import Counts, counts_of
+from draftwell.components.papers.rejections import RejectedPair, rejected_pairs
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay import Texts, read_texts, replay_strategy
+from draftwell.components.report.machine import describe_machine
+from draftwell.components.report.provenance import provenance
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 ROLLOUT = 16
 """Draft tokens that are recorded behind every position; a longer draft continues as before the

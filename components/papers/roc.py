@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from components.collect.collect import collect_traces
-from components.collect.settings import CollectionSettings
-from components.prompts.prompt import Prompt
-from components.report.tables import markdown
-from components.train.examples import VerifierLabel, read_examples
-from components.train.logistic import sigmoid
-from components.train.metrics import ranking, roc_points
-from components.train.reports import Ranking, RocCurve
-from components.train.verifier import RATIOS
-from serving.artifacts.verifier import Verifier
-from serving.runtime.pair import LoadedPair
+from draftwell.components.collect.collect import collect_traces
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.tables import markdown
+from draftwell.components.train.examples import VerifierLabel, read_examples
+from draftwell.components.train.logistic import sigmoid
+from draftwell.components.train.metrics import ranking, roc_points
+from draftwell.components.train.reports import Ranking, RocCurve
+from draftwell.components.train.verifier import RATIOS
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.pair import LoadedPair
 
 TOKENS = 64
 """Of each text that is scored: the more positions, the narrower the intervals."""

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from components.bench.schema import BenchEntry
-from components.papers.cell_file import CellFile
-from components.papers.estimates import drafts_first
-from components.report.tables import markdown, number
+from draftwell.components.bench.schema import BenchEntry
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.estimates import drafts_first
+from draftwell.components.report.tables import markdown, number
 
 COLUMNS = (
     "contender",

@@ -15,29 +15,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from components.bench.bench import run_bench
-from components.bench.runner import Progress, core_plan
-from components.bench.settings import BenchSettings
-from components.calibrate.memory_rate import memory_rate
-from components.papers.cell_file import CellFile, Costs, read_cell
-from components.papers.cells import Cell
-from components.papers.certainty import certainty
-from components.papers.made_of import MadeOf, MadeOfCell, nothing
-from components.papers.pass_times import PassTimes
-from components.papers.prompts import Chosen, choose
-from components.papers.replays import replayed
-from components.papers.roc import measured_roc
-from components.papers.trained import HOW_TRAINED, Trained, contender, trained_verifiers
-from components.prompts.overlap import hash_of
-from components.prompts.prompt import Prompt
-from components.report.machine import cpu_model
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.verifier import Verifier
-from serving.device import usable_cores
-from serving.errors import DraftwellError
-from serving.files import json_digest, write_json
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources, find_strategy
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.runner import Progress, core_plan
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.calibrate.memory_rate import memory_rate
+from draftwell.components.papers.cell_file import CellFile, Costs, read_cell
+from draftwell.components.papers.cells import Cell
+from draftwell.components.papers.certainty import certainty
+from draftwell.components.papers.made_of import MadeOf, MadeOfCell, nothing
+from draftwell.components.papers.pass_times import PassTimes
+from draftwell.components.papers.prompts import Chosen, choose
+from draftwell.components.papers.replays import replayed
+from draftwell.components.papers.roc import measured_roc
+from draftwell.components.papers.trained import HOW_TRAINED, Trained, contender, trained_verifiers
+from draftwell.components.prompts.overlap import hash_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.machine import cpu_model
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.device import usable_cores
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest, write_json
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyResources, find_strategy
 
 Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import mean
 
-from components.papers.cell_file import CellFile
-from components.papers.cells import FULL, PLAIN, PLAIN_SHARE, Scale, sized
-from components.papers.confidence import FIGURE_4, FIGURE_4_PAIR
-from components.papers.estimates import Measured, pace
-from components.papers.formulas import leviathan_speedup, token_acceptance
-from components.papers.gain import by_papers_conditions, gain_steps, spides_formula
-from components.papers.predictions import CLOSE
-from components.papers.tables import (
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.cells import FULL, PLAIN, PLAIN_SHARE, Scale, sized
+from draftwell.components.papers.confidence import FIGURE_4, FIGURE_4_PAIR
+from draftwell.components.papers.estimates import Measured, pace
+from draftwell.components.papers.formulas import leviathan_speedup, token_acceptance
+from draftwell.components.papers.gain import by_papers_conditions, gain_steps, spides_formula
+from draftwell.components.papers.predictions import CLOSE
+from draftwell.components.papers.tables import (
     EQUAL_PLAIN,
     Headline,
     Paper,
@@ -21,7 +21,7 @@ from components.papers.tables import (
     Row,
     drafts_early,
 )
-from components.report.tables import markdown, span
+from draftwell.components.report.tables import markdown, span
 
 METHODS = ("SD", "SVIP", "D&V", "PEARL", "SPIDE")
 THEIR_PAIRS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.papers.cells import QUICK, Scale, sized
-from components.papers.formulas import Flops, forward_flops, sd_flops, sprinter_flops
-from components.papers.tables import (
+from draftwell.components.papers.cells import QUICK, Scale, sized
+from draftwell.components.papers.formulas import Flops, forward_flops, sd_flops, sprinter_flops
+from draftwell.components.papers.tables import (
     Headline,
     Paper,
     PaperTable,
@@ -399,7 +399,7 @@ PAPER = Paper(
             ),
             "the published code splits rows of one text into training and test, and "
             "chooses the epoch on the test rows. That split reports "
-            ".786 here (`python -m components.train.row_split`), and the same model has "
+            ".786 here (`python -m draftwell.components.train.row_split`), and the same model has "
             ".718 on untouched prompts: a leak of .068. The "
             "shipped verifier has .746 [.729, .762] there, the draft's confidence alone .739",
         ),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from components.papers.cells import PLAIN, Cell, Scale
-from components.papers.formulas import Flops
+from draftwell.components.papers.cells import PLAIN, Cell, Scale
+from draftwell.components.papers.formulas import Flops
 
 Metric = Literal[
     "speed",

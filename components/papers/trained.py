@@ -9,22 +9,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from components.bench.runner import StrategyContender
-from components.collect.collect import collect_traces
-from components.collect.settings import CollectionSettings
-from components.collect.work import work_of
-from components.papers.cells import Cell
-from components.papers.roc import TOKENS, Roc, auc_words, roc_of
-from components.prompts.prompt import Prompt
-from components.report.provenance import provenance
-from components.report.tables import markdown
-from components.train.examples import VerifierLabel, read_examples
-from components.train.metrics import roc_points
-from components.train.settings import VerifierSettings
-from components.train.verifier import train_verifier
-from serving.artifacts.verifier import Verifier
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench.runner import StrategyContender
+from draftwell.components.collect.collect import collect_traces
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.collect.work import work_of
+from draftwell.components.papers.cells import Cell
+from draftwell.components.papers.roc import TOKENS, Roc, auc_words, roc_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.provenance import provenance
+from draftwell.components.report.tables import markdown
+from draftwell.components.train.examples import VerifierLabel, read_examples
+from draftwell.components.train.metrics import roc_points
+from draftwell.components.train.settings import VerifierSettings
+from draftwell.components.train.verifier import train_verifier
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 TRAINING_KINDS = ("draft", "mixed", "target")
 """Of the texts that a verifier learns from, of each as many (section 3.2). The paper's fourth kind,

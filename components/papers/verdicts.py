@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from components.papers.estimates import Estimate
+from draftwell.components.papers.estimates import Estimate
 
 CLOSE = 0.15
 """Relative difference up to which a value counts as the paper's."""

@@ -4,7 +4,7 @@
 graded by; `data/` holds the demo prompts.
 """
 
-from components.prompts.prompt import Prompt, demo_prompts, ids_of, read_prompts
-from components.prompts.sources import load_prompts
+from draftwell.components.prompts.prompt import Prompt, demo_prompts, ids_of, read_prompts
+from draftwell.components.prompts.sources import load_prompts
 
 __all__ = ["Prompt", "demo_prompts", "ids_of", "load_prompts", "read_prompts"]

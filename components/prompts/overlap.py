@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from components.prompts.prompt import context_of
-from serving.errors import DraftwellError
-from serving.files import json_digest
+from draftwell.components.prompts.prompt import context_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest
 
 if TYPE_CHECKING:
-    from components.prompts.prompt import Prompt
+    from draftwell.components.prompts.prompt import Prompt
 
 HASH_LENGTH = 16
 """Hexadecimal digits: among 100,000 prompts two share a hash by chance once in billions of
@@ -30,7 +30,7 @@ WHY_UNKNOWN = "made by an older version, or from requests that were recorded wit
 def hash_of(prompt: Prompt) -> str:
     """The hash of a prompt, the same whatever file it comes from and whatever its id.
 
-    >>> from components.prompts.prompt import Prompt
+    >>> from draftwell.components.prompts.prompt import Prompt
     >>> hash_of(Prompt("a", None, ["Hello"])) == hash_of(
     ...     Prompt("b", "chat", ["Hello"], reference="Hi")
     ... )

@@ -12,11 +12,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.prompts.answer_fields import wrong_field
-from serving.errors import DraftwellError
+from draftwell.components.prompts.answer_fields import wrong_field
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from serving.runtime.pair import LoadedPair
+    from draftwell.serving.runtime.pair import LoadedPair
 
 DEMO = Path(__file__).parent / "data" / "demo_prompts.jsonl"
 EXAMPLE = 'such as {"prompt": "Hello"}'

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from components.prompts.prompt import IDS, Prompt, numbered_lines, prompt_of, read_prompts
-from serving.artifacts.pair_files import draftwell_home
-from serving.errors import DraftwellError
+from draftwell.components.prompts.prompt import IDS, Prompt, numbered_lines, prompt_of, read_prompts
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
 
 COLUMNS = ("turns", "prompt", "messages", "conversations", "instruction", "question", "text")
 """Columns that may hold prompts, in this order; `instruction` is followed by the row's `input`."""

@@ -6,9 +6,9 @@ the traced texts (`traced_text`), `trace_model` answers a strategy's commands fr
 prices these, and `head_scores` adds an acceptance head's predictions.
 """
 
-from components.replay.replay import ReplayResult, replay_strategy
-from components.replay.sampled import ExpectedReplay, read_sampled, replay_expected
-from components.replay.texts import Texts, read_texts
+from draftwell.components.replay.replay import ReplayResult, replay_strategy
+from draftwell.components.replay.sampled import ExpectedReplay, read_sampled, replay_expected
+from draftwell.components.replay.texts import Texts, read_texts
 
 __all__ = [
     "ExpectedReplay",

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from serving.artifacts.forward_costs import seconds_table
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes
-from serving.runtime.commands import Forward
+from draftwell.serving.artifacts.forward_costs import seconds_table
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile, RequestTimes
+from draftwell.serving.runtime.commands import Forward
 
 LONGEST_DRAFT = 128
 """A forward pass reads at most the tokens of a text and so many draft tokens."""

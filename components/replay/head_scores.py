@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from components.collect.rollouts import branches
-from components.replay.traced_text import TracedText
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.base import Provenance
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.output import Model
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from draftwell.components.collect.rollouts import branches
+from draftwell.components.replay.traced_text import TracedText
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyResources
 
 if TYPE_CHECKING:
-    from components.replay.texts import Texts
+    from draftwell.components.replay.texts import Texts
 
 
 class RecordedHead(AcceptanceHead):

@@ -5,7 +5,7 @@ The strategy's own generator runs over trace models, so nothing is implemented t
 0 in float32 a lossless strategy makes the same target calls, draft calls and accepted tokens as in
 a real run, round by round (prompts in order, one at a time, with state carried over). Time is
 predicted from a hardware profile. Sampled texts are replayed on average
-(`components.replay.sampled`).
+(`draftwell.components.replay.sampled`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from components.replay.costs import ReplayCosts, costs_of
-from components.replay.head_scores import with_recorded_head
-from components.replay.texts import Texts, read_texts
-from components.replay.trace_model import TraceModel
-from components.replay.traced_text import NotInTrace
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.runtime.commands import Overlap, Role
-from serving.runtime.requests import Sampling
-from serving.runtime.session.session import Session
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy
-from serving.runtime.strategies.lossless.draft_verify import SAMPLED
+from draftwell.components.replay.costs import ReplayCosts, costs_of
+from draftwell.components.replay.head_scores import with_recorded_head
+from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.replay.trace_model import TraceModel
+from draftwell.components.replay.traced_text import NotInTrace
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.commands import Overlap, Role
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies.lossless.draft_verify import SAMPLED
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from components.replay.replay import ReplayResult, replay_strategy
-from components.replay.texts import COLUMNS, Texts, read_texts, target_rows, text_of
-from components.replay.traced_text import TracedText
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceError
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyResources
+from draftwell.components.replay.replay import ReplayResult, replay_strategy
+from draftwell.components.replay.texts import COLUMNS, Texts, read_texts, target_rows, text_of
+from draftwell.components.replay.traced_text import TracedText
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceError
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyResources
 
 SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")
 COUNTERS = tuple(field.name for field in fields(Stats) if field.type == "int")

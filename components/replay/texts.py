@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.collect.trace_checks import check_rollouts, greedy_header, targets_own
-from components.replay.traced_text import TracedText
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.recording.trace import TraceSet
+from draftwell.components.collect.trace_checks import check_rollouts, greedy_header, targets_own
+from draftwell.components.replay.traced_text import TracedText
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.recording.trace import TraceSet
 
 COLUMNS = (
     "prompt_id",

@@ -6,7 +6,7 @@ target's next token is known along the text. If the draft is fed tokens that lea
 position d, it has continued its own choice at d, and its next token is in the rollout recorded
 there. Nothing else is ever read, which makes a replay exact. A sampled text is replayed in the same
 way, after a random draw for each of its tokens of whether the draft had drawn it too
-(`components.replay.sampled`).
+(`draftwell.components.replay.sampled`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
-from serving.runtime.commands import Forward, Role
-from serving.runtime.output import Output
-from serving.runtime.penalties import Penalties
-from serving.runtime.requests import Sampling
-from serving.runtime.slot_texts import SlotText
-from serving.runtime.types import Stream, TokenFigures
+from draftwell.components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.slot_texts import SlotText
+from draftwell.serving.runtime.types import Stream, TokenFigures
 
 NO_LOGITS = torch.empty(0)
 OFF_TEXT = -1
@@ -87,7 +87,7 @@ class TraceRows:
 
     def hidden(self, row: int) -> Tensor:
         """The recorded score of the state, instead of the state (see
-        `components.replay.head_scores.RecordedHead`)."""
+        `draftwell.components.replay.head_scores.RecordedHead`)."""
         scores = self.model.text.scores
         if scores is None or not self.places:
             raise self._missing("hidden states")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 class RolloutExhausted(DraftwellError):
@@ -43,11 +43,11 @@ class TracedText:
         prompt_length: tokens of the prompt.
         tokens, confidence, entropy: `[continuation][K]`, the draft's own continuation of `ids[:
             prompt_length + i]`: greedy, or at temperature > 0 as one seed sampled it
-            (`components.replay.sampled`); a row may be shorter than K.
+            (`draftwell.components.replay.sampled`); a row may be shorter than K.
         raw: `[continuation][K]`, raw draft probability of each of those tokens; None where they are
             the most likely, whose probability is the confidence.
         scores: `[continuation][K]`, an acceptance head's prediction for the state that gave each
-            (`components.replay.head_scores`).
+            (`draftwell.components.replay.head_scores`).
     """
 
     name: str

@@ -5,6 +5,6 @@ plots, and the digest of the artifact that a picture shows. machine, provenance:
 threads, libraries and code that metrics depend on.
 """
 
-from components.report.intervals import paired_bootstrap_ratio
+from draftwell.components.report.intervals import paired_bootstrap_ratio
 
 __all__ = ["paired_bootstrap_ratio"]

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serving.errors import DraftwellError
-from serving.files import write_atomically
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
 
 INK, SECOND, FAINT = "#1f4e79", "#c55a11", "#9aa5b1"
 TITLE = 64

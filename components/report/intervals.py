@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 FEWEST_RESAMPLES, MOST_RESAMPLES = 2000, 200_000
 FEWEST_PROMPTS = 8

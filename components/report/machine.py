@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from components.report.provenance import git_commit, library_versions
-from serving.device import device_class, usable_cores
-from serving.runtime.machine_class import compiled_roles
-from serving.runtime.pair import LoadedPair
+from draftwell.components.report.provenance import git_commit, library_versions
+from draftwell.serving.device import device_class, usable_cores
+from draftwell.serving.runtime.machine_class import compiled_roles
+from draftwell.serving.runtime.pair import LoadedPair
 
 
 def describe_machine(pair: LoadedPair) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from serving.artifacts.base import Provenance
-from serving.device import device_class
-from serving.runtime.pair import LoadedPair
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.device import device_class
+from draftwell.serving.runtime.pair import LoadedPair
 
 __all__ = ["code_digest", "device_class", "git_commit", "library_versions", "provenance"]
 
@@ -52,7 +52,7 @@ def provenance(
         metrics: measured on it; None and NaN are left out, because JSON cannot hold them.
         device_class: machine class, for metrics that are valid on one class only.
         training_prompts: hashes of the prompts that it has learnt from
-            (`components.prompts.overlap`); None where they are not known.
+            (`draftwell.components.prompts.overlap`); None where they are not known.
         unknown_prompts: names of what it is made from whose prompts are not known, where
             `training_prompts` has the others'.
     """

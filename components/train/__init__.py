@@ -8,6 +8,6 @@ the results, `report` shows them, `score_cost` times a score.
 Only what needs no torch is imported here, so that the command line starts fast.
 """
 
-from components.train.settings import LabelKind, VerifierSettings
+from draftwell.components.train.settings import LabelKind, VerifierSettings
 
 __all__ = ["LabelKind", "VerifierSettings"]

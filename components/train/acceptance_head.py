@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from components.report.machine import using_threads
-from components.train.examples import Examples, read_train_and_test
-from components.train.head_examples import labels_of, read_mixed
-from components.train.head_network import (
+from draftwell.components.report.machine import using_threads
+from draftwell.components.train.examples import Examples, read_train_and_test
+from draftwell.components.train.head_examples import labels_of, read_mixed
+from draftwell.components.train.head_network import (
     EPOCHS,
     HeadTrainingSettings,
     Log,
@@ -32,18 +32,18 @@ from components.train.head_network import (
     fit,
     weighted_loss,
 )
-from components.train.metrics import (
+from draftwell.components.train.metrics import (
     auc_of,
     calibration_error,
     intervals,
     reliability_bins,
     require_sklearn,
 )
-from components.train.reports import HeadMetrics, HeadReport
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.base import Provenance
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
+from draftwell.components.train.reports import HeadMetrics, HeadReport
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
 
 LOGGED = (
     "loss",

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
-from components.collect.repeated_prompts import first_of_the_same
-from components.collect.trace_checks import targets_own
-from components.train.examples import TEST_SHARE
-from components.train.reports import Report
-from serving.artifacts.base import Provenance
-from serving.artifacts.datastore import MAX_TOKENS, Datastore
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceError
+from draftwell.components.collect.repeated_prompts import first_of_the_same
+from draftwell.components.collect.trace_checks import targets_own
+from draftwell.components.train.examples import TEST_SHARE
+from draftwell.components.train.reports import Report
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.datastore import MAX_TOKENS, Datastore
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceError
 
 COLUMNS = ("prompt_id", "turn", "kind", "position", "token")
 LOOKED_UP = 8

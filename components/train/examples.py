@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.collect.repeated_prompts import first_of_the_same, prompts_of
-from components.collect.trace_columns import check_finite, column, matrix, texts
-from components.train.settings import LabelKind
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
+from draftwell.components.collect.repeated_prompts import first_of_the_same, prompts_of
+from draftwell.components.collect.trace_columns import check_finite, column, matrix, texts
+from draftwell.components.train.settings import LabelKind
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
     import pyarrow as pa

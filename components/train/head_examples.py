@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.collect.trace_columns import column
-from components.train.examples import Examples
-from serving.errors import DraftwellError, NotFinite
-from serving.recording.trace import TraceSet
-from serving.runtime.commands import Forward
-from serving.runtime.pair import LoadedPair
+from draftwell.components.collect.trace_columns import column
+from draftwell.components.train.examples import Examples
+from draftwell.serving.errors import DraftwellError, NotFinite
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.pair import LoadedPair
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,10 +10,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from components.train.examples import Examples
-from components.train.head_examples import labels_of
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.base import Provenance
+from draftwell.components.train.examples import Examples
+from draftwell.components.train.head_examples import labels_of
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.base import Provenance
 
 Log = Callable[[str, float, int], None]
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from components.train.examples import Examples, VerifierLabel
-from components.train.metrics import auc_of, of_one_class, split_soft
-from serving.artifacts.verifier import SCALARS
-from serving.errors import DraftwellError, NotFinite
+from draftwell.components.train.examples import Examples, VerifierLabel
+from draftwell.components.train.metrics import auc_of, of_one_class, split_soft
+from draftwell.serving.artifacts.verifier import SCALARS
+from draftwell.serving.errors import DraftwellError, NotFinite
 
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
 """Inverse strengths of the L2 penalty against the summed loss, strongest first (scikit-learn's

@@ -21,15 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy, silu
 
-from components.train.examples import LEAST_PROMPTS, TEST_SHARE
-from components.train.head_examples import target_texts
-from components.train.head_network import rate_at
-from serving.artifacts.base import Provenance
-from serving.artifacts.medusa_heads import MedusaHeads
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.runtime.commands import Forward
-from serving.runtime.pair import LoadedPair
+from draftwell.components.train.examples import LEAST_PROMPTS, TEST_SHARE
+from draftwell.components.train.head_examples import target_texts
+from draftwell.components.train.head_network import rate_at
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.medusa_heads import MedusaHeads
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.pair import LoadedPair
 
 RATE, BATCH, DECAY, UNKNOWN = 1e-3, 64, 0.8, -100
 COLUMNS = ("prompt_id", "kind", "position", "prompt_tokens", "token")

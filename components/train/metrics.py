@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.report.intervals import percentile_ends, resample
-from components.train.reports import Interval, Ranking, ReliabilityBin, RocCurve, VerifierMetrics
-from serving.errors import DraftwellError
+from draftwell.components.report.intervals import percentile_ends, resample
+from draftwell.components.train.reports import (
+    Interval,
+    Ranking,
+    ReliabilityBin,
+    RocCurve,
+    VerifierMetrics,
+)
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.train.examples import Examples, VerifierLabel
+    from draftwell.components.train.examples import Examples, VerifierLabel
 
 CURVE_POINTS = 200
 RESAMPLES = 1000

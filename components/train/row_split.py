@@ -1,7 +1,7 @@
 r"""How much a verifier's AUC gains by the split of SPRINTER's published code, which is no split:
 beside it, ours.
 
-    python -m components.train.row_split --traces FOLDER --test FOLDER
+    python -m draftwell.components.train.row_split --traces FOLDER --test FOLDER
 
 The published code divides rows at random, so that neighbouring positions of one sentence are on
 both sides, and takes the epoch that does best on its own test rows. (It also reads features at
@@ -21,12 +21,17 @@ import numpy as np
 import torch
 import typer
 
-from components.train.examples import Examples, VerifierLabel, read_examples, split_by_prompt
-from components.train.logistic import Line, fit, moments
-from components.train.metrics import auc_of, require_sklearn
-from components.train.settings import LabelKind
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
+from draftwell.components.train.examples import (
+    Examples,
+    VerifierLabel,
+    read_examples,
+    split_by_prompt,
+)
+from draftwell.components.train.logistic import Line, fit, moments
+from draftwell.components.train.metrics import auc_of, require_sklearn
+from draftwell.components.train.settings import LabelKind
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
 
 TEST_SHARE, EPOCHS, BATCH, RATE = 0.2, 20, 256, 1e-3
 """Of the published protocol: share of the rows to test on, and Adam's epochs, batch and step."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from components.calibrate.hardware_profile import filler, synchronise
-from components.train.reports import ScoreCost
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.pair import LoadedPair
-from serving.runtime.types import Rows
+from draftwell.components.calibrate.hardware_profile import filler, synchronise
+from draftwell.components.train.reports import ScoreCost
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.types import Rows
 
 
 def time_score(

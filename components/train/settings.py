@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 class LabelKind(StrEnum):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from components.train.examples import Examples, VerifierLabel
-from components.train.logistic import Line, fit
-from components.train.metrics import auc_of, of_one_class
-from components.train.reports import TaskTransfer, Transfer
+from draftwell.components.train.examples import Examples, VerifierLabel
+from draftwell.components.train.logistic import Line, fit
+from draftwell.components.train.metrics import auc_of, of_one_class
+from draftwell.components.train.reports import TaskTransfer, Transfer
 
 LEARN_FROM, TEST_ON = 3, 2
 """Prompts that a task needs to be trained on, and to be tested on."""

@@ -5,10 +5,11 @@ What it predicts is a setting (`VerifierLabel`). The score is linear (`logistic`
 penalty, scaling and threshold are chosen by cross-validation over prompts. Then it is fitted to all
 training prompts. Every metric of the report is measured on the test prompts, on which nothing was
 chosen. (The published code splits rows, selects the epoch on its test rows and reads features at
-padding: its figures are not comparable. `components.train.row_split` shows by how much.)
+padding: its figures are not comparable. `draftwell.components.train.row_split` shows by how much.)
 
 A chat pair drafts nothing inside a user's message. Collections have no such positions
-(`components.collect.continuations`), and those of older traces, of kind bare, are left out.
+(`draftwell.components.collect.continuations`), and those of older traces, of kind bare, are left
+out.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from components.collect.repeated_prompts import prompts_of
-from components.train.examples import (
+from draftwell.components.collect.repeated_prompts import prompts_of
+from draftwell.components.train.examples import (
     Examples,
     VerifierLabel,
     folds,
     read_examples,
     read_train_and_test,
 )
-from components.train.logistic import (
+from draftwell.components.train.logistic import (
     Line,
     Validation,
     check_classes,
@@ -37,21 +38,21 @@ from components.train.logistic import (
     platt,
     sigmoid,
 )
-from components.train.metrics import (
+from draftwell.components.train.metrics import (
     of_one_class,
     ranking,
     require_sklearn,
     roc_points,
     verifier_metrics,
 )
-from components.train.reports import RankingWithRoc, VerifierReport
-from components.train.settings import LabelKind, VerifierSettings
-from components.train.transfer import transfer_table
-from serving.artifacts.base import Provenance
-from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
-from serving.files import json_digest
-from serving.recording.trace import TraceSet
+from draftwell.components.train.reports import RankingWithRoc, VerifierReport
+from draftwell.components.train.settings import LabelKind, VerifierSettings
+from draftwell.components.train.transfer import transfer_table
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest
+from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,25 +10,25 @@ from typing import Any
 
 import torch
 
-from components.prompts.prompt import Prompt, prompts_digest
-from components.tune.constraints import ConstraintChecker
-from components.tune.evaluator import Evaluate, QualityOf
-from components.tune.evidence import Trial
-from components.tune.search.pyramid_model import predict_pyramids
-from components.tune.search.rescue_model import (
+from draftwell.components.prompts.prompt import Prompt, prompts_digest
+from draftwell.components.tune.constraints import ConstraintChecker
+from draftwell.components.tune.evaluator import Evaluate, QualityOf
+from draftwell.components.tune.evidence import Trial
+from draftwell.components.tune.search.pyramid_model import predict_pyramids
+from draftwell.components.tune.search.rescue_model import (
     RESCUING,
     RescueModel,
     estimate_rescues,
     fastest_for_losses,
 )
-from components.tune.search.search import Search
-from components.tune.search.space import MEASURED, REPLAYED
-from components.tune.settings import Constraints, TuneSettings
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.kinds import other_temperature
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import (
+from draftwell.components.tune.search.search import Search
+from draftwell.components.tune.search.space import MEASURED, REPLAYED
+from draftwell.components.tune.settings import Constraints, TuneSettings
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.kinds import other_temperature
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import (
     PLAIN,
     StrategyChoice,
     StrategyResources,

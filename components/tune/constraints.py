@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from components.prompts.prompt import Prompt
-from components.report.intervals import lower_bound
-from components.tune.evaluator import Evaluate, Measured, Quality, QualityOf, measure_all
-from components.tune.settings import Constraints
-from serving.errors import DraftwellError
-from serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.intervals import lower_bound
+from draftwell.components.tune.evaluator import Evaluate, Measured, Quality, QualityOf, measure_all
+from draftwell.components.tune.settings import Constraints
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy
 
 
 @dataclass(frozen=True)

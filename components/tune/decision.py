@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.report.intervals import FEWEST_PROMPTS
-from components.tune.evidence import Metrics
-from components.tune.successive_halving import speedup_of
-from serving.runtime.strategies import PLAIN, StrategyChoice
+from draftwell.components.report.intervals import FEWEST_PROMPTS
+from draftwell.components.tune.evidence import Metrics
+from draftwell.components.tune.successive_halving import speedup_of
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 
 
 def decide(

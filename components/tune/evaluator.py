@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Protocol
 
-from components.bench.answers.rouge import mean_rouge_l
-from components.bench.runner import (
+from draftwell.components.bench.answers.rouge import mean_rouge_l
+from draftwell.components.bench.runner import (
     WARMUP_TOKENS,
     Generation,
     Progress,
     StrategyContender,
     interleaved,
 )
-from components.bench.target_agreement import TargetAgreement, agreement
-from components.prompts.prompt import Prompt, ids_of
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench.target_agreement import TargetAgreement, agreement
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 DISTURBED, STALL = 2.5, 0.25
 """Target calls that took so many times as long as the rivals' on the same prompt, and so many

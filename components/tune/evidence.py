@@ -22,9 +22,9 @@ from pydantic import (
     field_serializer,
 )
 
-from components.tune.settings import Constraints
-from serving.errors import DraftwellError
-from serving.runtime.strategies.choice import PLAIN, StrategyChoice
+from draftwell.components.tune.settings import Constraints
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies.choice import PLAIN, StrategyChoice
 
 EVIDENCE_VERSION = 2
 
@@ -244,7 +244,7 @@ class TuningEvidence(_Part):
         temperature: of the requests that the choice is for; None of older evidence, which is
             greedy.
         training_prompts: hashes of the prompts of its traces and measurements
-            (`components.prompts.overlap`); None of older evidence.
+            (`draftwell.components.prompts.overlap`); None of older evidence.
         unknown_prompts: what it was tuned with whose prompts are not recorded, so that
             `training_prompts` lacks them.
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from components.tune.evidence import (
+from draftwell.components.tune.evidence import (
     EVIDENCE_VERSION,
     Confirmation,
     Metrics,
@@ -16,11 +16,11 @@ from components.tune.evidence import (
     Rollouts,
     Trial,
 )
-from components.tune.pareto import front
-from components.tune.search.search import Search, artifact_digest
-from components.tune.search.space import combinations
-from components.tune.successive_halving import HalvingResult
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
+from draftwell.components.tune.pareto import front
+from draftwell.components.tune.search.search import Search, artifact_digest
+from draftwell.components.tune.search.space import combinations
+from draftwell.components.tune.successive_halving import HalvingResult
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
 
 def findings_of(

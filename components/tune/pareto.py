@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 def front(points: Sequence[Sequence[float]]) -> list[int]:

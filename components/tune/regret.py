@@ -1,6 +1,6 @@
 r"""The regret of a tuning: how much faster the best of a full measured grid is than what the tuner chose, and what each took.
 
-    python -m components.tune.regret --target FOLDER --draft FOLDER [--qualifier FOLDER] --artifacts FOLDER \\
+    python -m draftwell.components.tune.regret --target FOLDER --draft FOLDER [--qualifier FOLDER] --artifacts FOLDER \\
         --traces FOLDER --pad-target 1.1e9
 
 Tuner and grid see the same prompts. The best of a grid is partly the best by luck, so it and the choice are measured again, in turn.
@@ -19,19 +19,19 @@ from typing import Annotated, Any
 
 import typer
 
-from components.bench.runner import Progress
-from components.report.intervals import expanded_tail, paired_bootstrap_ratio
-from components.tune.constraints import ConstraintChecker
-from components.tune.evaluator import Evaluator, Measured, QualityReader
-from components.tune.evidence import Metrics
-from components.tune.search.space import grid
-from components.tune.settings import Constraints, TuneSettings
-from components.tune.successive_halving import compare_with_plain
-from components.tune.tune import TuneInputs, tune_strategy
-from serving.errors import DraftwellError
-from serving.files import write_atomically
-from serving.recording.trace import TraceSet
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
+from draftwell.components.bench.runner import Progress
+from draftwell.components.report.intervals import expanded_tail, paired_bootstrap_ratio
+from draftwell.components.tune.constraints import ConstraintChecker
+from draftwell.components.tune.evaluator import Evaluator, Measured, QualityReader
+from draftwell.components.tune.evidence import Metrics
+from draftwell.components.tune.search.space import grid
+from draftwell.components.tune.settings import Constraints, TuneSettings
+from draftwell.components.tune.successive_halving import compare_with_plain
+from draftwell.components.tune.tune import TuneInputs, tune_strategy
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
 GRID = [
     *(
@@ -255,14 +255,14 @@ def main(
     ] = None,
 ) -> None:
     """Measure the tuner's regret on a pair (one parameter for each flag)."""
-    from components.calibrate.hardware_profile import measure_profile
-    from components.prompts.prompt import demo_prompts, read_prompts
-    from components.report.machine import using_threads
-    from components.report.provenance import provenance
-    from serving.artifacts.acceptance_table import AcceptanceTable
-    from serving.artifacts.correction_memory import CorrectionMemory
-    from serving.artifacts.pair_files import PairFiles
-    from serving.runtime.pair import LoadSettings, load_pair
+    from draftwell.components.calibrate.hardware_profile import measure_profile
+    from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+    from draftwell.components.report.machine import using_threads
+    from draftwell.components.report.provenance import provenance
+    from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+    from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+    from draftwell.serving.artifacts.pair_files import PairFiles
+    from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
     rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
     with using_threads(threads):

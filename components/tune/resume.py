@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.prompts.prompt import Prompt, context_of
-from components.tune.evaluator import Evaluate, Measured, measure_all
-from serving.files import json_digest, write_atomically
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.prompts.prompt import Prompt, context_of
+from draftwell.components.tune.evaluator import Evaluate, Measured, measure_all
+from draftwell.serving.files import json_digest, write_atomically
+from draftwell.serving.runtime.strategies import StrategyChoice
 
 
 class ResumableEvaluator:

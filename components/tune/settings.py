@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.settings import Settings
+from draftwell.serving.settings import Settings
 
 
 class _TuneSettings(Settings):

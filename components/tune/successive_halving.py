@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from components.prompts.prompt import Prompt
-from components.report.intervals import expanded_tail, paired_bootstrap_ratio
-from components.tune.constraints import ConstraintViolation
-from components.tune.evaluator import Evaluate, Measured, measure_all
-from components.tune.evidence import Dropped, Metrics, Rung
-from serving.runtime.strategies import PLAIN, StrategyChoice
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.intervals import expanded_tail, paired_bootstrap_ratio
+from draftwell.components.tune.constraints import ConstraintViolation
+from draftwell.components.tune.evaluator import Evaluate, Measured, measure_all
+from draftwell.components.tune.evidence import Dropped, Metrics, Rung
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 
 FINALISTS = 2
 TAIL = 0.05

@@ -17,33 +17,50 @@ from typing import Any
 
 import torch
 
-from components.collect.decoding import encode_all
-from components.collect.trace_checks import check_temperature
-from components.prompts.prompt import Prompt, prompts_digest
-from components.replay.head_scores import score_rollouts
-from components.replay.sampled import texts_of
-from components.replay.texts import Texts
-from components.report.machine import describe_machine
-from components.tune.candidates import EXPLORE_TOKENS, Explorer, choose_strategies, unfit_champion
-from components.tune.constraints import ConstraintChecker, VanillaBaseline
-from components.tune.decision import decide
-from components.tune.evaluator import Evaluate, QualityOf
-from components.tune.evidence import Metrics, Trial, TuningEvidence
-from components.tune.findings import artifacts_of, findings_of, rollouts_of
-from components.tune.resume import ResumableEvaluator
-from components.tune.search.rescue_model import RescueModel
-from components.tune.search.search import Log, Progress, Search, Spread, fastest_vanilla, shortlist
-from components.tune.search.space import MEASURED, REPLAYED
-from components.tune.search.trial_log import TrialLog
-from components.tune.settings import TuneSettings
-from components.tune.successive_halving import HalvingResult, successive_halving
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.base import ArtifactError
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, find_strategy
+from draftwell.components.collect.decoding import encode_all
+from draftwell.components.collect.trace_checks import check_temperature
+from draftwell.components.prompts.prompt import Prompt, prompts_digest
+from draftwell.components.replay.head_scores import score_rollouts
+from draftwell.components.replay.sampled import texts_of
+from draftwell.components.replay.texts import Texts
+from draftwell.components.report.machine import describe_machine
+from draftwell.components.tune.candidates import (
+    EXPLORE_TOKENS,
+    Explorer,
+    choose_strategies,
+    unfit_champion,
+)
+from draftwell.components.tune.constraints import ConstraintChecker, VanillaBaseline
+from draftwell.components.tune.decision import decide
+from draftwell.components.tune.evaluator import Evaluate, QualityOf
+from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
+from draftwell.components.tune.findings import artifacts_of, findings_of, rollouts_of
+from draftwell.components.tune.resume import ResumableEvaluator
+from draftwell.components.tune.search.rescue_model import RescueModel
+from draftwell.components.tune.search.search import (
+    Log,
+    Progress,
+    Search,
+    Spread,
+    fastest_vanilla,
+    shortlist,
+)
+from draftwell.components.tune.search.space import MEASURED, REPLAYED
+from draftwell.components.tune.search.trial_log import TrialLog
+from draftwell.components.tune.settings import TuneSettings
+from draftwell.components.tune.successive_halving import HalvingResult, successive_halving
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.base import ArtifactError
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import (
+    PLAIN,
+    StrategyChoice,
+    StrategyResources,
+    find_strategy,
+)
 
 SPECDEC_PP = "specdec_pp"
 ALWAYS_CONFIRMED = "hybrid"

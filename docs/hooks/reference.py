@@ -61,8 +61,8 @@ def commands() -> str:
     """All commands of both programs with their options."""
     from typer.main import get_command
 
-    from flows.cli.main import app
-    from serving.server.main import app as server
+    from draftwell.flows.cli.main import app
+    from draftwell.serving.server.main import app as server
 
     groups: Any = get_command(app)
     context = groups.context_class(groups)
@@ -178,8 +178,8 @@ def bounds(schema: dict[str, Any]) -> str:
 
 def strategies() -> str:
     """Every strategy with its parameters."""
-    from serving.runtime.strategies import STRATEGIES
-    from serving.runtime.strategies.catalogue import describe
+    from draftwell.serving.runtime.strategies import STRATEGIES
+    from draftwell.serving.runtime.strategies.catalogue import describe
 
     parts = [
         "# Strategies\n\nMade from the strategies' own settings. Rules: "

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.bench.peers import check_peers
-from components.bench.settings import DEFAULTS, BenchSettings
-from flows.cli.options import (
+from draftwell.components.bench.peers import check_peers
+from draftwell.components.bench.settings import DEFAULTS, BenchSettings
+from draftwell.flows.cli.options import (
     Artifacts,
     DeviceOption,
     DraftDevice,
@@ -36,14 +36,14 @@ from flows.cli.options import (
     wide_console,
     write_json,
 )
-from flows.settings import quality_floor
-from serving.errors import DraftwellError
+from draftwell.flows.settings import quality_floor
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.bench.schema import BenchReport
-    from components.prompts.prompt import Prompt
-    from serving.runtime.pair import LoadedPair
-    from serving.runtime.strategies import StrategyChoice, StrategyResources
+    from draftwell.components.bench.schema import BenchReport
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.serving.runtime.pair import LoadedPair
+    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 Wanted = list[tuple[str, dict[str, str]]]
 
@@ -146,7 +146,7 @@ def bench(
     Example: draftwell bench --strategies vanilla_sd,spide,sprinter:tau=0.9 --limit 8 --json
     report.json
     """
-    from flows.cli.engine import bench_elsewhere, named, refuse_options
+    from draftwell.flows.cli.engine import bench_elsewhere, named, refuse_options
 
     elsewhere = (
         "strategies",
@@ -196,8 +196,8 @@ def bench(
     check_together(
         chosen, on, check_cpu=check_cpu, throughput=concurrency is not None, files=(markdown, plots)
     )
-    from flows.workspace import Workspace
-    from serving.runtime.strategies import StrategyChoice
+    from draftwell.flows.workspace import Workspace
+    from draftwell.serving.runtime.strategies import StrategyChoice
 
     rows, workspace = read_rows(prompts), Workspace(pair, dtype, say, on)
     set_threads(threads)
@@ -240,7 +240,7 @@ def bench_strategies(
     other: LoadedPair | None,
 ) -> BenchReport:
     """The bench behind a progress bar; `other`: the pair on the CPU, whose outputs are compared."""
-    from components.bench.bench import run_bench
+    from draftwell.components.bench.bench import run_bench
 
     with progress("bench") as bar:
         return run_bench(
@@ -250,7 +250,7 @@ def bench_strategies(
 
 def check_outputs(out: Path | None, markdown: Path | None, plots: Path | None) -> None:
     """Refuse, before any work, files that cannot be written and plots that cannot be drawn."""
-    from components.report.drawing import check_drawing
+    from draftwell.components.report.drawing import check_drawing
 
     for file in (out, markdown):
         if file is not None:
@@ -290,7 +290,7 @@ def check_together(
 def show(report: BenchReport, out: Path | None, markdown: Path | None, plots: Path | None) -> None:
     """Write the files that were asked for, and print the tables; exit code 1 where the outputs
     differ from the CPU's."""
-    from components.gate.verdict_report import (
+    from draftwell.components.gate.verdict_report import (
         bench_markdown,
         bench_plots,
         bench_table,
@@ -324,7 +324,7 @@ def bench_batches(
 ) -> None:
     """Throughput of one request at a time and of several at once, as a table and, where asked for,
     as JSON."""
-    from components.bench.throughput import batch_table, batch_throughput
+    from draftwell.components.bench.throughput import batch_table, batch_throughput
 
     with progress("bench") as bar:
         report = batch_throughput(pair, resources, choices_of(wanted), rows, settings, progress=bar)
@@ -339,9 +339,9 @@ def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:
     `--set strategy.key=value` sets a parameter of every config of that strategy that does not set
     it itself.
     """
-    from components.bench.runner import core_plan
-    from flows.workspace import parse_settings
-    from serving.runtime.strategies import find_strategy
+    from draftwell.components.bench.runner import core_plan
+    from draftwell.flows.workspace import parse_settings
+    from draftwell.serving.runtime.strategies import find_strategy
 
     wanted: Wanted = [("autoregressive", {})]
     for item in (item.strip() for item in strategies.split(",")):
@@ -364,15 +364,15 @@ def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:
 
 def choices_of(wanted: Wanted) -> list[StrategyChoice]:
     """The strategies that were asked for, as the bench takes them."""
-    from serving.runtime.strategies import StrategyChoice
+    from draftwell.serving.runtime.strategies import StrategyChoice
 
     return [StrategyChoice(name, parameters) for name, parameters in wanted]
 
 
 def check_wanted(wanted: Wanted) -> None:
     """Refuse, before models are loaded, what could not be run."""
-    from components.bench.runner import core_plan, labels_of
-    from serving.runtime.strategies import build_strategy
+    from draftwell.components.bench.runner import core_plan, labels_of
+    from draftwell.serving.runtime.strategies import build_strategy
 
     for name, parameters in wanted:
         build_strategy(core_plan(name)[0], dict(parameters))
@@ -381,7 +381,7 @@ def check_wanted(wanted: Wanted) -> None:
 
 def read_rows(path: Path | None) -> list[Prompt]:
     """All prompts of a file, or those that the project ships."""
-    from components.prompts.prompt import demo_prompts, read_prompts
+    from draftwell.components.prompts.prompt import demo_prompts, read_prompts
 
     return read_prompts(path) if path else demo_prompts()
 
@@ -389,7 +389,7 @@ def read_rows(path: Path | None) -> list[Prompt]:
 def chosen_rows(pair: LoadedPair, rows: list[Prompt], settings: BenchSettings) -> list[Prompt]:
     """Those that are short enough, of every task in turn where asked for, and of these the first
     `limit`."""
-    from components.prompts.prompt import ids_of, mixed
+    from draftwell.components.prompts.prompt import ids_of, mixed
 
     longest = settings.max_prompt_tokens
     short: list[Any] = [row for row in rows if longest is None or len(ids_of(pair, row)) <= longest]

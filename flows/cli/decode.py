@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import (
+from draftwell.flows.cli.options import (
     Artifacts,
     DeviceOption,
     DraftDevice,
@@ -28,7 +28,7 @@ from flows.cli.options import (
     set_threads,
     wide_console,
 )
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,8 +45,8 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
 
     Example: draftwell pairs
     """
-    from registry.pairs import list_pairs
-    from registry.pairs.fitting import device_gigabytes, export_only
+    from draftwell.registry.pairs import list_pairs
+    from draftwell.registry.pairs.fitting import device_gigabytes, export_only
 
     found, memory = list_pairs(), device_gigabytes()
     if as_json:
@@ -98,7 +98,7 @@ def strategies(
 
     Example: draftwell strategies --json
     """
-    from serving.runtime.strategies import STRATEGIES, describe
+    from draftwell.serving.runtime.strategies import STRATEGIES, describe
 
     found = [describe(cls) for cls in STRATEGIES.values()]
     if as_json:
@@ -174,8 +174,8 @@ def generate(
     Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a
     prime number?"
     """
-    from flows.workspace import Workspace, parse_settings
-    from serving.runtime.strategies import StrategyChoice, build_strategy
+    from draftwell.flows.workspace import Workspace, parse_settings
+    from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy
 
     parameters = parse_settings(settings or [])
     if not prompt.strip():
@@ -194,7 +194,7 @@ def generate(
     )
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    from serving.runtime.engine.thread_governor import governor_for
+    from draftwell.serving.runtime.engine.thread_governor import governor_for
 
     job = loaded.engine(governor=governor_for(threads, chosen_device)).generate(
         loaded.encode_prompt(prompt), sampling, chosen
@@ -291,11 +291,11 @@ def serve(
 
     Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
-    from registry.pairs import find_pair
+    from draftwell.registry.pairs import find_pair
 
     if engine is EngineName.vllm:
-        from flows.cli.engine import restart_elsewhere, serve_elsewhere
-        from registry.bundles.vllm.build import bundles_of
+        from draftwell.flows.cli.engine import restart_elsewhere, serve_elsewhere
+        from draftwell.registry.bundles.vllm.build import bundles_of
 
         name = find_pair(pair).name
         if restart:
@@ -329,7 +329,7 @@ def serve(
             ),
             code="no_bundle",
         )
-    from serving.server.main import app as server
+    from draftwell.serving.server.main import app as server
 
     code = server(
         ["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False

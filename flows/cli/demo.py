@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.engines.vllm_methods import METHODS
-from flows.cli.options import (
+from draftwell.components.engines.vllm_methods import METHODS
+from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
     EngineName,
@@ -20,12 +20,12 @@ from flows.cli.options import (
     say,
     wide_console,
 )
-from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
-from serving.errors import DraftwellError
-from serving.temperature import SERVED_TEMPERATURE
+from draftwell.flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 if TYPE_CHECKING:
-    from components.bench.schema import BenchReport
+    from draftwell.components.bench.schema import BenchReport
 
 KNOWN_BAD = (
     (
@@ -207,7 +207,7 @@ def demo(
 
     Example: draftwell demo
     """
-    from flows.cli.engine import numbers, refuse_options
+    from draftwell.flows.cli.engine import numbers, refuse_options
 
     if refuse_options(
         context,
@@ -215,7 +215,7 @@ def demo(
         ("prompts", "bench_prompts", *ONLY_ELSEWHERE),
         only_elsewhere=ONLY_ELSEWHERE,
     ):
-        from flows.cli.demo_engine import demo_elsewhere
+        from draftwell.flows.cli.demo_engine import demo_elsewhere
 
         demo_elsewhere(
             pair,
@@ -237,15 +237,15 @@ def demo(
             fresh=fresh,
         )
         return
-    from flows.progress import settle_prefect
+    from draftwell.flows.progress import settle_prefect
 
     settle_prefect()
-    from components.bench.schema import BenchReport
-    from components.gate.verdict import FAILED, PASSED, UNDECIDED
-    from components.gate.verdict_report import bench_table
-    from flows.loading import prompts_of
-    from flows.settings import PipelineSettings
-    from registry.pairs import find_pair
+    from draftwell.components.bench.schema import BenchReport
+    from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
+    from draftwell.components.gate.verdict_report import bench_table
+    from draftwell.flows.loading import prompts_of
+    from draftwell.flows.settings import PipelineSettings
+    from draftwell.registry.pairs import find_pair
 
     settings = PipelineSettings(
         pair=pair,
@@ -261,8 +261,8 @@ def demo(
     find_pair(pair)
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
-    from flows.failures import reaching_prefect
-    from flows.orchestration.pipeline_flow import pipeline
+    from draftwell.flows.failures import reaching_prefect
+    from draftwell.flows.orchestration.pipeline_flow import pipeline
 
     with reaching_prefect():
         result = pipeline(settings)
@@ -287,7 +287,7 @@ def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[st
     """What was chosen, how fast the gate found it, and what serves now. All figures of what was
     chosen are of the gate's tables: those of tuning are of another run, and never quite the
     same."""
-    from flows.steps.verdict import sentence, unmet
+    from draftwell.flows.steps.verdict import sentence, unmet
 
     yield f"greedy requests: {chosen(result)}"
     if (sampled := result["sampled"]) is not None:
@@ -318,7 +318,7 @@ def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[st
 
 def chosen(choice: dict[str, Any]) -> str:
     """A choice in a sentence; of plain decoding also why, for that is about what was not chosen."""
-    from serving.runtime.strategies import PLAIN
+    from draftwell.serving.runtime.strategies import PLAIN
 
     if choice["strategy"] != PLAIN.name:
         return f"{choice['strategy']} {choice['parameters']}, chosen by tuning on other prompts"
@@ -392,7 +392,7 @@ def devices() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what models can run on, and of the default pair."""
     import torch
 
-    from serving.device import cuda_available, default_device, device_class
+    from draftwell.serving.device import cuda_available, default_device, device_class
 
     rows: list[tuple[str, str, str, bool]] = [
         ("cpu", device_class("cpu"), f"{torch.get_num_threads()} threads", True)
@@ -412,8 +412,8 @@ def devices() -> list[tuple[str, str, str, bool]]:
 
 def compiling() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what compiled layers need: neither is needed to run."""
-    from serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
-    from serving.runtime.models.compiled_library import compiler
+    from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
+    from draftwell.serving.runtime.models.compiled_library import compiler
 
     kept = len(list(libraries_folder().glob(f"*/{LIBRARY}")))
     able = "compiles layers for decoding on CPUs" if compiler() else "layers stay eager"

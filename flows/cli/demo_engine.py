@@ -1,5 +1,5 @@
-"""`draftwell demo --engine vllm`: the loop of `flows.steps.engine.loop`, and what it ends with: a
-table and a few lines."""
+"""`draftwell demo --engine vllm`: the loop of `draftwell.flows.steps.engine.loop`, and what it ends
+with: a table and a few lines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flows.cli.engine import open_engine
-from flows.cli.options import check_folder, say, set_threads, wide_console
-from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
-from flows.cli.signals import ends_what_it_started
+from draftwell.flows.cli.engine import open_engine
+from draftwell.flows.cli.options import check_folder, say, set_threads, wide_console
+from draftwell.flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
+from draftwell.flows.cli.signals import ends_what_it_started
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,13 +45,13 @@ def demo_elsewhere(
     Args:
         wanted: fields of `LoopSettings`.
     """
-    from components.engines.ports import refuse_taken
-    from components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
-    from components.prompts.prompt import demo_prompts, mixed, read_prompts
-    from flows.steps.engine.loop import EngineLoop, LoopSettings
-    from flows.steps.monitor import load_limits
-    from flows.steps.verdict import result_of
-    from registry.gates import load_gates
+    from draftwell.components.engines.ports import refuse_taken
+    from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
+    from draftwell.components.prompts.prompt import demo_prompts, mixed, read_prompts
+    from draftwell.flows.steps.engine.loop import EngineLoop, LoopSettings
+    from draftwell.flows.steps.monitor import load_limits
+    from draftwell.flows.steps.verdict import result_of
+    from draftwell.registry.gates import load_gates
 
     named = (
         None
@@ -82,7 +82,7 @@ def demo_elsewhere(
 def figures_table(report: Mapping[str, Any]) -> Table:
     """Plain decoding, the settings that were measured on all prompts of the tuning, and what the
     gate measured of the choice."""
-    from components.report.tables import rich_table
+    from draftwell.components.report.tables import rich_table
 
     choice, record = report["choice"], report["record"]
     tuned = [("tuning", figure) for figure in (*choice["confirmed"], *choice["scheduled"])]
@@ -122,9 +122,9 @@ def figures_table(report: Mapping[str, Any]) -> Table:
 
 def outcome(report: Mapping[str, Any]) -> Iterator[str]:
     """What was chosen and why, its regret, the verdict, where it is, and how it was served."""
-    from components.tune.engines.choice import Final
-    from flows.steps.engine.loop import clock_time
-    from flows.steps.verdict import sentence, unmet
+    from draftwell.components.tune.engines.choice import Final
+    from draftwell.flows.steps.engine.loop import clock_time
+    from draftwell.flows.steps.verdict import sentence, unmet
 
     seconds = report["seconds"]
     yield from (f"final: {Final.model_validate(final)}" for final in report["choice"]["finals"])

@@ -1,5 +1,5 @@
 """What collect, tune, gate, bench, deploy and serve do with `--engine vllm`: each a few lines over
-`flows.steps.engine`."""
+`draftwell.flows.steps.engine`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from flows.cli.options import (
+from draftwell.flows.cli.options import (
     EngineName,
     check_output,
     pick_device,
@@ -22,16 +22,16 @@ from flows.cli.options import (
     wide_console,
     write_json,
 )
-from flows.cli.signals import ends_what_it_started
-from serving.errors import DraftwellError
+from draftwell.flows.cli.signals import ends_what_it_started
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.drift.acceptance import AcceptanceReport
-    from components.engines.vllm_methods import Method
-    from components.gate.verdict import GateVerdict
-    from components.prompts.overlap import TrainingPrompts
-    from components.prompts.prompt import Prompt
-    from flows.steps.engine.space import EngineSpace
+    from draftwell.components.drift.acceptance import AcceptanceReport
+    from draftwell.components.engines.vllm_methods import Method
+    from draftwell.components.gate.verdict import GateVerdict
+    from draftwell.components.prompts.overlap import TrainingPrompts
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.steps.engine.space import EngineSpace
 
 ALWAYS = ("pair", "dtype", "device", "threads", "engine")
 
@@ -84,8 +84,8 @@ def open_engine(
 ) -> Iterator[EngineSpace]:
     """The pair on the engine, with a progress bar; a missing or wrong engine is refused before
     models are looked for."""
-    from components.engines.vllm import command, device_for
-    from flows.steps.engine.space import engine_space
+    from draftwell.components.engines.vllm import command, device_for
+    from draftwell.flows.steps.engine.space import engine_space
 
     command()
     space = engine_space(pair, dtype, pick_device(device_for(device)), threads, say)
@@ -113,11 +113,11 @@ def tune_elsewhere(
             from.
         settings: of `EngineTuneSettings`, by its names.
     """
-    from components.bench.engines.table import figure_table
-    from components.tune.engines.settings import EngineTuneSettings
-    from flows.context import training_prompts
-    from flows.steps.engine.space import CHOICE
-    from flows.steps.engine.tune import refuse_if_nothing_is_left, tune_on_engine
+    from draftwell.components.bench.engines.table import figure_table
+    from draftwell.components.tune.engines.settings import EngineTuneSettings
+    from draftwell.flows.context import training_prompts
+    from draftwell.flows.steps.engine.space import CHOICE
+    from draftwell.flows.steps.engine.tune import refuse_if_nothing_is_left, tune_on_engine
 
     if methods is not None:
         settings["methods"] = tuple(part.strip() for part in methods.split(",") if part.strip())
@@ -161,11 +161,11 @@ def gate_elsewhere(
 ) -> list[tuple[str, GateVerdict]]:
     """`draftwell gate --engine vllm`: a title and the verdict of every choice, each at the
     temperature that it was tuned for."""
-    from components.gate.verdict import Thresholds
-    from components.prompts.prompt import demo_prompts, read_prompts
-    from flows.steps.engine.gate import gate_on_engine
-    from flows.steps.engine.space import tuned_choice, untouched
-    from registry.gates import load_gates
+    from draftwell.components.gate.verdict import Thresholds
+    from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+    from draftwell.flows.steps.engine.gate import gate_on_engine
+    from draftwell.flows.steps.engine.space import tuned_choice, untouched
+    from draftwell.registry.gates import load_gates
 
     with open_engine("gate", pair, dtype, device, threads) as space:
         found = []
@@ -206,10 +206,10 @@ def bench_elsewhere(
     out: Path | None,
 ) -> None:
     """`draftwell bench --engine vllm`."""
-    from components.bench.engines.table import figure_table
-    from components.prompts.prompt import mixed
-    from flows.steps.engine.collect import bench_on_engine
-    from flows.steps.engine.space import about
+    from draftwell.components.bench.engines.table import figure_table
+    from draftwell.components.prompts.prompt import mixed
+    from draftwell.flows.steps.engine.collect import bench_on_engine
+    from draftwell.flows.steps.engine.space import about
 
     if out is not None:
         check_output(out)
@@ -253,8 +253,8 @@ def collect_elsewhere(
     **sampling: Any,
 ) -> None:
     """`draftwell collect --engine vllm`."""
-    from components.engines.vllm_methods import Method, parse_method
-    from flows.steps.engine.collect import collect_on_engine
+    from draftwell.components.engines.vllm_methods import Method, parse_method
+    from draftwell.flows.steps.engine.collect import collect_on_engine
 
     with open_engine("collect", pair, dtype, device, threads) as space:
         choice = space.choice(sampling.get("temperature", 0.0))
@@ -300,9 +300,9 @@ def deploy_elsewhere(
     options: Sequence[str],
 ) -> Path:
     """`draftwell deploy --engine vllm`: the bundle's folder, after remarks."""
-    from flows.steps.engine.deploy import deploy_on_engine, remarks
-    from flows.workspace import parse_settings
-    from registry.bundles.signing import signature_remark
+    from draftwell.flows.steps.engine.deploy import deploy_on_engine, remarks
+    from draftwell.flows.workspace import parse_settings
+    from draftwell.registry.bundles.signing import signature_remark
 
     with open_engine("deploy", pair, dtype, device, None) as space:
         bundle = deploy_on_engine(
@@ -331,11 +331,11 @@ def monitor_elsewhere(
 ) -> AcceptanceReport:
     """`draftwell monitor --engine vllm`; vLLM need not be installed here, and where it is, its
     device is the one that is looked at."""
-    from components.engines.vllm import device_for
-    from flows.steps.engine.monitor import check_engine
-    from flows.steps.engine.space import EngineSpace
-    from flows.steps.monitor import load_limits, spool_of
-    from flows.workspace import Workspace
+    from draftwell.components.engines.vllm import device_for
+    from draftwell.flows.steps.engine.monitor import check_engine
+    from draftwell.flows.steps.engine.space import EngineSpace
+    from draftwell.flows.steps.monitor import load_limits, spool_of
+    from draftwell.flows.workspace import Workspace
 
     space = EngineSpace(Workspace(pair, dtype, say, pick_device(device_for(device))), 1)
     found = check_engine(
@@ -361,9 +361,9 @@ def serve_elsewhere(
     Raises:
         DraftwellError: the port is taken (`engine_port_taken`).
     """
-    from components.engines.ports import refuse_taken
-    from flows.steps.engine.processes import option_of
-    from flows.steps.engine.serve import server_environment
+    from draftwell.components.engines.ports import refuse_taken
+    from draftwell.flows.steps.engine.processes import option_of
+    from draftwell.flows.steps.engine.serve import server_environment
 
     variables = server_environment(pair)
     if replica is not None:
@@ -384,7 +384,7 @@ def restart_elsewhere(bundle: Path | None, pair: str, options: Sequence[str]) ->
         DraftwellError: there are some, or another bundle is named (`engine_option`), and what
             `rolling_restart` raises.
     """
-    from flows.steps.engine.replicas import rolling_restart
+    from draftwell.flows.steps.engine.replicas import rolling_restart
 
     if options:
         raise DraftwellError(
@@ -405,7 +405,7 @@ def restart_elsewhere(bundle: Path | None, pair: str, options: Sequence[str]) ->
 def port_of(bundle: Path, options: Sequence[str]) -> int | None:
     """The port that `serve.sh` will listen on; None where it cannot be read: vLLM itself says then
     what is wrong."""
-    from flows.steps.engine.processes import option_of
+    from draftwell.flows.steps.engine.processes import option_of
 
     try:
         named = option_of(options, "--port") or os.environ.get("PORT")
@@ -417,7 +417,13 @@ def port_of(bundle: Path, options: Sequence[str]) -> int | None:
 def methods_of(space: EngineSpace, text: str | None, temperature: float = 0.0) -> list[Method]:
     """Those that were named; otherwise what was tuned and every method of which the pair has what
     it needs."""
-    from components.engines.vllm_methods import METHODS, NEEDS, Method, parse_method, parse_methods
+    from draftwell.components.engines.vllm_methods import (
+        METHODS,
+        NEEDS,
+        Method,
+        parse_method,
+        parse_methods,
+    )
 
     if text is not None:
         return parse_methods(text)

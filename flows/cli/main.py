@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from flows.cli import (
+from draftwell.flows.cli import (
     bench,
     decode,
     demo,
@@ -22,9 +22,9 @@ from flows.cli import (
     schedule,
     steer,
 )
-from flows.cli.learn import collect, distill, train, tune
-from flows.failures import disk_full_as_error
-from serving.errors import DraftwellError
+from draftwell.flows.cli.learn import collect, distill, train, tune
+from draftwell.flows.failures import disk_full_as_error
+from draftwell.serving.errors import DraftwellError
 
 
 class OneLineErrors(TyperGroup):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import (
+from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
     EngineName,
@@ -19,7 +19,7 @@ from flows.cli.options import (
     say,
     wide_console,
 )
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 DRIFT = 3
 """Exit code of drift; 0 is none, or not enough traffic yet, 2 a mistake."""
@@ -138,13 +138,13 @@ def monitor(
     """
     import json
 
-    from components.drift.report import drift_json, drift_table
-    from flows.cli.engine import monitor_elsewhere, named, refuse_options
-    from flows.cli.recalibrate_engine import recalibrate_elsewhere
-    from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
-    from flows.steps import monitor as monitor_step
-    from flows.steps.engine.recalibrate import REFUSED, UNDECIDED_STATE, said_of
-    from flows.workspace import Workspace
+    from draftwell.components.drift.report import drift_json, drift_table
+    from draftwell.flows.cli.engine import monitor_elsewhere, named, refuse_options
+    from draftwell.flows.cli.recalibrate_engine import recalibrate_elsewhere
+    from draftwell.flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
+    from draftwell.flows.steps import monitor as monitor_step
+    from draftwell.flows.steps.engine.recalibrate import REFUSED, UNDECIDED_STATE, said_of
+    from draftwell.flows.workspace import Workspace
 
     if refuse_options(
         context,

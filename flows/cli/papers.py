@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import (
+from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
     Threads,
@@ -19,11 +19,11 @@ from flows.cli.options import (
     say,
     set_threads,
 )
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.papers.cell_file import CellFile
-    from components.papers.cells import Cell
+    from draftwell.components.papers.cell_file import CellFile
+    from draftwell.components.papers.cells import Cell
 
 
 def add_to(app: typer.Typer) -> None:
@@ -120,15 +120,22 @@ def papers(
     """
     import torch
 
-    from components.papers.catalogue import papers_named
-    from components.papers.cells import FULL, QUICK, padding_name
-    from components.papers.committed import with_committed
-    from components.papers.runner import Run, measured_cells, run_cells
-    from components.papers.tables import without_replayed
-    from components.report.drawing import check_drawing
-    from flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
-    from serving.artifacts.pair_files import draftwell_home
-    from serving.device import device_class
+    from draftwell.components.papers.catalogue import papers_named
+    from draftwell.components.papers.cells import FULL, QUICK, padding_name
+    from draftwell.components.papers.committed import with_committed
+    from draftwell.components.papers.runner import Run, measured_cells, run_cells
+    from draftwell.components.papers.tables import without_replayed
+    from draftwell.components.report.drawing import check_drawing
+    from draftwell.flows.steps.papers import (
+        Page,
+        counts_of,
+        log_page,
+        made_of,
+        open_cells,
+        own_format,
+    )
+    from draftwell.serving.artifacts.pair_files import draftwell_home
+    from draftwell.serving.device import device_class
 
     # what is there of others is shown
     chosen, everything, scale = papers_named(only), papers_named(None), QUICK if quick else FULL

@@ -1,14 +1,14 @@
 """`draftwell monitor --engine vllm --recalibrate`: a few lines over
-`flows.steps.engine.recalibrate`."""
+`draftwell.flows.steps.engine.recalibrate`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from flows.cli.engine import numbers, open_engine
-from flows.cli.options import check_folder, say, set_threads
-from flows.cli.signals import ends_what_it_started
+from draftwell.flows.cli.engine import numbers, open_engine
+from draftwell.flows.cli.options import check_folder, say, set_threads
+from draftwell.flows.cli.signals import ends_what_it_started
 
 
 def recalibrate_elsewhere(
@@ -26,8 +26,8 @@ def recalibrate_elsewhere(
     Args:
         settings: of `EngineDriftSettings`, by its names; those that are None keep their defaults.
     """
-    from flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine
-    from flows.steps.monitor import load_limits
+    from draftwell.flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine
+    from draftwell.flows.steps.monitor import load_limits
 
     if methods is not None:
         settings["methods"] = tuple(part.strip() for part in methods.split(",") if part.strip())

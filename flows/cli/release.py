@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.gate.settings import DEFAULTS, GateSettings
-from flows.cli.options import (
+from draftwell.components.gate.settings import DEFAULTS, GateSettings
+from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
     EngineName,
@@ -29,11 +29,11 @@ from flows.cli.options import (
     set_threads,
     wide_console,
 )
-from flows.failures import disk_full_as_error
-from serving.errors import DraftwellError
+from draftwell.flows.failures import disk_full_as_error
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.gate.verdict import GateVerdict
+    from draftwell.components.gate.verdict import GateVerdict
 
 EXIT_FAILED, EXIT_UNDECIDED = 1, 3
 """Exit codes of the gate, with 0 for passed and 2 for an error."""
@@ -118,8 +118,8 @@ def gate(
 
     Example: draftwell gate --pair default
     """
-    from flows.cli.engine import gate_elsewhere, refuse_options
-    from registry.pairs import find_pair
+    from draftwell.flows.cli.engine import gate_elsewhere, refuse_options
+    from draftwell.registry.pairs import find_pair
 
     files = [path for path in (markdown, junit) if path is not None]
     for path in files:
@@ -194,7 +194,7 @@ def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[N
         with disk_full_as_error():
             yield
     except Exception as error:
-        from components.gate.verdict_report import error_junit, error_markdown, write_text
+        from draftwell.components.gate.verdict_report import error_junit, error_markdown, write_text
 
         line = " ".join(str(error).split()) or type(error).__name__
         if markdown is not None:
@@ -210,8 +210,8 @@ def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[N
 def baseline_verdicts(pair: str, name: str, *, needed: bool) -> list[tuple[str, GateVerdict]]:
     """The deterministic part, where a baseline is recorded; one that is `needed` and missing is an
     error."""
-    from flows.steps.gate_parts.counts import judge_baseline
-    from registry.gates import load_baseline
+    from draftwell.flows.steps.gate_parts.counts import judge_baseline
+    from draftwell.registry.gates import load_baseline
 
     if not needed and load_baseline(name) is None:
         say(f"pair {name} has no recorded baseline: the release alone is judged")
@@ -234,9 +234,9 @@ def release_verdict(
     The first `settings.limit` prompts are taken that the release was not made from; of the shipped
     ones the last, because the first are the first to be learnt from.
     """
-    from components.prompts.prompt import demo_prompts, read_prompts
-    from flows.loading import open_pair
-    from flows.steps.gate import gate_release
+    from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+    from draftwell.flows.loading import open_pair
+    from draftwell.flows.steps.gate import gate_release
 
     rows = read_prompts(prompts) if prompts else demo_prompts()[::-1]
     opened = open_pair(pair, dtype, device=settings.device or pick_device(None), say=say)
@@ -250,7 +250,7 @@ def show(
     verdicts: Sequence[tuple[str, GateVerdict]], markdown: Path | None, junit: Path | None
 ) -> None:
     """Verdicts as tables, and in files where they were asked for."""
-    from components.gate.verdict_report import (
+    from draftwell.components.gate.verdict_report import (
         verdict_table,
         verdicts_junit,
         verdicts_markdown,
@@ -267,9 +267,9 @@ def show(
 
 def record_baseline(pair: str, name: str) -> None:
     """Write registry/baselines/<pair>.json."""
-    from flows.steps.gate_parts.counts import baseline_report
-    from registry import gates
-    from serving.files import write_json
+    from draftwell.flows.steps.gate_parts.counts import baseline_report
+    from draftwell.registry import gates
+    from draftwell.serving.files import write_json
 
     with progress("deterministic counts") as bar:
         report = baseline_report(pair, say, bar)
@@ -288,9 +288,9 @@ def release_to_judge(pair: str, device: str, release: str | None, *, expected: b
         DraftwellError: there is no such release, or no candidate for the device where one is
             expected or the pair has releases.
     """
-    from registry.connection import registry_exists
-    from registry.releases import aliases_by_device, no_release_hint, resolve_release
-    from registry.store import Store
+    from draftwell.registry.connection import registry_exists
+    from draftwell.registry.releases import aliases_by_device, no_release_hint, resolve_release
+    from draftwell.registry.store import Store
 
     if release is not None:
         return resolve_release(Store(), pair, device, release).version
@@ -328,9 +328,9 @@ def promote(
 
     Example: draftwell promote --pair default --release candidate
     """
-    from registry.pairs import find_pair
-    from registry.promotion import promote as run
-    from registry.store import Store
+    from draftwell.registry.pairs import find_pair
+    from draftwell.registry.promotion import promote as run
+    from draftwell.registry.store import Store
 
     name = find_pair(pair).name  # before a registry is made for a mistyped one
     done = run(Store(), name, release_device(device), release, reason=reason)
@@ -363,10 +363,10 @@ def rollback(
 
     Example: draftwell rollback --pair default --reason "answers in French are cut"
     """
-    from registry.bundles.build import relink
-    from registry.pairs import find_pair
-    from registry.promotion import rollback as run
-    from registry.store import Store
+    from draftwell.registry.bundles.build import relink
+    from draftwell.registry.pairs import find_pair
+    from draftwell.registry.promotion import rollback as run
+    from draftwell.registry.store import Store
 
     name, store = find_pair(pair).name, Store()
     bad, good = run(store, name, release_device(device), reason, to)
@@ -430,7 +430,7 @@ def deploy(
 
     Example: draftwell deploy --pair default --alias champion
     """
-    from flows.cli.engine import deploy_elsewhere, refuse_options
+    from draftwell.flows.cli.engine import deploy_elsewhere, refuse_options
 
     if refuse_options(
         context,
@@ -450,12 +450,12 @@ def deploy(
         )
         typer.echo(f"{built}  (and {built.parent / 'current'})")
         return
-    from registry.bundles.build import build_bundle
-    from registry.bundles.judged import deviation
-    from registry.bundles.signing import hashes_remark, signature_remark
-    from registry.pairs import fetch, find_pair
-    from registry.releases import find_release
-    from registry.store import Store
+    from draftwell.registry.bundles.build import build_bundle
+    from draftwell.registry.bundles.judged import deviation
+    from draftwell.registry.bundles.signing import hashes_remark, signature_remark
+    from draftwell.registry.pairs import fetch, find_pair
+    from draftwell.registry.releases import find_release
+    from draftwell.registry.store import Store
 
     spec, on = find_pair(pair), release_device(device)
     store = Store()
@@ -493,9 +493,9 @@ def prune(
 
     Example: draftwell prune --pair default --keep 3
     """
-    from registry.bundles.retention import prune as run
-    from registry.bundles.vllm.build import bundles_of
-    from registry.pairs import find_pair
+    from draftwell.registry.bundles.retention import prune as run
+    from draftwell.registry.bundles.vllm.build import bundles_of
+    from draftwell.registry.pairs import find_pair
 
     name = find_pair(pair).name
     removed = run(out / name if engine is EngineName.draftwell else bundles_of(out, name), keep)
@@ -519,7 +519,7 @@ def ui(
     import subprocess
     import sys
 
-    from registry.store import Store
+    from draftwell.registry.store import Store
 
     uri = Store().uri
     if not uri.startswith("sqlite"):

@@ -7,8 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import DeviceOption, DtypeOption, Pair, release_device, say, wide_console
-from serving.errors import DraftwellError
+from draftwell.flows.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    Pair,
+    release_device,
+    say,
+    wide_console,
+)
+from draftwell.serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:
@@ -62,7 +69,7 @@ def schedule(
     """
     from rich.table import Table
 
-    from flows.orchestration import deployments as schedules
+    from draftwell.flows.orchestration import deployments as schedules
 
     wanted = read_settings(pair, prompts, release_device(device), dtype, settings or [])
     say("deploying to Prefect (about 20 s)")
@@ -101,8 +108,8 @@ def read_settings(
 ) -> dict[str, Any]:
     """The flows' settings by name; the flows check them. Folders and files are whole, because a
     worker may start elsewhere."""
-    from flows.settings import PLACES
-    from flows.workspace import parse_settings
+    from draftwell.flows.settings import PLACES
+    from draftwell.flows.workspace import parse_settings
 
     if prompts is not None and not prompts.exists():
         raise DraftwellError(f"there is no {prompts}: check --prompts")

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import DeviceOption, DtypeOption, Pair, release_device, say, wide_console
+from draftwell.flows.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    Pair,
+    release_device,
+    say,
+    wide_console,
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,9 +43,9 @@ def release(
     """
     from rich.table import Table
 
-    from flows.steps.publish import publish_picked
-    from flows.workspace import Workspace
-    from registry.composing import parse_pins
+    from draftwell.flows.steps.publish import publish_picked
+    from draftwell.flows.workspace import Workspace
+    from draftwell.registry.composing import parse_pins
 
     device = release_device(device)
     made = publish_picked(Workspace(pair, dtype, say), device, parse_pins(pin))
@@ -77,8 +84,8 @@ def sync(
 
     Example: draftwell sync --pair default
     """
-    from flows.steps.deploy import sync_champion
-    from flows.workspace import Workspace
+    from draftwell.flows.steps.deploy import sync_champion
+    from draftwell.flows.workspace import Workspace
 
     device = release_device(device)
     done = sync_champion(Workspace(pair, say=say), device, out)

@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.loading import prompts_of
-from flows.orchestration.learn_tasks import within
-from flows.settings import BESIDES, PipelineSettings
-from flows.workspace import Workspace
-from serving.artifacts.base import ArtifactError, digest_of
-from serving.files import json_digest, write_json
+from draftwell.flows.loading import prompts_of
+from draftwell.flows.orchestration.learn_tasks import within
+from draftwell.flows.settings import BESIDES, PipelineSettings
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.base import ArtifactError, digest_of
+from draftwell.serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -92,8 +92,8 @@ def key_of(
     step: str, settings: PipelineSettings, space: Workspace, before: Mapping[str, Any]
 ) -> str:
     """Digest of all that a step depends on; no path and no name is in it."""
-    from components.report.provenance import code_digest, device_class
-    from serving.artifacts.pair_files import fingerprint
+    from draftwell.components.report.provenance import code_digest, device_class
+    from draftwell.serving.artifacts.pair_files import fingerprint
 
     prompts = {
         name: [asdict(prompt) for prompt in rows] for name, rows in prompts_of(settings).items()
@@ -117,8 +117,8 @@ def traces_of(settings: PipelineSettings) -> tuple[str, ...]:
 
 def standing(space: Workspace, kinds: Iterable[str]) -> dict[str, str]:
     """kind → digest of what is in the workspace now; what is missing or broken is left out."""
-    from serving.recording.trace import TraceSet
-    from serving.recording.trace_schema import TraceError
+    from draftwell.serving.recording.trace import TraceSet
+    from draftwell.serving.recording.trace_schema import TraceError
 
     found = {}
     for kind in kinds:

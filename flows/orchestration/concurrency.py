@@ -23,9 +23,9 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.runtime import deployment, flow_run
 
-from flows.failures import disk_full_as_error
-from serving.device import DEVICES
-from serving.errors import DraftwellError
+from draftwell.flows.failures import disk_full_as_error
+from draftwell.serving.device import DEVICES
+from draftwell.serving.errors import DraftwellError
 
 GPU_SLOT = "gpu-slot"
 LEASE = 60.0

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from registry.access import hidden
-from registry.pairs import find_pair
-from serving.artifacts.pair_files import draftwell_home
-from serving.device import VARIABLE
-from serving.errors import DraftwellError
-from serving.files import write_atomically
+from draftwell.registry.access import hidden
+from draftwell.registry.pairs import find_pair
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.device import VARIABLE
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -95,8 +95,8 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows.failures import reaching_prefect
-    from flows.orchestration.automations import make_automations
+    from draftwell.flows.failures import reaching_prefect
+    from draftwell.flows.orchestration.automations import make_automations
 
     name, device = find_pair(str(given["pair"])).name, str(given["device"])
     contents = for_pair(
@@ -246,7 +246,9 @@ def settings_class(entrypoint: str) -> type[BaseModel]:
 
     file, _, name = entrypoint.partition(":")
     try:
-        flow = getattr(import_module(file.removesuffix(".py").replace("/", ".")), name)
+        flow = getattr(
+            import_module("draftwell." + file.removesuffix(".py").replace("/", ".")), name
+        )
     except (ImportError, AttributeError) as error:
         raise DraftwellError(
             f"there is no flow {entrypoint} ({error}): correct the entrypoint in the file "
@@ -288,7 +290,7 @@ def make_limits(client: SyncPrefectClient, pair: str, gpu_slots: int | None) -> 
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectAlreadyExists
 
-    from flows.orchestration.concurrency import GPU_SLOT, pair_limit
+    from draftwell.flows.orchestration.concurrency import GPU_SLOT, pair_limit
 
     for name, limit in ((pair_limit(pair), 1), (GPU_SLOT, gpu_slots or 1)):
         with suppress(ObjectAlreadyExists):
@@ -355,7 +357,7 @@ def drop_schedules(
 ) -> None:
     """Remove the schedules of deployments that have none in the file: Prefect keeps those that an
     earlier file gave them."""
-    from flows.orchestration.concurrency import deployment_name
+    from draftwell.flows.orchestration.concurrency import deployment_name
 
     unscheduled = {
         wanted["entrypoint"] for wanted in contents["deployments"] if not wanted.get("schedules")
@@ -373,7 +375,7 @@ def found(
     Raises:
         DraftwellError: one of the file is not there.
     """
-    from flows.orchestration.concurrency import deployment_name
+    from draftwell.flows.orchestration.concurrency import deployment_name
 
     name = deployment_name(pair, device)
     known = {d.entrypoint: d for d in deployments_named(client, name)}

@@ -12,12 +12,16 @@ from typing import Any
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 
-from flows.orchestration.concurrency import pair_slots
-from flows.orchestration.learn_tasks import FLOW, LONGEST, RETRY
-from flows.orchestration.prefect_artifacts import key_for
-from flows.progress import announce
-from flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine, said_of
-from registry.pairs import find_pair
+from draftwell.flows.orchestration.concurrency import pair_slots
+from draftwell.flows.orchestration.learn_tasks import FLOW, LONGEST, RETRY
+from draftwell.flows.orchestration.prefect_artifacts import key_for
+from draftwell.flows.progress import announce
+from draftwell.flows.steps.engine.recalibrate import (
+    EngineDriftSettings,
+    recalibrate_engine,
+    said_of,
+)
+from draftwell.registry.pairs import find_pair
 
 SPARE_SECONDS = 3600.0
 """Beyond `minutes`, which limit what a tuning measures: for starts of the engine, a head that is
@@ -28,7 +32,7 @@ trained, and the restart."""
 def recalibrate_engine_task(settings: EngineDriftSettings) -> dict[str, Any]:
     """Check, and answer drift; returns the outcome without the loop's report, which is in the
     workspace."""
-    from flows.steps.engine.space import engine_space
+    from draftwell.flows.steps.engine.space import engine_space
 
     space = engine_space(settings.pair, settings.dtype, settings.device, settings.threads, announce)
     outcome = recalibrate_engine(space, settings, announce)

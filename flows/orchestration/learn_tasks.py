@@ -14,14 +14,14 @@ from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
-from flows import context
-from flows.failures import worth_retrying
-from flows.loading import open_from_settings, prompts_of
-from flows.settings import PipelineSettings
-from flows.steps import collect as collect_step
-from flows.steps import train as train_step
-from flows.steps import tune as tune_step
-from flows.workspace import Workspace
+from draftwell.flows import context
+from draftwell.flows.failures import worth_retrying
+from draftwell.flows.loading import open_from_settings, prompts_of
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps import collect as collect_step
+from draftwell.flows.steps import train as train_step
+from draftwell.flows.steps import tune as tune_step
+from draftwell.flows.workspace import Workspace
 
 Result = TypeVar("Result")
 

@@ -20,17 +20,17 @@ from prefect.events import Event, Resource
 from prefect.settings import PREFECT_API_URL
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flows.failures import disk_full_as_error
-from flows.orchestration import prefect_artifacts
-from flows.orchestration.learn_tasks import FLOW, RETRY
-from flows.progress import announce
-from flows.steps import monitor as monitor_step
-from flows.steps.monitor import DriftSettings
-from flows.workspace import Workspace
-from serving.files import file_lock, write_json
+from draftwell.flows.failures import disk_full_as_error
+from draftwell.flows.orchestration import prefect_artifacts
+from draftwell.flows.orchestration.learn_tasks import FLOW, RETRY
+from draftwell.flows.progress import announce
+from draftwell.flows.steps import monitor as monitor_step
+from draftwell.flows.steps.monitor import DriftSettings
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.files import file_lock, write_json
 
 if TYPE_CHECKING:
-    from components.drift.schema import DriftReport
+    from draftwell.components.drift.schema import DriftReport
 
 EVENT = "draftwell.drift"
 
@@ -108,7 +108,7 @@ def announce_once(
 def check_task(settings: DriftSettings) -> dict[str, Any]:
     """Compare, write the report into the workspace, and announce a new drift; returns the report
     with its digest."""
-    from components.drift.report import drift_json, headline
+    from draftwell.components.drift.report import drift_json, headline
 
     space = Workspace(settings.pair, settings.dtype, announce, settings.device)
     spool = monitor_step.spool_of(space, settings.spool)

@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect import flow
 
-from components.gate.verdict import FAILED
-from flows.orchestration.learn_tasks import (
+from draftwell.components.gate.verdict import FAILED
+from draftwell.flows.orchestration.learn_tasks import (
     FLOW,
     calibrate_task,
     collect_task,
@@ -15,16 +15,16 @@ from flows.orchestration.learn_tasks import (
     tune_task,
     within,
 )
-from flows.orchestration.release_tasks import (
+from draftwell.flows.orchestration.release_tasks import (
     champion_task,
     deploy_task,
     gate_task,
     plain_choice_task,
     publish_task,
 )
-from flows.progress import announce
-from flows.settings import PipelineSettings
-from flows.steps.verdict import only_sampled, result_of, sentence, unmet
+from draftwell.flows.progress import announce
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.verdict import only_sampled, result_of, sentence, unmet
 
 
 @flow(name="draftwell", **FLOW)

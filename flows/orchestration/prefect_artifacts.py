@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.access import hidden
+from draftwell.registry.access import hidden
 
 if TYPE_CHECKING:
-    from registry.store import Published, Store
+    from draftwell.registry.store import Published, Store
 
 LOCAL_UI = "http://127.0.0.1:5000"
 """Where `make ui` shows MLflow."""

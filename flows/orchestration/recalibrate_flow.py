@@ -13,16 +13,16 @@ from typing import Any
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 
-from components.gate.verdict import FAILED, PASSED, UNDECIDED
-from flows.orchestration import recalibration as recalibrating
-from flows.orchestration.concurrency import pair_slots
-from flows.orchestration.learn_tasks import FLOW, RETRY, TASK, within
-from flows.orchestration.prefect_artifacts import key_for
-from flows.orchestration.release_tasks import link_task
-from flows.progress import announce
-from flows.steps.monitor import DriftSettings
-from flows.steps.verdict import result_of, sentence
-from flows.workspace import Workspace
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
+from draftwell.flows.orchestration import recalibration as recalibrating
+from draftwell.flows.orchestration.concurrency import pair_slots
+from draftwell.flows.orchestration.learn_tasks import FLOW, RETRY, TASK, within
+from draftwell.flows.orchestration.prefect_artifacts import key_for
+from draftwell.flows.orchestration.release_tasks import link_task
+from draftwell.flows.progress import announce
+from draftwell.flows.steps.monitor import DriftSettings
+from draftwell.flows.steps.verdict import result_of, sentence
+from draftwell.flows.workspace import Workspace
 
 begin_task = task(name="take prompts from the spool", **RETRY)(recalibrating.begin)
 collect_task = task(name="collect traces", **RETRY)(recalibrating.collect_traffic)
@@ -111,7 +111,7 @@ def answer(settings: DriftSettings) -> tuple[dict[str, Any], bool]:
 
 def outcome_markdown(outcome: dict[str, Any]) -> str:
     """An outcome as Markdown."""
-    from components.report.tables import markdown
+    from draftwell.components.report.tables import markdown
 
     over = outcome["over_champion"]
     faster = (

@@ -20,32 +20,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.gate.settings import GateSettings
-from flows import context
-from flows.context import StepContext, now
-from flows.loading import open_from_settings, prompts_of
-from flows.orchestration.cached_steps import run_once, traces_of
-from flows.orchestration.monitor_flow import announced, announcement
-from flows.progress import announce
-from flows.settings import BESIDES, PLACES
-from flows.steps import collect as collect_step
-from flows.steps import deploy
-from flows.steps import gate as gate_step
-from flows.steps import monitor as monitor_step
-from flows.steps import publish as publish_step
-from flows.steps import train as train_step
-from flows.steps import tune as tune_step
-from flows.steps.champion import champion_number, champion_of
-from flows.steps.monitor import DriftSettings
-from flows.steps.reference_traces import RECALIBRATIONS
-from flows.steps.traffic_prompts import newest_prompts, on_prompts
-from flows.workspace import Workspace
-from serving.device import DEVICES
-from serving.files import file_lock, write_json
-from serving.recording.trace import TraceSet
+from draftwell.components.gate.settings import GateSettings
+from draftwell.flows import context
+from draftwell.flows.context import StepContext, now
+from draftwell.flows.loading import open_from_settings, prompts_of
+from draftwell.flows.orchestration.cached_steps import run_once, traces_of
+from draftwell.flows.orchestration.monitor_flow import announced, announcement
+from draftwell.flows.progress import announce
+from draftwell.flows.settings import BESIDES, PLACES
+from draftwell.flows.steps import collect as collect_step
+from draftwell.flows.steps import deploy
+from draftwell.flows.steps import gate as gate_step
+from draftwell.flows.steps import monitor as monitor_step
+from draftwell.flows.steps import publish as publish_step
+from draftwell.flows.steps import train as train_step
+from draftwell.flows.steps import tune as tune_step
+from draftwell.flows.steps.champion import champion_number, champion_of
+from draftwell.flows.steps.monitor import DriftSettings
+from draftwell.flows.steps.reference_traces import RECALIBRATIONS
+from draftwell.flows.steps.traffic_prompts import newest_prompts, on_prompts
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.device import DEVICES
+from draftwell.serving.files import file_lock, write_json
+from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
-    from components.prompts.prompt import Prompt
+    from draftwell.components.prompts.prompt import Prompt
 
 PROMPTS, BEGUN, OUTCOME, STEPS = "prompts.jsonl", "begun.json", "outcome.json", "steps"
 ANSWERED = ("deployed", "waiting")
@@ -100,7 +100,7 @@ def begin(settings: DriftSettings) -> dict[str, Any]:
     text = "".join(f"{prompt.id} {prompt.turns} {prompt.messages}\n" for prompt in prompts)
     folder = home / (drift or hashlib.sha256(text.encode()).hexdigest())[:12]
     if not (folder / PROMPTS).is_file():
-        from components.drift.prompts import write_prompts
+        from draftwell.components.drift.prompts import write_prompts
 
         write_json(folder / BEGUN, begun)
         write_prompts(folder / PROMPTS, prompts)
@@ -286,10 +286,10 @@ def gate_verdict(settings: DriftSettings, folder: str, release: int) -> dict[str
 def speedup_over_champion(step: StepContext, report: dict[str, Any]) -> dict[str, float] | None:
     """Speed of the workspace's choice over the champion's, both measured on the new traffic in one
     run."""
-    from components.bench.schema import BenchReport
-    from components.gate.bench_checks import columns
-    from components.report.intervals import paired_bootstrap_ratio
-    from serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.components.bench.schema import BenchReport
+    from draftwell.components.gate.bench_checks import columns
+    from draftwell.components.report.intervals import paired_bootstrap_ratio
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     bench = BenchReport.from_json(report)
     # entries that were measured again are those that count

@@ -6,17 +6,17 @@ from typing import Any
 
 from prefect import task
 
-from components.gate.settings import GateSettings
-from flows.loading import open_from_settings, prompts_of
-from flows.orchestration import prefect_artifacts
-from flows.orchestration.learn_tasks import RETRY, TASK
-from flows.progress import announce
-from flows.settings import PipelineSettings
-from flows.steps import champion, deploy
-from flows.steps import publish as publish_step
-from flows.steps import tune as tune_step
-from flows.steps.gate import gate_release
-from flows.workspace import Workspace
+from draftwell.components.gate.settings import GateSettings
+from draftwell.flows.loading import open_from_settings, prompts_of
+from draftwell.flows.orchestration import prefect_artifacts
+from draftwell.flows.orchestration.learn_tasks import RETRY, TASK
+from draftwell.flows.progress import announce
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps import champion, deploy
+from draftwell.flows.steps import publish as publish_step
+from draftwell.flows.steps import tune as tune_step
+from draftwell.flows.steps.gate import gate_release
+from draftwell.flows.workspace import Workspace
 
 
 @task(name="publish", **RETRY)
@@ -92,8 +92,8 @@ def champion_task(settings: PipelineSettings) -> int | None:
 @task(name="link the release", **RETRY)
 def link_task(settings: PipelineSettings, release: int) -> None:
     """Link to a release's run in MLflow."""
-    from registry.pairs import find_pair
-    from registry.store import Store
+    from draftwell.registry.pairs import find_pair
+    from draftwell.registry.store import Store
 
     store, name = Store(), find_pair(settings.pair).name
     prefect_artifacts.links(

@@ -14,12 +14,12 @@ from typing import Any
 
 from prefect import flow, task
 
-from components.gate.verdict import PASSED
-from flows.context import pictures_of
-from flows.orchestration import prefect_artifacts
-from flows.orchestration.cached_steps import once, standing, traces_of
-from flows.orchestration.concurrency import pair_slots
-from flows.orchestration.learn_tasks import (
+from draftwell.components.gate.verdict import PASSED
+from draftwell.flows.context import pictures_of
+from draftwell.flows.orchestration import prefect_artifacts
+from draftwell.flows.orchestration.cached_steps import once, standing, traces_of
+from draftwell.flows.orchestration.concurrency import pair_slots
+from draftwell.flows.orchestration.learn_tasks import (
     FLOW,
     RETRY,
     calibrate_task,
@@ -28,7 +28,7 @@ from flows.orchestration.learn_tasks import (
     tune_task,
     within,
 )
-from flows.orchestration.release_tasks import (
+from draftwell.flows.orchestration.release_tasks import (
     champion_task,
     deploy_champion_task,
     deploy_task,
@@ -37,19 +37,19 @@ from flows.orchestration.release_tasks import (
     publish_task,
     sync_task,
 )
-from flows.progress import announce
-from flows.settings import PipelineSettings, TrafficSettings
-from flows.steps.champion import champion_number
-from flows.steps.traffic_prompts import on_taken, take_prompts
-from flows.steps.verdict import result_of, sentence
-from flows.workspace import Workspace
-from serving.artifacts.kinds import CALIBRATED, READ_BY_STRATEGIES
+from draftwell.flows.progress import announce
+from draftwell.flows.settings import PipelineSettings, TrafficSettings
+from draftwell.flows.steps.champion import champion_number
+from draftwell.flows.steps.traffic_prompts import on_taken, take_prompts
+from draftwell.flows.steps.verdict import result_of, sentence
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.kinds import CALIBRATED, READ_BY_STRATEGIES
 
 
 @task(name="collection", **RETRY)
 def collection_step(settings: PipelineSettings) -> dict[str, Any]:
     """Collect traces; returns what was made and how many positions it has."""
-    from serving.recording.trace import TraceSet
+    from draftwell.serving.recording.trace import TraceSet
 
     made, root = collect_task.fn(settings), workspace_of(settings).root
     positions = {name: TraceSet(root / name).read(["position"]).num_rows for name in made}
@@ -86,7 +86,7 @@ def earlier_verdict_task(settings: PipelineSettings, release: int) -> dict[str, 
 def register_task(settings: PipelineSettings, kinds: Sequence[str]) -> dict[str, int]:
     """Register artifacts of the workspace (once, however often it runs) and link to them; returns
     their versions."""
-    from registry.store import Store
+    from draftwell.registry.store import Store
 
     space, store = workspace_of(settings), Store()
     made = [
@@ -228,9 +228,9 @@ def earlier_verdict(
     luck; one that could not be measured at that moment is. One that is no longer champion stays as
     it is: a person rolled it back, or moved the alias, or another release was better.
     """
-    from registry.promotion import CHAMPION_SINCE, withdrawal
-    from registry.releases import find_release, gate_record, objection
-    from registry.store import Store
+    from draftwell.registry.promotion import CHAMPION_SINCE, withdrawal
+    from draftwell.registry.releases import find_release, gate_record, objection
+    from draftwell.registry.store import Store
 
     release = find_release(Store(), space.spec.name, settings.device, number)
     record = gate_record(release)
@@ -281,8 +281,8 @@ def measured_rows(space: Workspace) -> list[dict[str, Any]]:
     """What the tuning measured, as rows of its report's table."""
     import json
 
-    from components.tune.evidence import TuningEvidence
-    from components.tune.report.tables import measured
+    from draftwell.components.tune.evidence import TuningEvidence
+    from draftwell.components.tune.report.tables import measured
 
     file = space.device_reports / "tuning.json"
     section = measured(TuningEvidence.read(json.loads(file.read_text(encoding="utf-8")), str(file)))

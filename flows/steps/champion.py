@@ -11,31 +11,31 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.workspace import Workspace
+from draftwell.flows.workspace import Workspace
 
 if TYPE_CHECKING:
-    from registry.releases import ReleaseVersion
-    from registry.store import Store
-    from serving.artifacts.base import Artifact
-    from serving.bundle.manifest import Manifest
+    from draftwell.registry.releases import ReleaseVersion
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.bundle.manifest import Manifest
 
 
 def champion_number(space: Workspace, device: str) -> int | None:
     """The release that an alias names for the pair on a device; None where none does, or where
     there is no registry, which is not made for this question."""
-    from registry.connection import registry_exists
+    from draftwell.registry.connection import registry_exists
 
     if not registry_exists():
         return None
-    from registry.store import Store
+    from draftwell.registry.store import Store
 
     return Store().get_aliases("release", f"{space.spec.name}.{device}").get("champion")
 
 
 def champion_of(space: Workspace, device: str) -> ReleaseVersion | None:
     """The same release, read; None as for `champion_number`."""
-    from registry.releases import find_release
-    from registry.store import Store
+    from draftwell.registry.releases import find_release
+    from draftwell.registry.store import Store
 
     number = champion_number(space, device)
     return None if number is None else find_release(Store(), space.spec.name, device, number)
@@ -44,7 +44,7 @@ def champion_of(space: Workspace, device: str) -> ReleaseVersion | None:
 def current_manifest(space: Workspace, out: Path) -> Manifest | None:
     """The manifest of the bundle that `current` leads to; None where there is no link, or no bundle
     that can be read behind it."""
-    from serving.bundle.manifest import BundleError, read_bundle_manifest
+    from draftwell.serving.bundle.manifest import BundleError, read_bundle_manifest
 
     try:
         return read_bundle_manifest((out / space.spec.name / "current").resolve())
@@ -55,9 +55,9 @@ def current_manifest(space: Workspace, out: Path) -> Manifest | None:
 def serving_release(space: Workspace, device: str, out: Path) -> ReleaseVersion | None:
     """The release behind `current`, where that is a bundle for the device and the registry knows
     it; else the champion."""
-    from registry.connection import registry_exists
-    from registry.releases import find_release
-    from registry.store import Store
+    from draftwell.registry.connection import registry_exists
+    from draftwell.registry.releases import find_release
+    from draftwell.registry.store import Store
 
     served = current_manifest(space, out)
     if served is not None and served.device == device and registry_exists():
@@ -79,7 +79,7 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
     The pair's fingerprint covers the draft's weights, so a release with another draft is refused
     with its artifacts.
     """
-    from serving.artifacts.kinds import find_kind
+    from draftwell.serving.artifacts.kinds import find_kind
 
     found: dict[str, Artifact] = {}
     with tempfile.TemporaryDirectory() as place:

@@ -8,16 +8,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.context import StepContext
-from flows.workspace import Workspace
-from serving.temperature import class_of
+from draftwell.flows.context import StepContext
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
-    from components.collect.settings import CollectionSettings
-    from components.prompts.prompt import Prompt
-    from flows.settings import PipelineSettings
-    from flows.workers.task_runners import WorkerPool
-    from serving.recording.trace import TraceSet
+    from draftwell.components.collect.settings import CollectionSettings
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.settings import PipelineSettings
+    from draftwell.flows.workers.task_runners import WorkerPool
+    from draftwell.serving.recording.trace import TraceSet
 
 MOST_CONTEXT = 4096
 """Positions that a pair is loaded with where nothing says how many it needs."""
@@ -46,14 +46,14 @@ def run_collect(
         folder: of the trace; None takes the workspace's for this temperature.
         fresh: replace traces of other prompts or settings in the folder.
         pool: how shards are spread over workers; None writes them here.
-        log: as in `components.collect.collect.collect_traces`.
+        log: as in `draftwell.components.collect.collect.collect_traces`.
     """
-    from components.collect.collect import collect_traces
+    from draftwell.components.collect.collect import collect_traces
 
     traces = folder or step.workspace.traces_at(settings.temperature)
     spread = None
     if pool is not None:
-        from flows.workers.task_runners import spread_shards
+        from draftwell.flows.workers.task_runners import spread_shards
 
         spread = spread_shards(pool, step, prompts, traces, settings)
     return collect_traces(
@@ -65,7 +65,7 @@ def collection_at(settings: PipelineSettings, temperature: float) -> CollectionS
     """What the flows collect at a temperature: greedy texts of all kinds, which verifier and memory
     are made from; of sampled ones those of the target alone, without hidden states, which are all
     that replay and the acceptance table read."""
-    from components.collect.settings import CollectionSettings
+    from draftwell.components.collect.settings import CollectionSettings
 
     if class_of(temperature) == "greedy":
         return CollectionSettings(max_tokens=settings.collect_tokens)
@@ -87,7 +87,7 @@ def collect_classes(
     Sampled texts are written for the first `settings.sampled_prompts` of the same prompts, so that
     no further ones are learnt from.
     """
-    from flows.loading import worker_pool_of
+    from draftwell.flows.loading import worker_pool_of
 
     found = {}
     for temperature in settings.temperatures:
@@ -107,7 +107,7 @@ def loading(
     workspace: Workspace, prompts: Sequence[Prompt], settings: CollectionSettings
 ) -> dict[str, Any]:
     """How a pair is loaded to collect, from the command line as in the pipeline: arguments of
-    `flows.loading.open_pair`."""
+    `draftwell.flows.loading.open_pair`."""
     return {
         "slots": settings.batch,
         "max_context": context_for(workspace, prompts, settings),
@@ -124,9 +124,9 @@ def context_for(
     Returns:
         None where they need all that the models can read, or what these are loaded with anyway.
     """
-    from components.collect.continuations import turns_of
-    from serving.runtime.model_files import load_tokenizer
-    from serving.runtime.pair import LoadedPair
+    from draftwell.components.collect.continuations import turns_of
+    from draftwell.serving.runtime.model_files import load_tokenizer
+    from draftwell.serving.runtime.pair import LoadedPair
 
     files, spec, max_tokens = workspace.files(), workspace.spec, settings.max_tokens
     # Without models it can only encode, but just as the pair will.

@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.pairs import NAME, ModelSource, PairSpec, fetch, find_pair, list_pairs, write_pair
-from serving.artifacts.pair_files import PairFiles, draftwell_home
-from serving.errors import DraftwellError
-from serving.files import write_json
-from serving.number_format import dtype_of, weights_of
+from draftwell.registry.pairs import (
+    NAME,
+    ModelSource,
+    PairSpec,
+    fetch,
+    find_pair,
+    list_pairs,
+    write_pair,
+)
+from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_json
+from draftwell.serving.number_format import dtype_of, weights_of
 
 if TYPE_CHECKING:
-    from components.distil.distil import Source
-    from components.distil.training import Log, Recipe
-    from components.prompts.prompt import Prompt
-    from serving.runtime.pair import LoadedPair
+    from draftwell.components.distil.distil import Source
+    from draftwell.components.distil.training import Log, Recipe
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.serving.runtime.pair import LoadedPair
 
 Say = Callable[[str], None]
 SHARD = 64
@@ -64,7 +72,7 @@ class DistilRequest:
 @dataclass(frozen=True)
 class Distilled:
     """The result: the pair's file, the draft's folder, and the report of
-    `components.distil.distil`."""
+    `draftwell.components.distil.distil`."""
 
     pair: PairSpec
     file: Path
@@ -81,8 +89,8 @@ def run_distil(
     Everything that a user can get wrong is refused before models are loaded; an earlier draft is
     replaced only by a finished one.
     """
-    from components.distil.distil import distil_draft
-    from components.distil.instructions import split
+    from draftwell.components.distil.distil import distil_draft
+    from draftwell.components.distil.instructions import split
 
     source, known = find_target(wanted.target)
     name = wanted.name or name_of(wanted.target)
@@ -124,7 +132,7 @@ def run_distil(
 def exclusive_pair(name: str, work: Path) -> Iterator[None]:
     """Hold a pair's name and a work folder against other distillations: of two with the same name
     only the last would remain."""
-    from components.collect.plan import exclusive_folder
+    from draftwell.components.collect.plan import exclusive_folder
 
     with ExitStack() as held:
         for folder in {
@@ -139,7 +147,7 @@ def exclusive_pair(name: str, work: Path) -> Iterator[None]:
 
 def check_out(out: Path, work: Path) -> None:
     """Refuse a folder with other content: a finished draft replaces the folder."""
-    from serving.artifacts.base import MANIFEST, read_manifest
+    from draftwell.serving.artifacts.base import MANIFEST, read_manifest
 
     here, there = out.expanduser().absolute(), work.expanduser().absolute()
     if here == there or here in there.parents or there in here.parents:
@@ -168,7 +176,7 @@ def check_out(out: Path, work: Path) -> None:
 
 def keep_report(made: Distilled) -> Path:
     """Write the report into the pair's workspace."""
-    from flows.workspace import Workspace
+    from draftwell.flows.workspace import Workspace
 
     return write_json(Workspace(str(made.file)).reports / "distilled_draft.json", made.report)
 
@@ -276,8 +284,8 @@ def read_config(folder: Path) -> Any:
 
 def recipe_of(wanted: DistilRequest, config: Any) -> Recipe:
     """The recipe for a target of this configuration."""
-    from components.distil.family import check_layers, default_layers
-    from components.distil.training import Recipe
+    from draftwell.components.distil.family import check_layers, default_layers
+    from draftwell.components.distil.training import Recipe
 
     count = config.num_hidden_layers
     layers = default_layers(count) if wanted.layers is None else check_layers(wanted.layers, count)
@@ -286,7 +294,7 @@ def recipe_of(wanted: DistilRequest, config: Any) -> Recipe:
 
 def longest_of(wanted: DistilRequest, config: Any) -> int:
     """Positions that a target of this configuration is loaded with."""
-    from components.distil.distil import LONGEST_PROMPT
+    from draftwell.components.distil.distil import LONGEST_PROMPT
 
     longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
     if longest <= wanted.max_tokens:
@@ -306,7 +314,7 @@ def load_target(
     """The target alone, with as many slots as its device fills."""
     from transformers.utils import logging
 
-    from serving.runtime.pair import LoadSettings, load_pair
+    from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
     logging.disable_progress_bar()
     say(f"loading {wanted.target} in {wanted.dtype}")
@@ -336,13 +344,13 @@ def source_of(
         chosen: both, of a user's prompts; None has the target invent what it is asked, and measures
             on the shipped demo prompts.
     """
-    from components.distil.distil import LONGEST_PROMPT, Source
-    from components.distil.instructions import UNTOUCHED, kept_instructions
-    from components.distil.writers import writer_of
-    from components.prompts.overlap import hashes_of
-    from components.prompts.prompt import demo_prompts, ids_of
-    from serving.artifacts.pair_files import weights_digest
-    from serving.runtime.engine.thread_governor import governor_for
+    from draftwell.components.distil.distil import LONGEST_PROMPT, Source
+    from draftwell.components.distil.instructions import UNTOUCHED, kept_instructions
+    from draftwell.components.distil.writers import writer_of
+    from draftwell.components.prompts.overlap import hashes_of
+    from draftwell.components.prompts.prompt import demo_prompts, ids_of
+    from draftwell.serving.artifacts.pair_files import weights_digest
+    from draftwell.serving.runtime.engine.thread_governor import governor_for
 
     donor = weights_digest(files.target)
     writer = writer_of(pair, AT_ONCE[wanted.device], governor_for(wanted.threads, wanted.device))

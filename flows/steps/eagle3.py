@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.workspace import Workspace
-from serving.artifacts.base import digest_of
-from serving.artifacts.pair_files import fingerprint
-from serving.device import core_ids
-from serving.files import write_json
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.base import digest_of
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.device import core_ids
+from draftwell.serving.files import write_json
 
 if TYPE_CHECKING:
-    from components.distil.distil import Source
-    from components.distil.training import Log
-    from components.prompts.prompt import Prompt
-    from serving.artifacts.eagle3_head import Eagle3Head
-    from serving.runtime.pair import LoadedPair
+    from draftwell.components.distil.distil import Source
+    from draftwell.components.distil.training import Log
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+    from draftwell.serving.runtime.pair import LoadedPair
 
 Say = Callable[[str], None]
 SHARD = 64
@@ -59,7 +59,7 @@ def run_train_eagle3(
     log: Log = lambda name, value, step: None,
 ) -> tuple[Eagle3Head, dict[str, Any]]:
     """Train a head, put it into the workspace, and return it with the report of
-    `components.distil.eagle3` and the `curves` of training.
+    `draftwell.components.distil.eagle3` and the `curves` of training.
 
     A run that was stopped resumes: shards, checkpoint and curves are in the work folder.
 
@@ -67,13 +67,13 @@ def run_train_eagle3(
         DraftwellError: a head cannot start from the target (`start.check_startable`), or it is too
             shallow; or as in `train_on`.
     """
-    from components.collect.plan import exclusive_folder
-    from components.distil.curves import Curves
-    from components.distil.eagle3.distil import checkpoint_folder, distil_head
-    from components.distil.eagle3.network import default_features
-    from components.distil.eagle3.plots import training_plot
-    from components.distil.eagle3.recipe import HeadRecipe
-    from components.report.drawing import check_drawing, note_artifact
+    from draftwell.components.collect.plan import exclusive_folder
+    from draftwell.components.distil.curves import Curves
+    from draftwell.components.distil.eagle3.distil import checkpoint_folder, distil_head
+    from draftwell.components.distil.eagle3.network import default_features
+    from draftwell.components.distil.eagle3.plots import training_plot
+    from draftwell.components.distil.eagle3.recipe import HeadRecipe
+    from draftwell.components.report.drawing import check_drawing, note_artifact
 
     check_drawing()
     work = wanted.work or space.root / "eagle3"
@@ -129,11 +129,11 @@ def load_target(space: Workspace, wanted: HeadRequest, say: Say) -> LoadedPair:
     """The pair's target alone, in a form that can be trained against."""
     from transformers.utils import logging
 
-    from components.distil.distil import LONGEST_PROMPT
-    from components.distil.eagle3.start import check_startable
-    from serving.artifacts.pair_files import PairFiles
-    from serving.number_format import dtype_of
-    from serving.runtime.pair import LoadSettings, load_pair
+    from draftwell.components.distil.distil import LONGEST_PROMPT
+    from draftwell.components.distil.eagle3.start import check_startable
+    from draftwell.serving.artifacts.pair_files import PairFiles
+    from draftwell.serving.number_format import dtype_of
+    from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
     logging.disable_progress_bar()
     say(f"loading the target of {space.spec.name}")
@@ -162,12 +162,12 @@ def source_of(
     say: Say,
 ) -> Source:
     """What is learned from: prompts as ids, and a writer that gives the states of the layers."""
-    from components.distil.distil import LONGEST_PROMPT, Source
-    from components.distil.instructions import kept_instructions
-    from components.distil.writers import writer_of
-    from components.prompts.overlap import different, hashes_of
-    from components.prompts.prompt import ids_of
-    from serving.artifacts.pair_files import weights_digest
+    from draftwell.components.distil.distil import LONGEST_PROMPT, Source
+    from draftwell.components.distil.instructions import kept_instructions
+    from draftwell.components.distil.writers import writer_of
+    from draftwell.components.prompts.overlap import different, hashes_of
+    from draftwell.components.prompts.prompt import ids_of
+    from draftwell.serving.artifacts.pair_files import weights_digest
 
     donor = weights_digest(space.files().target)
     writer = writer_of(pair, min(AT_ONCE, 16 * len(core_ids())), features=layers)

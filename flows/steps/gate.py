@@ -13,32 +13,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.gate.settings import DEFAULTS, GateSettings
-from components.gate.verdict import GateVerdict, Thresholds
-from flows.context import StepContext, artifact_prompts
-from flows.steps.champion import artifacts_of
-from flows.steps.gate_parts.bench import BenchJudge, SampledVerdict, measured, sampled_verdict
-from flows.steps.gate_parts.champion import ChampionComparison, find_rival
-from flows.steps.gate_parts.checks import (
+from draftwell.components.gate.settings import DEFAULTS, GateSettings
+from draftwell.components.gate.verdict import GateVerdict, Thresholds
+from draftwell.flows.context import StepContext, artifact_prompts
+from draftwell.flows.steps.champion import artifacts_of
+from draftwell.flows.steps.gate_parts.bench import (
+    BenchJudge,
+    SampledVerdict,
+    measured,
+    sampled_verdict,
+)
+from draftwell.flows.steps.gate_parts.champion import ChampionComparison, find_rival
+from draftwell.flows.steps.gate_parts.checks import (
     footprint_check,
     identity_verdict,
     missing,
     prediction_check,
     weights_check,
 )
-from flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
-from serving.artifacts.kinds import refuse_other_device
-from serving.device import device_type
-from serving.errors import DraftwellError
+from draftwell.flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
+from draftwell.serving.artifacts.kinds import refuse_other_device
+from draftwell.serving.device import device_type
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.bench.schema import BenchReport
-    from components.prompts.prompt import Prompt
-    from registry.releases import ReleaseVersion
-    from registry.store import Store
-    from serving.artifacts.base import Artifact
-    from serving.artifacts.decoding_config import DecodingConfig
-    from serving.runtime.strategies import StrategyResources
+    from draftwell.components.bench.schema import BenchReport
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.registry.releases import ReleaseVersion
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.runtime.strategies import StrategyResources
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,10 @@ def gate_release(
         of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its
             number), `verdict`.
     """
-    from registry.bundles.build import build_to_judge
-    from registry.gates import load_gates
-    from registry.store import Store
-    from serving.bundle.bundle import open_bundle
+    from draftwell.registry.bundles.build import build_to_judge
+    from draftwell.registry.gates import load_gates
+    from draftwell.registry.store import Store
+    from draftwell.serving.bundle.bundle import open_bundle
 
     store, thresholds = Store(), Thresholds.of(load_gates().model_dump())
     candidate = open_candidate(step, store, gated_device(step, settings), alias)
@@ -171,8 +176,8 @@ def open_candidate(step: StepContext, store: Store, device: str, alias: str | in
         DraftwellError: it is for other models than those that are loaded, or holds an artifact of
             another device.
     """
-    from registry.releases import find_release
-    from serving.runtime.strategies import StrategyResources
+    from draftwell.registry.releases import find_release
+    from draftwell.serving.runtime.strategies import StrategyResources
 
     release = find_release(store, step.workspace.spec.name, device, alias)
     if release.fingerprint != step.pair.fingerprint:
@@ -203,8 +208,8 @@ def judged(
     settings: GateSettings,
 ) -> Judged:
     """The benches, and the verdict on all but the bundle."""
-    from components.gate.own_prompts import JudgingPrompts
-    from components.gate.temperatures import judge_artifacts
+    from draftwell.components.gate.own_prompts import JudgingPrompts
+    from draftwell.components.gate.temperatures import judge_artifacts
 
     config, resources = candidate.config, candidate.resources
     used = artifact_prompts(candidate.artifacts, step.workspace.files().draft)

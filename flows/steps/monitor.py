@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-import registry
-from flows.failures import will_pass
-from flows.settings import TrafficSettings
-from flows.steps.reference_traces import Served, find_reference, keep_reference, served
-from flows.workspace import Workspace
-from serving.artifacts.kinds import KINDS, WATCHED
-from serving.artifacts.pair_files import draftwell_home
-from serving.errors import DraftwellError
-from serving.files import write_atomically
-from serving.recording.trace_schema import LOSSY
+from draftwell import registry
+from draftwell.flows.failures import will_pass
+from draftwell.flows.settings import TrafficSettings
+from draftwell.flows.steps.reference_traces import Served, find_reference, keep_reference, served
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.kinds import KINDS, WATCHED
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
+from draftwell.serving.recording.trace_schema import LOSSY
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from components.drift.schema import DriftLimits, DriftReport
+    from draftwell.components.drift.schema import DriftLimits, DriftReport
 
 HEADS = ("eagle3_head", "medusa_heads")
 """Kinds that draft by themselves and take long to train."""
@@ -63,8 +63,8 @@ def load_limits(path: Path | None = None) -> DriftLimits:
     >>> load_limits().false_alarm_rate
     0.001
     """
-    from components.drift.schema import DriftLimits
-    from registry.strict import read_yaml
+    from draftwell.components.drift.schema import DriftLimits
+    from draftwell.registry.strict import read_yaml
 
     return read_yaml(path or Path(registry.__file__).parent / "drift.yaml", DriftLimits)
 
@@ -98,10 +98,10 @@ def check(
         DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of
             another pair.
     """
-    from components.collect.plan import prompt_hashes
-    from components.drift.drift import Subject, WatchedArtifacts, compare_traffic
-    from components.drift.spool import read_spool
-    from components.drift.traffic import COLUMNS, HIDDEN, read_traffic
+    from draftwell.components.collect.plan import prompt_hashes
+    from draftwell.components.drift.drift import Subject, WatchedArtifacts, compare_traffic
+    from draftwell.components.drift.spool import read_spool
+    from draftwell.components.drift.traffic import COLUMNS, HIDDEN, read_traffic
 
     limits = limits or load_limits()
     champion = served(space, device, out)
@@ -176,7 +176,7 @@ def check(
 def heads_left(champion: Served, pair: str) -> list[str]:
     """A line for each head that the champion drafts from: no flow trains it again, and traffic that
     has changed may fit it less."""
-    from serving.runtime.strategies import find_strategy, served_choice
+    from draftwell.serving.runtime.strategies import find_strategy, served_choice
 
     config: Any = champion.artifacts.get("decoding_config")
     if config is None:
@@ -201,7 +201,7 @@ def comparable(
     """The feedback that can be compared, the kinds of texts that are, and why there is none: texts
     of a lossy champion's own strategy are compared with such texts only, unless a person names a
     reference."""
-    from components.drift.traffic import shared_kinds
+    from draftwell.components.drift.traffic import shared_kinds
 
     if named is not None or champion.lossy is None:
         return feedback, shared_kinds(reference, feedback), []
@@ -223,7 +223,7 @@ def left_out(
 ) -> tuple[list[str], list[str]]:
     """What is left out of the feedback because a strategy of the other sort, lossy or lossless,
     wrote it: notes and, where that is most of it, doubts."""
-    from components.drift.traffic import prompts_of_the_other_sort
+    from draftwell.components.drift.traffic import prompts_of_the_other_sort
 
     count, by = (
         prompts_of_the_other_sort(feedback, kinds),
@@ -272,7 +272,7 @@ def promoted(champion: Served) -> datetime | None:
     never deployed."""
     if champion.release is None:
         return None
-    from registry.promotion import CHAMPION_SINCE
+    from draftwell.registry.promotion import CHAMPION_SINCE
 
     tag = champion.release.published.tags.get(CHAMPION_SINCE)
     return datetime.fromisoformat(tag) if tag else None
@@ -307,9 +307,9 @@ def untouched(
         hashes: prompt id → hash; None where the reference does not record its prompts, or the
             verifier none: then all count as new to it.
     """
-    from components.collect.repeated_prompts import first_of_the_same
-    from components.drift.prompts import untouched_prompts
-    from components.train.examples import LEAST_PROMPTS
+    from draftwell.components.collect.repeated_prompts import first_of_the_same
+    from draftwell.components.drift.prompts import untouched_prompts
+    from draftwell.components.train.examples import LEAST_PROMPTS
 
     alike = first_of_the_same(rows)
     different = sorted({alike.get(name, name) for name in rows.column("prompt_id").to_pylist()})
@@ -328,7 +328,7 @@ def write_report(report: DriftReport, folder: Path) -> list[Path]:
     """`drift.json`, `drift.md` and the plots in a folder; returns all of them."""
     import json
 
-    from components.drift.report import drift_json, drift_markdown, drift_plots
+    from draftwell.components.drift.report import drift_json, drift_markdown, drift_plots
 
     data, text = folder / "drift.json", folder / "drift.md"
     write_atomically(
@@ -340,8 +340,8 @@ def write_report(report: DriftReport, folder: Path) -> list[Path]:
 
 def note_in_registry(champion: Served, report: DriftReport) -> None:
     """Keep the report with the champion's run in MLflow, and name it in a tag of that version."""
-    from components.drift.report import drift_markdown
-    from registry.store import Store
+    from draftwell.components.drift.report import drift_markdown
+    from draftwell.registry.store import Store
 
     if champion.release is None:
         return

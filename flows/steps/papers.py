@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.papers.cell_file import CellFile, counted_texts
-from components.papers.cells import FULL, Cell, Scale, padding_name
-from components.papers.comparison import results
-from components.papers.made_of import MadeOf
-from components.papers.page import (
+from draftwell.components.papers.cell_file import CellFile, counted_texts
+from draftwell.components.papers.cells import FULL, Cell, Scale, padding_name
+from draftwell.components.papers.comparison import results
+from draftwell.components.papers.made_of import MadeOf
+from draftwell.components.papers.page import (
     CONFIDENCE,
     CURVES,
     LOSSES,
@@ -24,7 +24,7 @@ from components.papers.page import (
     further,
     render,
 )
-from components.papers.plots import (
+from draftwell.components.papers.plots import (
     draw_confidence,
     draw_curves,
     draw_losses,
@@ -34,20 +34,20 @@ from components.papers.plots import (
     draw_rounds,
     draw_table,
 )
-from components.papers.points import measured_points, published_points
-from components.papers.replays import SLOTS
-from components.papers.runner import Opened
-from components.papers.tables import Paper, PaperTable
-from components.prompts.overlap import TrainingPrompts
-from flows.context import distilled_draft, made_from_prompts
-from flows.workspace import Say, Workspace
-from serving.artifacts.base import digest_of
-from serving.artifacts.pair_files import fingerprint
-from serving.files import write_atomically
+from draftwell.components.papers.points import measured_points, published_points
+from draftwell.components.papers.replays import SLOTS
+from draftwell.components.papers.runner import Opened
+from draftwell.components.papers.tables import Paper, PaperTable
+from draftwell.components.prompts.overlap import TrainingPrompts
+from draftwell.flows.context import distilled_draft, made_from_prompts
+from draftwell.flows.workspace import Say, Workspace
+from draftwell.serving.artifacts.base import digest_of
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.files import write_atomically
 
 if TYPE_CHECKING:
-    from serving.artifacts.base import Artifact
-    from serving.runtime.pair import LoadedPair
+    from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.runtime.pair import LoadedPair
 
 
 FEW_SIZES = (1, 2, 4, 8, 32)
@@ -58,7 +58,7 @@ interpolated."""
 def own_format(device: str) -> str:
     """The number format of a run: bfloat16, but float32 on CPUs that have no instructions for
     it."""
-    from serving.device import lacks_bfloat16
+    from draftwell.serving.device import lacks_bfloat16
 
     return "float32" if device == "cpu" and lacks_bfloat16() else "bfloat16"
 
@@ -68,9 +68,9 @@ def open_cells(
 ) -> Opened:
     """The pair of cells that have one, loaded, with the shipped artifacts that their strategies
     read, and a hardware profile of now."""
-    from components.bench.runner import core_plan
-    from serving.artifacts.kinds import find_kind
-    from serving.runtime.strategies import StrategyChoice, StrategyResources
+    from draftwell.components.bench.runner import core_plan
+    from draftwell.serving.artifacts.kinds import find_kind
+    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
     choices = [
         StrategyChoice(core_plan(choice.name)[0], choice.parameters)
@@ -104,8 +104,8 @@ def open_cells(
 def kinds_of(cells: Sequence[Cell]) -> list[str]:
     """Kinds of artifacts that the strategies of cells read, but for the hardware profile: that is
     measured."""
-    from components.bench.runner import core_plan
-    from serving.runtime.strategies import find_strategy
+    from draftwell.components.bench.runner import core_plan
+    from draftwell.serving.runtime.strategies import find_strategy
 
     names = dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices())
     return list(
@@ -143,8 +143,8 @@ def made_of(cell: Cell, dtype: str, device: str, say: Say) -> MadeOf:
 
 def empty_table(pair: LoadedPair) -> Artifact:
     """SPIDE's table before anything is counted: it learns online alone, as in the paper."""
-    from components.report.provenance import provenance
-    from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+    from draftwell.components.report.provenance import provenance
+    from draftwell.serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
 
     nothing = [0] * len(MIDPOINTS)
     return AcceptanceTable(nothing, nothing, provenance(pair))
@@ -158,9 +158,9 @@ def measured_profile(
     Args:
         patience: seconds that may go into waiting for fast memory, on CPUs.
     """
-    from components.calibrate.hardware_profile import SIZES, measure_profile
-    from components.calibrate.memory_rate import Patience
-    from components.report.provenance import provenance
+    from draftwell.components.calibrate.hardware_profile import SIZES, measure_profile
+    from draftwell.components.calibrate.memory_rate import Patience
+    from draftwell.components.report.provenance import provenance
 
     if "draft" not in pair.models:
         return None
@@ -273,7 +273,7 @@ def log_page(page: Page, pictures: Sequence[Path]) -> str | None:
     Returns:
         its address for a person; None where there is no registry.
     """
-    from registry.connection import (
+    from draftwell.registry.connection import (
         artifact_folder,
         connect,
         default_uri,

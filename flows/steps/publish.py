@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.context import StepContext, pictures_of
-from flows.workspace import Workspace
-from serving.errors import DraftwellError
+from draftwell.flows.context import StepContext, pictures_of
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from registry.composing import Composition
-    from registry.releases import ReleaseVersion
-    from serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.registry.composing import Composition
+    from draftwell.registry.releases import ReleaseVersion
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ def run_publish(
     Raises:
         DraftwellError: no tuned config for the device, or one that was made on another.
     """
-    from flows.steps.eagle3 import curves_of
-    from flows.steps.reference_traces import keep_served
-    from registry.pairs import model_records
-    from registry.releases import create_release
-    from registry.store import Store
-    from serving.artifacts.decoding_config import DecodingConfig
-    from serving.artifacts.kinds import KINDS
+    from draftwell.flows.steps.eagle3 import curves_of
+    from draftwell.flows.steps.reference_traces import keep_served
+    from draftwell.registry.pairs import model_records
+    from draftwell.registry.releases import create_release
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.artifacts.kinds import KINDS
 
     space, store = step.workspace, Store()
     files = space.files()
@@ -102,8 +102,8 @@ def check_temperatures(config: DecodingConfig, folders: Mapping[str, Path]) -> N
     Raises:
         DraftwellError: there is one (`artifact_of_another_temperature`).
     """
-    from components.gate.temperatures import objections
-    from serving.artifacts.kinds import find_kind
+    from draftwell.components.gate.temperatures import objections
+    from draftwell.serving.artifacts.kinds import find_kind
 
     tied = {kind: folder for kind, folder in folders.items() if find_kind(kind).tied_to_temperature}
     artifacts = {kind: find_kind(kind).load_class().load(folder) for kind, folder in tied.items()}
@@ -116,7 +116,7 @@ def check_temperatures(config: DecodingConfig, folders: Mapping[str, Path]) -> N
 
 def shown_settings(config: DecodingConfig) -> dict[str, Any]:
     """What MLflow shows as a release's parameters next to its versions."""
-    from registry.cards.model_card import choice_settings
+    from draftwell.registry.cards.model_card import choice_settings
 
     settings = choice_settings(config.strategy, config.parameters)
     if config.sampled is not None:
@@ -138,19 +138,19 @@ def publish_picked(space: Workspace, device: str, pins: Mapping[str, str]) -> Pi
     Args:
         pins: kind → number or alias of a version.
     Raises:
-        DraftwellError: see `registry.composing.compose` and `check_temperatures`; nothing was
-            registered.
+        DraftwellError: see `draftwell.registry.composing.compose` and `check_temperatures`; nothing
+            was registered.
     """
-    from flows.loading import open_pair
-    from flows.steps.reference_traces import keep_served
-    from registry.composing import compose
-    from registry.pairs import model_records
-    from registry.releases import create_release
-    from registry.store import Store
-    from serving.artifacts.decoding_config import DecodingConfig
-    from serving.artifacts.kinds import find_kind
-    from serving.device import checked_device
-    from serving.runtime.strategies import find_strategy
+    from draftwell.flows.loading import open_pair
+    from draftwell.flows.steps.reference_traces import keep_served
+    from draftwell.registry.composing import compose
+    from draftwell.registry.pairs import model_records
+    from draftwell.registry.releases import create_release
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.artifacts.kinds import find_kind
+    from draftwell.serving.device import checked_device
+    from draftwell.serving.runtime.strategies import find_strategy
 
     store, name = Store(), space.spec.name
     chosen = compose(store, name, device, pins)
@@ -192,7 +192,7 @@ def publish_picked(space: Workspace, device: str, pins: Mapping[str, str]) -> Pi
 
 def notes_on(chosen: Composition, config: DecodingConfig) -> Iterator[str]:
     """What a person should know of a composition before the gate measures it."""
-    from serving.runtime.strategies import find_strategy
+    from draftwell.serving.runtime.strategies import find_strategy
 
     names = list(
         dict.fromkeys([config.strategy, *([config.sampled.strategy] if config.sampled else [])])

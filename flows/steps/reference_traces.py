@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.context import StepContext
-from flows.steps.champion import artifacts_of, serving_release
-from flows.workspace import Workspace
-from serving.artifacts.kinds import KINDS, WATCHED
-from serving.errors import DraftwellError
-from serving.files import json_digest
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import LOSSY, TraceError
-from serving.temperature import SERVED_TEMPERATURE
+from draftwell.flows.context import StepContext
+from draftwell.flows.steps.champion import artifacts_of, serving_release
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.kinds import KINDS, WATCHED
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import LOSSY, TraceError
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 if TYPE_CHECKING:
-    from registry.releases import ReleaseVersion
-    from serving.artifacts.base import Artifact
-    from serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.registry.releases import ReleaseVersion
+    from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
 RECALIBRATIONS = "recalibrations"
 SLOTS = 4
@@ -66,7 +66,7 @@ class Served:
     def lossy(self) -> DecodingConfig | None:
         """Its config where its strategy is lossy: a server records what that writes as texts of a
         kind of their own (`trace.LOSSY`)."""
-        from serving.runtime.strategies import find_strategy
+        from draftwell.serving.runtime.strategies import find_strategy
 
         config: Any = self.artifacts.get("decoding_config")
         return (
@@ -99,7 +99,7 @@ def served(space: Workspace, device: str, out: Path) -> Served:
 
 def of_release(release: ReleaseVersion) -> Served:
     """What a release pins, from the registry."""
-    from registry.store import Store
+    from draftwell.registry.store import Store
 
     return Served(
         release.name,
@@ -157,7 +157,7 @@ def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
     """Keep a reference by hard links, which take no room; where there are none the traces are
     copied. The folder appears complete."""
     folder = kept_reference(space, digest)
-    from components.collect.plan import PLAN
+    from draftwell.components.collect.plan import PLAN
 
     if folder.is_dir():
         return
@@ -185,7 +185,7 @@ def served_reference(space: Workspace, champion: Served) -> Path:
     """The folder of what a lossy champion's strategy wrote on the prompts that it was calibrated
     on. Its name is a digest of all inputs, so that another release with the same config, artifacts
     and traces finds it too."""
-    from serving.runtime.strategies import find_strategy
+    from draftwell.serving.runtime.strategies import find_strategy
 
     config = champion.lossy
     assert config is not None
@@ -203,7 +203,7 @@ def served_reference(space: Workspace, champion: Served) -> Path:
 
 def is_usable(folder: Path) -> bool:
     """Whether a folder holds a finished collection that can be read."""
-    from components.collect.plan import is_complete, read_plan
+    from draftwell.components.collect.plan import is_complete, read_plan
 
     if read_plan(folder) is None or not is_complete(folder):
         return False
@@ -220,7 +220,7 @@ def keep_served(step: StepContext, release: ReleaseVersion, config: DecodingConf
     A collection that was cut short is resumed. One that fails stops no release: monitoring then
     says that the reference is missing.
     """
-    from serving.runtime.strategies import find_strategy
+    from draftwell.serving.runtime.strategies import find_strategy
 
     if find_strategy(config.strategy).lossless:
         return
@@ -242,11 +242,11 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
     Raises:
         DraftwellError: these traces are gone, or another collection is writing to the folder.
     """
-    from components.collect.collect import collect_lossy_texts
-    from components.collect.plan import forget, is_complete, read_plan
-    from components.collect.settings import CollectionSettings
-    from components.drift.prompts import prompts_of_trace
-    from serving.runtime.strategies import StrategyResources, build_strategy
+    from draftwell.components.collect.collect import collect_lossy_texts
+    from draftwell.components.collect.plan import forget, is_complete, read_plan
+    from draftwell.components.collect.settings import CollectionSettings
+    from draftwell.components.drift.prompts import prompts_of_trace
+    from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 
     config, pair = champion.lossy, step.pair
     assert config is not None

@@ -10,15 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from flows.failures import will_pass
-from flows.loading import open_from_settings
-from flows.settings import PipelineSettings, TrafficSettings
-from flows.steps.monitor import load_limits, spool_of, watched_temperature
-from flows.workspace import Workspace
-from serving.errors import DraftwellError
+from draftwell.flows.failures import will_pass
+from draftwell.flows.loading import open_from_settings
+from draftwell.flows.settings import PipelineSettings, TrafficSettings
+from draftwell.flows.steps.monitor import load_limits, spool_of, watched_temperature
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.prompts.prompt import Prompt
+    from draftwell.components.prompts.prompt import Prompt
 
 FEWEST = 40
 """Different prompts that a calibration on traffic needs: eight each to calibrate and to tune,
@@ -40,8 +40,8 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
     Raises:
         DraftwellError: no spool, an empty one, or too few prompts in it.
     """
-    from components.drift.prompts import spooled_prompts
-    from components.drift.spool import read_spool
+    from draftwell.components.drift.prompts import spooled_prompts
+    from draftwell.components.drift.spool import read_spool
 
     if not spool.is_dir():
         raise DraftwellError(
@@ -79,7 +79,7 @@ def take_prompts(settings: TrafficSettings, space: Workspace) -> None:
         DraftwellError: the registry, which records the temperature of the champion's traces, does
             not answer.
     """
-    from components.drift.prompts import write_prompts
+    from draftwell.components.drift.prompts import write_prompts
 
     file, spool = space.root / PROMPTS, spool_of(space, settings.spool)
     if not spool.is_dir():

@@ -6,22 +6,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from components.calibrate.settings import MemorySettings
-from components.train.settings import VerifierSettings
-from flows.context import StepContext, open_trace, prompts_behind, take_untouched, training_prompts
-from serving.errors import DraftwellError
+from draftwell.components.calibrate.settings import MemorySettings
+from draftwell.components.train.settings import VerifierSettings
+from draftwell.flows.context import (
+    StepContext,
+    open_trace,
+    prompts_behind,
+    take_untouched,
+    training_prompts,
+)
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.prompts.prompt import Prompt
-    from components.train.datastore import DatastoreReport
-    from components.train.medusa import MedusaReport
-    from components.train.reports import HeadReport, ScoreCost, VerifierReport
-    from flows.settings import PipelineSettings
-    from serving.artifacts.acceptance_table import AcceptanceTable
-    from serving.artifacts.base import Artifact, Provenance
-    from serving.artifacts.hardware_profile import HardwareProfile
-    from serving.recording.trace import TraceSet
-    from serving.runtime.types import Rows
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.train.datastore import DatastoreReport
+    from draftwell.components.train.medusa import MedusaReport
+    from draftwell.components.train.reports import HeadReport, ScoreCost, VerifierReport
+    from draftwell.flows.settings import PipelineSettings
+    from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+    from draftwell.serving.artifacts.base import Artifact, Provenance
+    from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+    from draftwell.serving.recording.trace import TraceSet
+    from draftwell.serving.runtime.types import Rows
 
 
 def run_train(
@@ -35,13 +41,13 @@ def run_train(
     written before all that can fail.
 
     Args:
-        settings, test: as in `components.train.verifier.train_verifier`.
+        settings, test: as in `draftwell.components.train.verifier.train_verifier`.
     """
-    from components.gate.verdict_report import write_text
-    from components.report.drawing import check_drawing
-    from components.train.report.plots import verifier_plots
-    from components.train.report.verifier_page import verifier_markdown
-    from components.train.verifier import train_verifier
+    from draftwell.components.gate.verdict_report import write_text
+    from draftwell.components.report.drawing import check_drawing
+    from draftwell.components.train.report.plots import verifier_plots
+    from draftwell.components.train.report.verifier_page import verifier_markdown
+    from draftwell.components.train.verifier import train_verifier
 
     check_drawing()
     origin = made_from(step, traces)
@@ -64,11 +70,14 @@ def run_train_head(
     """Train a SpecDec++ acceptance head, put it into the workspace and return its report.
 
     Args:
-        test, seed: as in `components.train.acceptance_head.train_acceptance_head`.
+        test, seed: as in `draftwell.components.train.acceptance_head.train_acceptance_head`.
     """
-    from components.report.drawing import check_drawing
-    from components.train.acceptance_head import HeadTrainingSettings, train_acceptance_head
-    from components.train.report.plots import acceptance_head_plot
+    from draftwell.components.report.drawing import check_drawing
+    from draftwell.components.train.acceptance_head import (
+        HeadTrainingSettings,
+        train_acceptance_head,
+    )
+    from draftwell.components.train.report.plots import acceptance_head_plot
 
     check_drawing()
     head, report = train_acceptance_head(
@@ -87,7 +96,7 @@ def run_train_head(
 def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
     """Make a datastore of the target's own texts, put it into the workspace and return its
     report."""
-    from components.train.datastore import build_datastore
+    from draftwell.components.train.datastore import build_datastore
 
     store, report = build_datastore(traces, made_from(step, traces))
     step.workspace.save(store)
@@ -105,11 +114,11 @@ def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
     Returns:
         the report of the new one; None where nothing was made.
     """
-    from components.train.datastore import build_datastore
-    from flows.steps.champion import champion_of
-    from flows.steps.tune import champion_decoding
-    from serving.artifacts.datastore import Datastore
-    from serving.runtime.strategies import find_strategy, served_choice
+    from draftwell.components.train.datastore import build_datastore
+    from draftwell.flows.steps.champion import champion_of
+    from draftwell.flows.steps.tune import champion_decoding
+    from draftwell.serving.artifacts.datastore import Datastore
+    from draftwell.serving.runtime.strategies import find_strategy, served_choice
 
     release = champion_of(step.workspace, device)
     config = (
@@ -141,9 +150,9 @@ def run_train_medusa(
     their report.
 
     Args:
-        test, seed: as in `components.train.medusa.train_medusa_heads`.
+        test, seed: as in `draftwell.components.train.medusa.train_medusa_heads`.
     """
-    from components.train.medusa import MedusaSettings, train_medusa_heads
+    from draftwell.components.train.medusa import MedusaSettings, train_medusa_heads
 
     heads, report = train_medusa_heads(
         step.pair, traces, made_from(step, traces), MedusaSettings(seed=seed), test=test
@@ -156,7 +165,7 @@ def run_train_medusa(
 def made_from(step: StepContext, traces: TraceSet) -> Provenance:
     """Provenance of what is made from traces, with their temperature: it is for requests of that
     class."""
-    from components.report.provenance import provenance
+    from draftwell.components.report.provenance import provenance
 
     prompts, unknown = prompts_behind(traces, step.pair)
     return provenance(
@@ -172,7 +181,7 @@ def measure_cost(
     step: StepContext, trained: Artifact, score: Callable[[Rows, int], float]
 ) -> ScoreCost:
     """Measure the time of a score, and add it to the artifact's metrics."""
-    from components.train.score_cost import time_score
+    from draftwell.components.train.score_cost import time_score
 
     cost = time_score(step.pair, score)
     metrics = {**trained.provenance.metrics, "score_us": cost.score_us, "score_share": cost.share}
@@ -203,12 +212,15 @@ def run_calibrate(
         keep_sampled: the counts of sampled texts that are in the table of before
             (`run_calibrate_sampled`) stay in it.
     """
-    from components.calibrate.acceptance_table import build_acceptance_table, with_sampled
-    from components.calibrate.correction_memory import build_correction_memory, partial_file
-    from components.calibrate.hardware_profile import measure_profile
-    from components.calibrate.plots import acceptance_plot, rejection_tail
-    from components.prompts.overlap import hashes_of
-    from components.report.provenance import provenance
+    from draftwell.components.calibrate.acceptance_table import build_acceptance_table, with_sampled
+    from draftwell.components.calibrate.correction_memory import (
+        build_correction_memory,
+        partial_file,
+    )
+    from draftwell.components.calibrate.hardware_profile import measure_profile
+    from draftwell.components.calibrate.plots import acceptance_plot, rejection_tail
+    from draftwell.components.prompts.overlap import hashes_of
+    from draftwell.components.report.provenance import provenance
 
     prompts = take_untouched(
         step, training_prompts(step.workspace, traces.folder, pair=step.pair), prompts, limit
@@ -254,8 +266,8 @@ def run_calibrate(
 def run_profile(step: StepContext) -> dict[str, Any]:
     """Make the hardware profile alone, which is all that can be calibrated without a draft model,
     and return a summary."""
-    from components.calibrate.hardware_profile import measure_profile
-    from components.report.provenance import provenance
+    from draftwell.components.calibrate.hardware_profile import measure_profile
+    from draftwell.components.report.provenance import provenance
 
     head: Any = step.workspace.found(step.pair, "eagle3_head")
     times = measure_profile(step.pair, provenance(step.pair), head=head)
@@ -288,7 +300,11 @@ def run_calibrate_sampled(
         DraftwellError: there is no table of greedy texts to add them to (`no_greedy_table`), or as
             in `build_sampled_table`.
     """
-    from components.calibrate.acceptance_table import build_sampled_table, rates, with_sampled
+    from draftwell.components.calibrate.acceptance_table import (
+        build_sampled_table,
+        rates,
+        with_sampled,
+    )
 
     table = known_table(step)
     if table is None:
@@ -330,8 +346,8 @@ def calibrate_as(
 def known_table(step: StepContext) -> AcceptanceTable | None:
     """The acceptance table that strategies get: the workspace's, else what the pair ships with;
     None where there is neither."""
-    from serving.artifacts.acceptance_table import AcceptanceTable
-    from serving.artifacts.base import ArtifactError
+    from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+    from draftwell.serving.artifacts.base import ArtifactError
 
     for folder in (
         step.workspace.folder(AcceptanceTable.kind),

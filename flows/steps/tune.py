@@ -8,22 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.context import StepContext, open_trace, prompts_behind, take_untouched, training_prompts
-from flows.steps.champion import champion_of
-from serving.artifacts.kinds import READ_BY_STRATEGIES
-from serving.device import device_type
-from serving.errors import DraftwellError
-from serving.temperature import class_of
+from draftwell.flows.context import (
+    StepContext,
+    open_trace,
+    prompts_behind,
+    take_untouched,
+    training_prompts,
+)
+from draftwell.flows.steps.champion import champion_of
+from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
+from draftwell.serving.device import device_type
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
-    from components.prompts.prompt import Prompt
-    from components.tune.evidence import TuningEvidence
-    from components.tune.settings import Constraints, TuneSettings
-    from components.tune.tune import TuneInputs
-    from flows.settings import PipelineSettings
-    from flows.workers.task_runners import WorkerPool
-    from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-    from serving.recording.trace import TraceSet
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.tune.evidence import TuningEvidence
+    from draftwell.components.tune.settings import Constraints, TuneSettings
+    from draftwell.components.tune.tune import TuneInputs
+    from draftwell.flows.settings import PipelineSettings
+    from draftwell.flows.workers.task_runners import WorkerPool
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+    from draftwell.serving.recording.trace import TraceSet
 
 
 def run_tune(
@@ -50,10 +56,10 @@ def run_tune(
         workers: who makes the replays; what is measured is measured here, one at a time.
         limit: how many prompts to measure on, at most; None takes all.
     """
-    from components.prompts.overlap import hashes_of
-    from components.tune.evaluator import Evaluator, QualityReader
-    from components.tune.tune import TuneFiles, TuneHooks, tune_strategy
-    from flows.workers.task_runners import spread_replays
+    from draftwell.components.prompts.overlap import hashes_of
+    from draftwell.components.tune.evaluator import Evaluator, QualityReader
+    from draftwell.components.tune.tune import TuneFiles, TuneHooks, tune_strategy
+    from draftwell.flows.workers.task_runners import spread_replays
 
     used = training_prompts(step.workspace, traces.folder, READ_BY_STRATEGIES, step.pair)
     prompts = take_untouched(step, used, prompts, limit)
@@ -112,9 +118,9 @@ def config_with(
     The provenance names the traces of the greedy choice, where there is one; the evidence of each
     choice names its own, and the prompts that it was tuned on: the provenance has those of both.
     """
-    from components.report.provenance import provenance
-    from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-    from serving.runtime.strategies import PLAIN
+    from draftwell.components.report.provenance import provenance
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+    from draftwell.serving.runtime.strategies import PLAIN
 
     choice, temperature = evidence.choice, evidence.temperature or 0.0
     before = previous_config(step, device_class)
@@ -166,7 +172,7 @@ def kept_sampled(
 ) -> SampledChoice | None:
     """The sampled choice that stays when greedy requests are tuned: none that is lossy, where only
     lossless ones are allowed now."""
-    from serving.runtime.strategies import find_strategy
+    from draftwell.serving.runtime.strategies import find_strategy
 
     kept = before.sampled if before is not None else None
     limits = evidence.constraints
@@ -186,8 +192,8 @@ def kept_sampled(
 
 def previous_config(step: StepContext, device_class: str | None) -> DecodingConfig | None:
     """The workspace's config, else the champion's, if it is of this pair and machine class."""
-    from serving.artifacts.base import ArtifactError
-    from serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.artifacts.base import ArtifactError
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     folder = step.workspace.folder(DecodingConfig.kind)
     try:
@@ -211,9 +217,9 @@ def inputs_of(
     step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], settings: TuneSettings
 ) -> TuneInputs:
     """What is tuned: the pair with the workspace's artifacts, and the champion."""
-    from components.collect.trace_checks import check_temperature
-    from components.tune.tune import TuneInputs
-    from serving.runtime.strategies import STRATEGIES, served_choice
+    from draftwell.components.collect.trace_checks import check_temperature
+    from draftwell.components.tune.tune import TuneInputs
+    from draftwell.serving.runtime.strategies import STRATEGIES, served_choice
 
     space, pair = step.workspace, step.pair
     # before the artifacts: it may take time to measure a hardware profile
@@ -247,7 +253,7 @@ def tune_as(
         the choice for greedy requests and why; `sampled`: that for sampled ones with its
         temperature, None where it was not tuned.
     """
-    from flows.loading import worker_pool_of
+    from draftwell.flows.loading import worker_pool_of
 
     def tuned(temperature: float) -> dict[str, Any]:
         traces = open_trace(step, temperature=temperature)
@@ -269,7 +275,7 @@ def tune_as(
 
 def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> TuneSettings:
     """The part of the flows' settings that tuning goes by, for requests of a temperature."""
-    from components.tune.settings import TuneSettings
+    from draftwell.components.tune.settings import TuneSettings
 
     constraints = constraints_of(
         settings.lossless_only, settings.max_quality_loss, settings.max_cost_ratio
@@ -287,8 +293,8 @@ def constraints_of(
 ) -> Constraints:
     """The limits of a tuning, with the gate's floor of quality; `max_quality_loss` None takes that
     from there, too."""
-    from components.tune.settings import Constraints
-    from flows.settings import quality_floor
+    from draftwell.components.tune.settings import Constraints
+    from draftwell.flows.settings import quality_floor
 
     floor = quality_floor()
     return Constraints(
@@ -303,7 +309,7 @@ def constraints_of(
 def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvidence) -> None:
     """Put a config into the workspace, with the evidence of the choice that is new in it as JSON
     and as an HTML report."""
-    from components.tune.report.html import write_tuning_report
+    from draftwell.components.tune.report.html import write_tuning_report
 
     space, pair = step.workspace, step.workspace.spec.name
     name = report_name(evidence.temperature or 0.0, "tuning")
@@ -331,9 +337,9 @@ def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvide
 def champion_decoding(step: StepContext) -> DecodingConfig | None:
     """The config that the pair's champion serves on this device, with what the gate let serve
     sampled requests; None without a champion, or where no registry can be reached."""
-    from registry.releases import gate_record
-    from registry.store import Store
-    from serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.registry.releases import gate_record
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     try:
         champion = champion_of(step.workspace, device_type(step.pair.device))
@@ -361,10 +367,10 @@ def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) 
         sampled_only: for sampled requests, which were tuned for; the choice for greedy ones stays.
             Otherwise for all requests.
     """
-    from components.report.provenance import provenance
-    from components.tune.evidence import TuningEvidence
-    from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-    from serving.runtime.strategies import PLAIN
+    from draftwell.components.report.provenance import provenance
+    from draftwell.components.tune.evidence import TuningEvidence
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+    from draftwell.serving.runtime.strategies import PLAIN
 
     folder = step.workspace.folder("decoding_config")
     tuned = DecodingConfig.load(folder, fingerprint=step.pair.fingerprint)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.gate.verdict import FAILED, PASSED, UNDECIDED, Result
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Result
 
 Gated = Mapping[str, Any]
 """`passed` and `checks` of a gate's result, or of a record; each check has at least `name`,

@@ -21,22 +21,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.failures import is_full, reaching_prefect, worth_retrying
-from flows.workers import worker_jobs
-from serving.errors import DraftwellError
+from draftwell.flows.failures import is_full, reaching_prefect, worth_retrying
+from draftwell.flows.workers import worker_jobs
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from prefect import Task
     from prefect.task_runners import TaskRunner
 
-    from components.collect.collect import Spread as ShardSpread
-    from components.collect.settings import CollectionSettings
-    from components.prompts.prompt import Prompt
-    from components.tune.evidence import Trial
-    from components.tune.search.search import Search
-    from components.tune.search.search import Spread as ReplaySpread
-    from flows.context import StepContext
-    from serving.runtime.strategies import StrategyChoice
+    from draftwell.components.collect.collect import Spread as ShardSpread
+    from draftwell.components.collect.settings import CollectionSettings
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.tune.evidence import Trial
+    from draftwell.components.tune.search.search import Search
+    from draftwell.components.tune.search.search import Spread as ReplaySpread
+    from draftwell.flows.context import StepContext
+    from draftwell.serving.runtime.strategies import StrategyChoice
 
 Call = dict[str, Any]
 """What says which part of a job is meant, as JSON."""
@@ -93,7 +93,7 @@ def worker_pool_for(
         )
     if runner == "ray":
         need_ray()
-    from serving.device import default_threads
+    from draftwell.serving.device import default_threads
 
     return WorkerPool(runner, workers, max(1, (threads or default_threads()) // workers), device)
 
@@ -150,7 +150,7 @@ def spread_replays(pool: WorkerPool, step: StepContext, traces: Path) -> ReplayS
     def spread(
         search: Search, choices: Sequence[StrategyChoice], found: Callable[[Trial], None]
     ) -> None:
-        from components.tune.evidence import Trial
+        from draftwell.components.tune.evidence import Trial
 
         parts = min(len(choices), PARTS * pool.workers)
         calls = [
@@ -191,7 +191,7 @@ def run(
     """
     from prefect import Flow
 
-    from components.report.machine import using_threads
+    from draftwell.components.report.machine import using_threads
 
     flow = Flow(
         spread_out,

@@ -19,16 +19,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from serving.artifacts.pair_files import draftwell_home, models_root
-from serving.errors import DraftwellError
-from serving.files import write_atomically
+from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
 
 if TYPE_CHECKING:
-    from components.collect.settings import CollectionSettings
-    from components.prompts.prompt import Prompt
-    from components.tune.search.search import Search
-    from flows.context import StepContext
-    from serving.runtime.pair import LoadedPair
+    from draftwell.components.collect.settings import CollectionSettings
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.tune.search.search import Search
+    from draftwell.flows.context import StepContext
+    from draftwell.serving.runtime.pair import LoadedPair
 
 JOB = "job.json"
 _pairs: dict[Path, SimpleQueue[LoadedPair]] = {}
@@ -75,9 +75,9 @@ def write_shard(job: Path, index: int) -> str:
     """Write a shard of a collection; returns its path."""
     import torch
 
-    from components.collect.collect import collect_shard
-    from components.collect.settings import CollectionSettings
-    from serving.runtime.models.library_runner import beside_others
+    from draftwell.components.collect.collect import collect_shard
+    from draftwell.components.collect.settings import CollectionSettings
+    from draftwell.serving.runtime.models.library_runner import beside_others
 
     fields = read_job(job)
     torch.set_num_threads(fields["threads"])
@@ -127,13 +127,13 @@ def replay_configs(job: Path, choices: Sequence[Mapping[str, Any]]) -> list[dict
     """
     import torch
 
-    from components.replay.sampled import texts_of
-    from components.tune.search.search import Search
-    from components.tune.search.trial_log import TrialLog
-    from serving.artifacts.hardware_profile import HardwareProfile
-    from serving.artifacts.kinds import KINDS
-    from serving.recording.trace import TraceSet
-    from serving.runtime.strategies import StrategyChoice, StrategyResources
+    from draftwell.components.replay.sampled import texts_of
+    from draftwell.components.tune.search.search import Search
+    from draftwell.components.tune.search.trial_log import TrialLog
+    from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+    from draftwell.serving.artifacts.kinds import KINDS
+    from draftwell.serving.recording.trace import TraceSet
+    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
     fields = read_job(job)
     torch.set_num_threads(fields["threads"])
@@ -208,8 +208,8 @@ def one_of(job: Path, fields: Mapping[str, Any]) -> Iterator[LoadedPair]:
 def load(fields: Mapping[str, Any]) -> LoadedPair:
     """The pair of a job, as the driver loaded it. A worker on another machine may keep models in
     another folder."""
-    from flows.workspace import Workspace
-    from serving.runtime.strategies import StrategyChoice
+    from draftwell.flows.workspace import Workspace
+    from draftwell.serving.runtime.strategies import StrategyChoice
 
     folders = (
         ("DRAFTWELL_HOME", fields["home"], draftwell_home()),
@@ -230,7 +230,7 @@ def load(fields: Mapping[str, Any]) -> LoadedPair:
 
 def prompts_of(fields: Mapping[str, Any]) -> list[Prompt]:
     """The prompts of a job."""
-    from components.prompts.prompt import Prompt
+    from draftwell.components.prompts.prompt import Prompt
 
     return [
         Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])})

@@ -17,32 +17,45 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from registry.bundles.judged import take_judged
-from registry.bundles.places import NAME, UNFINISHED, alone, copy_model, link_current, set_rights
-from registry.bundles.requirements import locked, requirements_name
-from registry.bundles.sbom import SBOM, bill_of_materials
-from registry.bundles.signing import sign
-from registry.bundles.text import dockerfile, readme, serve_script
-from registry.bundles.wheel import runtime_wheel
-from registry.pairs.catalogue import PairSpec
-from registry.pairs.fetching import link
-from registry.pairs.records import model_records
-from registry.promotion import adopt, withdrawal
-from registry.releases import ReleaseVersion, find_release, gate_record, is_champion, objection
-from registry.store import Published, Store
-from serving.artifacts.base import read_manifest
-from serving.artifacts.compiled_libraries import COMPILED, used_by, wanted_mode
-from serving.artifacts.pair_files import (
+from draftwell.registry.bundles.judged import take_judged
+from draftwell.registry.bundles.places import (
+    NAME,
+    UNFINISHED,
+    alone,
+    copy_model,
+    link_current,
+    set_rights,
+)
+from draftwell.registry.bundles.requirements import locked, requirements_name
+from draftwell.registry.bundles.sbom import SBOM, bill_of_materials
+from draftwell.registry.bundles.signing import sign
+from draftwell.registry.bundles.text import dockerfile, readme, serve_script
+from draftwell.registry.bundles.wheel import runtime_wheel
+from draftwell.registry.pairs.catalogue import PairSpec
+from draftwell.registry.pairs.fetching import link
+from draftwell.registry.pairs.records import model_records
+from draftwell.registry.promotion import adopt, withdrawal
+from draftwell.registry.releases import (
+    ReleaseVersion,
+    find_release,
+    gate_record,
+    is_champion,
+    objection,
+)
+from draftwell.registry.store import Published, Store
+from draftwell.serving.artifacts.base import read_manifest
+from draftwell.serving.artifacts.compiled_libraries import COMPILED, used_by, wanted_mode
+from draftwell.serving.artifacts.pair_files import (
     PairFiles,
     combine_fingerprint,
     is_artifact,
     models_root,
     tokenizer_digest,
 )
-from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
-from serving.errors import DraftwellError
-from serving.files import file_lock, sha256_file
-from serving.number_format import FORMATS
+from draftwell.serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock, sha256_file
+from draftwell.serving.number_format import FORMATS
 
 
 def build_bundle(
@@ -63,8 +76,8 @@ def build_bundle(
     put next to it as `<version>-<device>.2`, and so on: a server may still be reading the old one.
     The same bundle is not written twice.
 
-    A bundle that the gate judged is deployed as it is (`registry.bundles.judged`). A champion named
-    by hand in MLflow's UI needs the same gate record as one that was promoted.
+    A bundle that the gate judged is deployed as it is (`draftwell.registry.bundles.judged`). A
+    champion named by hand in MLflow's UI needs the same gate record as one that was promoted.
 
     Args:
         files: the pair's models on this machine; they must be those of the release.

@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from registry.releases import ReleaseVersion, gate_record
-from serving.artifacts.pair_files import draftwell_home
-from serving.bundle.bundle import MANIFEST, BundleError, open_bundle
-from serving.errors import DraftwellError
-from serving.files import file_lock, replace_folder
+from draftwell.registry.releases import ReleaseVersion, gate_record
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.bundle.bundle import MANIFEST, BundleError, open_bundle
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock, replace_folder
 
 UNFINISHED = ".keep."
 

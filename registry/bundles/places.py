@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serving.files import file_lock
+from draftwell.serving.files import file_lock
 
 UNFINISHED = ".build."
 """How names of folders begin that are still being built, or that a killed deployment left."""

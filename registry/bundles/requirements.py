@@ -3,10 +3,10 @@ all that these need.
 
 They are read from what is installed here, because that is what the gate measured, PyTorch's build
 (`+cpu`, `+cu130`) included. Where the sha256 of every package's file is known
-(`registry.bundles.hashes`), the requirements have it, and pip refuses any other file; otherwise
+(`draftwell.registry.bundles.hashes`), the requirements have it, and pip refuses any other file; otherwise
 none has, because pip takes hashes of all or of none, and the first lines say which are missing.
 
-    python -m registry.bundles.requirements cpu     # the pins whose sha256 is not known here, for `make hashes`
+    python -m draftwell.registry.bundles.requirements cpu     # the pins whose sha256 is not known here, for `make hashes`
 """  # noqa: E501
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from registry.bundles.hashes import recorded_hashes
-from serving.errors import DraftwellError
+from draftwell.registry.bundles.hashes import recorded_hashes
+from draftwell.serving.errors import DraftwellError
 
 PROJECT = "draftwell"
 EXTRA = "server"

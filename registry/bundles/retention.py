@@ -7,9 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from registry.bundles.places import NAME, UNFINISHED
-from serving.errors import DraftwellError
-from serving.files import file_lock
+from draftwell.registry.bundles.places import NAME, UNFINISHED
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock
 
 KEEP = 3
 

@@ -19,9 +19,9 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from registry.bundles.requirements import PROJECT, Lock, runtime_requirements
-from registry.bundles.wheel import NAME, Wheel
-from serving.bundle.bundle import Manifest
+from draftwell.registry.bundles.requirements import PROJECT, Lock, runtime_requirements
+from draftwell.registry.bundles.wheel import NAME, Wheel
+from draftwell.serving.bundle.bundle import Manifest
 
 SBOM = "sbom.cdx.json"
 SPEC = "1.6"

@@ -7,9 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from serving.bundle.manifest import MANIFEST
-from serving.bundle.signature import COSIGN, SIGNATURE, run_cosign, split_flags
-from serving.errors import DraftwellError
+from draftwell.serving.bundle.manifest import MANIFEST
+from draftwell.serving.bundle.signature import COSIGN, SIGNATURE, run_cosign, split_flags
+from draftwell.serving.errors import DraftwellError
 
 KEY, FLAGS = "DRAFTWELL_COSIGN_KEY", "DRAFTWELL_COSIGN_FLAGS"
 """Variables that name the private key (a file, or an address that cosign knows) and further options
@@ -69,7 +69,7 @@ def signature_remark(bundle: Path) -> str | None:
 
 def hashes_remark(bundle: Path) -> str | None:
     """Why a deployed bundle's requirements have no hashes, in a line; None where they have."""
-    from registry.bundles.requirements import UNHASHED
+    from draftwell.registry.bundles.requirements import UNHASHED
 
     for path in bundle.glob("requirements-*.txt"):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from string import Template
 
-from registry.bundles.requirements import Lock, requirements_name
-from serving.bundle.bundle import Manifest
+from draftwell.registry.bundles.requirements import Lock, requirements_name
+from draftwell.serving.bundle.bundle import Manifest
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 """The one that the bundle is built with, hence the one that its requirements are known to fit."""

@@ -1,4 +1,4 @@
-"""The wheel in a bundle: the package `serving` alone, runtime and server, under a name of its own.
+"""The wheel in a bundle: `draftwell.serving` alone, runtime and server, under a name of its own.
 
 setuptools builds it, in a process of its own and without network, from a staged copy in which
 nothing tells time, machine or user: the same sources give the same bytes. The version ends with a
@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import serving
-from registry.bundles.requirements import PROJECT, runtime_requirements
-from serving.errors import DraftwellError
+import draftwell
+from draftwell import serving
+from draftwell.registry.bundles.requirements import PROJECT, runtime_requirements
+from draftwell.serving.errors import DraftwellError
 
 NAME = "draftwell-runtime"
 EPOCH = "315532800"
@@ -43,13 +44,13 @@ requires-python = ">=3.11"
 dependencies = {dependencies}
 
 [project.scripts]
-draftwell-serve = "serving.server.main:main"
+draftwell-serve = "draftwell.serving.server.main:main"
 
 [tool.setuptools.packages.find]
-include = ["serving*"]
+include = ["draftwell*"]
 
 [tool.setuptools.package-data]
-serving = ["**/*"]
+"draftwell.serving" = ["**/*"]
 """
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
@@ -73,8 +74,7 @@ def build_wheel(package: Path) -> Wheel:
     """Build the runtime's wheel.
 
     Args:
-        package: the folder `serving`; the project's licence is next to it, or with the installed
-            project.
+        package: the folder `serving`.
     Raises:
         DraftwellError: setuptools is missing or refuses.
     """
@@ -116,8 +116,10 @@ def build_staged(staged: Path, version: str, what: str) -> Wheel:
 def _stage(package: Path, staged: Path) -> str:
     """Copy the sources, write pyproject.toml next to them, and return the version that it
     states."""
-    digest = stage_sources(package, staged)
-    for licence in licences(package.parent):
+    digest = stage_sources(package, staged / "draftwell")
+    top = Path(draftwell.__file__)
+    copy(top, staged / "draftwell" / top.name)
+    for licence in licences(top.parents[1]):
         copy(licence, staged / licence.name)
     dependencies = json.dumps(runtime_requirements())
     digest.update(dependencies.encode())

@@ -1,8 +1,8 @@
 """What MLflow shows of an artifact: its MLmodel file, figures to compare, and words for a person.
 
-Every kind has the flavour `draftwell`. What predicts something (`registry.pyfunc_models`) has
-`python_function` too, through an installed module: no file of a version is unpickled or run. Other
-kinds have neither signature nor example, because there is nothing to call.
+Every kind has the flavour `draftwell`. What predicts something (`draftwell.registry.pyfunc_models`)
+has `python_function` too, through an installed module: no file of a version is unpickled or run.
+Other kinds have neither signature nor example, because there is nothing to call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.artifacts.kinds import KINDS, Card
+from draftwell.serving.artifacts.kinds import KINDS, Card
 
 if TYPE_CHECKING:
     import numpy as np
@@ -176,8 +176,8 @@ def write_mlmodel(
     from mlflow.models import Model
     from mlflow.models.utils import _save_example
 
-    from registry.pyfunc_models import MODELS, _load_pyfunc
-    from registry.pyfunc_models import __name__ as loader_module
+    from draftwell.registry.pyfunc_models import MODELS, _load_pyfunc
+    from draftwell.registry.pyfunc_models import __name__ as loader_module
 
     made, kind = manifest["provenance"], manifest["kind"]
     metadata = {

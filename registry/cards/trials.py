@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from serving.temperature import TemperatureClass
+from draftwell.serving.temperature import TemperatureClass
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,7 +1,7 @@
 """The catalogue of pairs (`*.yaml` next to this file) and how their models get onto this
 machine."""
 
-from registry.pairs.catalogue import (
+from draftwell.registry.pairs.catalogue import (
     NAME,
     ModelSource,
     PackageFile,
@@ -10,8 +10,8 @@ from registry.pairs.catalogue import (
     list_pairs,
     write_pair,
 )
-from registry.pairs.fetching import fetch
-from registry.pairs.records import model_records
+from draftwell.registry.pairs.fetching import fetch
+from draftwell.registry.pairs.records import model_records
 
 __all__ = [
     "NAME",

@@ -15,12 +15,12 @@ from typing import Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from registry.strict import Strict, read_yaml
-from serving.artifacts.near_copy import NearCopy
-from serving.artifacts.pair_files import ModelRole, draftwell_home
-from serving.errors import DraftwellError
-from serving.files import write_atomically
-from serving.number_format import FORMATS, NumberFormat, Weights, named
+from draftwell.registry.strict import Strict, read_yaml
+from draftwell.serving.artifacts.near_copy import NearCopy
+from draftwell.serving.artifacts.pair_files import ModelRole, draftwell_home
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
+from draftwell.serving.number_format import FORMATS, NumberFormat, Weights, named
 
 DEFAULT = "smollm2-135m"
 NAME = r"^[a-z0-9][a-z0-9._-]*$"

@@ -8,7 +8,7 @@ import pickle
 import shutil
 from pathlib import Path
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 def convert_gguf(file: Path, into: Path) -> None:

@@ -17,12 +17,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from registry.pairs.catalogue import ModelSource, PackageFile, PairSpec
-from registry.pairs.convert import convert_gguf, convert_pickled
-from serving.artifacts.near_copy import RECIPE, NearCopy
-from serving.artifacts.pair_files import PairFiles, is_artifact, models_root
-from serving.errors import DraftwellError
-from serving.files import sha256_file
+from draftwell.registry.pairs.catalogue import ModelSource, PackageFile, PairSpec
+from draftwell.registry.pairs.convert import convert_gguf, convert_pickled
+from draftwell.serving.artifacts.near_copy import RECIPE, NearCopy
+from draftwell.serving.artifacts.pair_files import PairFiles, is_artifact, models_root
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import sha256_file
 
 Progress = Callable[[str], None]
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

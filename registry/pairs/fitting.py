@@ -12,10 +12,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from registry.pairs.catalogue import PairSpec
-from serving.device import cuda_available
-from serving.errors import DraftwellError
-from serving.number_format import dtype_of, weights_of
+from draftwell.registry.pairs.catalogue import PairSpec
+from draftwell.serving.device import cuda_available
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import dtype_of, weights_of
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 """What a weight takes. int8 and int4 are for the target's alone, and the other models are counted

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from registry.pairs.catalogue import ModelSource, PairSpec
-from serving.artifacts.pair_files import PairFiles, is_artifact, model_digest, models_root
-from serving.bundle.bundle import ModelRecord
+from draftwell.registry.pairs.catalogue import ModelSource, PairSpec
+from draftwell.serving.artifacts.pair_files import PairFiles, is_artifact, model_digest, models_root
+from draftwell.serving.bundle.bundle import ModelRecord
 
 
 def model_records(spec: PairSpec, files: PairFiles) -> dict[str, ModelRecord]:

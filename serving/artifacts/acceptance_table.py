@@ -25,8 +25,8 @@ import threading
 from pathlib import Path
 from typing import Any, Self
 
-from serving.artifacts.base import Artifact, ArtifactError, Provenance
-from serving.temperature import class_of
+from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.temperature import class_of
 
 EDGES = (
     0.1,

@@ -16,8 +16,8 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.errors import DraftwellError
-from serving.files import json_digest, replace_folder, sha256_file
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest, replace_folder, sha256_file
 
 MANIFEST = "artifact.json"
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from serving.artifacts.pair_files import draftwell_home
-from serving.files import write_json
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.files import write_json
 
 COMPILED = "compiled"
 LIBRARY = "layer.so"

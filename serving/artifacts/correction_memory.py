@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from serving.artifacts.base import Artifact, Provenance
+from draftwell.serving.artifacts.base import Artifact, Provenance
 
 MAX_PAIRS = 65_536
 MOST_SEEN = 1_000_000

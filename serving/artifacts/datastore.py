@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
 
 FILE = "datastore.safetensors"
 END = -1

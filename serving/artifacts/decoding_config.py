@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from serving.artifacts.base import Artifact, Provenance
-from serving.temperature import SERVED_TEMPERATURE
+from draftwell.serving.artifacts.base import Artifact, Provenance
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,8 +19,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from serving.artifacts.base import Artifact, ArtifactError, Provenance
-from serving.artifacts.distilled_draft import quantise
+from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.artifacts.distilled_draft import quantise
 
 CONFIG, WEIGHTS, OURS = "config.json", "model.safetensors", "head.json"
 

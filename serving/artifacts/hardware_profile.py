@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.artifacts.base import Artifact, ArtifactError, Provenance
-from serving.artifacts.forward_costs import seconds_at
+from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.artifacts.forward_costs import seconds_at
 
 
 class RoundOverheads(BaseModel):

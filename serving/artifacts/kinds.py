@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from serving.errors import DraftwellError
-from serving.temperature import class_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
-    from serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.base import Artifact
 
 
 class Card(NamedTuple):
@@ -34,7 +34,7 @@ class ArtifactKind:
     Args:
         name: the kind; registered as `<name>.<pair>`, stored in the folder `artifacts/<name>` of a
             workspace or bundle.
-        class_name: its class, in the module `serving.artifacts.<name>`.
+        class_name: its class, in the module `draftwell.serving.artifacts.<name>`.
         made_by: the command that makes one.
         files: its data files.
         card: what people read of it in the registry.
@@ -44,15 +44,15 @@ class ArtifactKind:
         calibrated: calibration makes it for every pair, and registers it.
         read_by_strategies: some `Strategy.reads()` names it, so a tuned choice names it as a
             parent.
-        drift_role: field of `components.drift.drift.WatchedArtifacts` that takes it; None where
-            monitoring does not look at it.
+        drift_role: field of `draftwell.components.drift.drift.WatchedArtifacts` that takes it; None
+            where monitoring does not look at it.
         per_device: it holds times, or was chosen by them, and is valid on one device only: a
             workspace keeps one for each.
         pictures: patterns of the files among a workspace's reports that are published with it.
         tied_to_temperature: it, or its part for a class (`Artifact.at`), predicts acceptance for
-            texts of one class of temperatures (`serving.temperature`), which its provenance names;
-            False where one is for both, as a correction memory (sampled at .6 in its paper, used at
-            0).
+            texts of one class of temperatures (`draftwell.serving.temperature`), which its
+            provenance names; False where one is for both, as a correction memory (sampled at .6 in
+            its paper, used at 0).
         unrecorded_temperature: of those that are older than that record, where all were made at
             one; None: not known.
     """
@@ -75,7 +75,7 @@ class ArtifactKind:
     def load_class(self) -> type[Artifact]:
         """The class; importing it may import torch."""
         found: type[Artifact] = getattr(
-            import_module(f"serving.artifacts.{self.name}"), self.class_name
+            import_module(f"draftwell.serving.artifacts.{self.name}"), self.class_name
         )
         return found
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from serving.artifacts.base import Artifact, ArtifactError, Provenance
-from serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.artifacts.kinds import KINDS
 
 FILE = "medusa_heads.safetensors"
 

@@ -3,9 +3,9 @@ loaded, and have none of their own on disk.
 
 A near copy leaves out some of the target's layers, or rounds its weights. It agrees with the target
 far more often than a small model does, at a larger share of its cost: next to a padded target
-(`serving.runtime.models.padding`) that is where large pairs of one family are. A copy may be padded
-as well, to a share of the target: so a qualifier stands between draft and target. Its folder holds
-this recipe alone.
+(`draftwell.serving.runtime.models.padding`) that is where large pairs of one family are. A copy may
+be padded as well, to a share of the target: so a qualifier stands between draft and target. Its
+folder holds this recipe alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import DraftwellError
-from serving.number_format import Weights
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import Weights
 
 RECIPE = "near_copy.json"
 """The only file of a near copy's folder."""

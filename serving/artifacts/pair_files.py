@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from serving.artifacts.base import MANIFEST, digest_of
-from serving.artifacts.near_copy import RECIPE, is_near_copy
-from serving.errors import DraftwellError
-from serving.files import sha256_file, write_atomically
-from serving.number_format import FORMATS
+from draftwell.serving.artifacts.base import MANIFEST, digest_of
+from draftwell.serving.artifacts.near_copy import RECIPE, is_near_copy
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import sha256_file, write_atomically
+from draftwell.serving.number_format import FORMATS
 
 SIDECAR = ".weights.sha256.json"
 """Digests of a folder's weight files, with the size and date they were computed at."""
@@ -178,7 +178,7 @@ def combine_fingerprint(weights: Mapping[ModelRole, str], tokenizer: str, dtype:
     Args:
         weights: role → digest of the model's weights; roles that a pair lacks are left out.
         tokenizer: digest of the target's tokenizer.
-        dtype: one of `serving.number_format.FORMATS`.
+        dtype: one of `draftwell.serving.number_format.FORMATS`.
     """
     if dtype not in FORMATS:
         raise DraftwellError(

@@ -16,9 +16,9 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from serving.artifacts.base import Artifact, ArtifactError, Provenance
-from serving.artifacts.kinds import KINDS
-from serving.errors import NotFinite
+from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.errors import NotFinite
 
 LABELS = ("ratio", "argmax", "soft")
 SCALARS = ("q_token", "confidence", "entropy", "rank")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from serving.artifacts.base import ArtifactError, digest_of, read_manifest
-from serving.artifacts.kinds import KINDS
-from serving.artifacts.pair_files import (
+from draftwell.serving.artifacts.base import ArtifactError, digest_of, read_manifest
+from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.pair_files import (
     SIDECAR,
     ModelRole,
     PairFiles,
@@ -29,7 +29,7 @@ from serving.artifacts.pair_files import (
     model_digest,
     tokenizer_digest,
 )
-from serving.bundle.manifest import (
+from draftwell.serving.bundle.manifest import (
     MANIFEST,
     SCHEMA,
     BundleError,
@@ -39,11 +39,11 @@ from serving.bundle.manifest import (
     digest_of_body,
     read_bundle_manifest,
 )
-from serving.bundle.signature import SIGNATURE
-from serving.files import is_left_over, sha256_file
+from draftwell.serving.bundle.signature import SIGNATURE
+from draftwell.serving.files import is_left_over, sha256_file
 
 if TYPE_CHECKING:
-    from serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.base import Artifact
 
 __all__ = [
     "MANIFEST",

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.artifacts.pair_files import ModelRole
-from serving.errors import DraftwellError
-from serving.files import json_digest
+from draftwell.serving.artifacts.pair_files import ModelRole
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest
 
 SCHEMA = 3
 """Version 2 added `runtime` and `origins`, version 3 `sampled_as_greedy`; earlier ones are still

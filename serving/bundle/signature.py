@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving.bundle.manifest import MANIFEST, BundleError
+from draftwell.serving.bundle.manifest import MANIFEST, BundleError
 
 SIGNATURE = f"{MANIFEST}.sigstore.json"
 COSIGN = "cosign"

@@ -3,11 +3,11 @@ harnesses ask a server for)."""
 
 from __future__ import annotations
 
-from serving.runtime.commands import Step
-from serving.runtime.session.row_view import RowView
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import StrategyResources
-from serving.runtime.strategies.lossless.autoregressive import Autoregressive
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.session.row_view import RowView
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import StrategyResources
+from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
 
 PART = 32
 """Prompt tokens of one forward pass: a row is as wide as the vocabulary, so that those of a whole

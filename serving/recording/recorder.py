@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.runtime.commands import Role
-from serving.runtime.output import Output
-from serving.runtime.random_streams import RandomStream
-from serving.runtime.sampling import residual
-from serving.runtime.session.session import Session
-from serving.runtime.types import Rows
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.random_streams import RandomStream
+from draftwell.serving.runtime.sampling import residual
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Rows
 
 log = logging.getLogger(__name__)
 

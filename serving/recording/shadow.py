@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from serving.errors import DraftwellError
-from serving.recording.recorder import PositionRecorder
-from serving.runtime.commands import SHADOW, Forward, Step
-from serving.runtime.engine.engine import Job
-from serving.runtime.output import Model, Output
-from serving.runtime.session.lane import Lane
-from serving.runtime.session.stats import Stats
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.recorder import PositionRecorder
+from draftwell.serving.runtime.commands import SHADOW, Forward, Step
+from draftwell.serving.runtime.engine.engine import Job
+from draftwell.serving.runtime.output import Model, Output
+from draftwell.serving.runtime.session.lane import Lane
+from draftwell.serving.runtime.session.stats import Stats
 
 MOST_UNREAD = 8
 """Final tokens before the draft reads on. Fewer cost more forward passes; more hold more of the

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
-from serving.files import write_atomically
-from serving.recording.trace_digest import file_state, known_digest, update_hashes
-from serving.recording.trace_schema import (
+from draftwell.serving.files import write_atomically
+from draftwell.serving.recording.trace_digest import file_state, known_digest, update_hashes
+from draftwell.serving.recording.trace_schema import (
     HEADER,
     TRACE_VERSION,
     TraceError,

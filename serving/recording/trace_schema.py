@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serving.errors import DraftwellError, InvalidRequest
-from serving.runtime.commands import Role
-from serving.runtime.engine.engine import Engine, Job
-from serving.runtime.model_files import context_within
-from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
-from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from serving.runtime.output import Model
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
+from draftwell.serving.errors import DraftwellError, InvalidRequest
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.model_files import context_within
+from draftwell.serving.runtime.models.transformers_model import ATTENTION, TransformersModel
+from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 
 WARPERS = frozenset({"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"})
 """Processors that `Sampling` says the same as."""

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 import torch
 
-from serving.errors import DeviceLost, InvalidRequest, OutOfMemory, VocabularyMismatch
-from serving.runtime.commands import Role
-from serving.runtime.output import Model
-from serving.runtime.requests import Sampling
+from draftwell.serving.errors import DeviceLost, InvalidRequest, OutOfMemory, VocabularyMismatch
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.requests import Sampling
 
 ALLOCATION_FAILED = (
     "can't allocate memory",

@@ -3,9 +3,9 @@ decode by compiled layers on it."""
 
 from __future__ import annotations
 
-from serving.device import device_class
-from serving.runtime.commands import Role
-from serving.runtime.pair import LoadedPair
+from draftwell.serving.device import device_class
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.pair import LoadedPair
 
 COMPILED = "+compiled-"
 """Stands between the machine's own class and the roles whose single tokens compiled layers decode

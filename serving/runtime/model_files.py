@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from serving.errors import DraftwellError, VocabularyMismatch
-from serving.runtime.failures import room_for
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from draftwell.serving.errors import DraftwellError, VocabularyMismatch
+from draftwell.serving.runtime.failures import room_for
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 """What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare

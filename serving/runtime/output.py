@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from serving.runtime.commands import Forward, Role
-from serving.runtime.penalties import Penalties
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LikeliestTokens, LogitRows, spread
-from serving.runtime.types import Rows
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LikeliestTokens, LogitRows, spread
+from draftwell.serving.runtime.types import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from serving.runtime.slot_texts import SlotText
+    from draftwell.serving.runtime.slot_texts import SlotText
 
 
 class Output:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from serving.artifacts.base import MANIFEST
-from serving.artifacts.compiled_libraries import note_used
-from serving.artifacts.distilled_draft import DistilledDraft
-from serving.artifacts.near_copy import is_near_copy, read_near_copy
-from serving.artifacts.pair_files import (
+from draftwell.serving.artifacts.base import MANIFEST
+from draftwell.serving.artifacts.compiled_libraries import note_used
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft
+from draftwell.serving.artifacts.near_copy import is_near_copy, read_near_copy
+from draftwell.serving.artifacts.pair_files import (
     PairFiles,
     draftwell_home,
     fingerprint,
@@ -26,16 +26,16 @@ from serving.artifacts.pair_files import (
     settings_digest,
     weights_digest,
 )
-from serving.device import core_ids, usable_cores
-from serving.errors import DraftwellError
-from serving.number_format import NumberFormat, Weights, dtype_of, weights_of
-from serving.runtime.commands import Role
-from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.thread_governor import ThreadGovernor
-from serving.runtime.engine.workers import shares
-from serving.runtime.failures import room_for
-from serving.runtime.model_files import (
+from draftwell.serving.device import core_ids, usable_cores
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import NumberFormat, Weights, dtype_of, weights_of
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
+from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
+from draftwell.serving.runtime.engine.workers import shares
+from draftwell.serving.runtime.failures import room_for
+from draftwell.serving.runtime.model_files import (
     build_distilled,
     check_same_tokenizer,
     context_within,
@@ -43,20 +43,20 @@ from serving.runtime.model_files import (
     load_tokenizer,
     released_as_read,
 )
-from serving.runtime.models.compiled_step import Compile
-from serving.runtime.models.cuda.static_llama import StaticLlama
-from serving.runtime.models.lean_llama import LeanLlama, fits, runs
-from serving.runtime.models.module_model import ModuleModel
-from serving.runtime.models.near_copy import drop_layers
-from serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
-from serving.runtime.models.onnx.onnx_model import OnnxModel
-from serving.runtime.models.padding import pad_at_least, pad_to
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from serving.runtime.output import Model
-from serving.runtime.requests import Sampling
-from serving.runtime.tool_prompt import knows_tools, told
-from serving.settings import Settings
+from draftwell.serving.runtime.models.compiled_step import Compile
+from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.lean_llama import LeanLlama, fits, runs
+from draftwell.serving.runtime.models.module_model import ModuleModel
+from draftwell.serving.runtime.models.near_copy import drop_layers
+from draftwell.serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
+from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel
+from draftwell.serving.runtime.models.padding import pad_at_least, pad_to
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.tool_prompt import knows_tools, told
+from draftwell.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

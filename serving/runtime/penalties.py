@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from serving.runtime.grammar.masks import GrammarMasks
-from serving.runtime.requests import Sampling
+from draftwell.serving.runtime.grammar.masks import GrammarMasks
+from draftwell.serving.runtime.requests import Sampling
 
 
 class Penalties:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from serving.runtime.commands import Step
-from serving.runtime.random_streams import Streams
-from serving.runtime.trees import DraftTree, TreeVerdict
-from serving.runtime.types import CandidateChoice, Draft, Rows, Verdict
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.trees import DraftTree, TreeVerdict
+from draftwell.serving.runtime.types import CandidateChoice, Draft, Rows, Verdict
 
 if TYPE_CHECKING:
-    from serving.runtime.session.lane import DraftSequence
-    from serving.runtime.session.session import Session
+    from draftwell.serving.runtime.session.lane import DraftSequence
+    from draftwell.serving.runtime.session.session import Session
 
 
 class Drafter(Protocol):

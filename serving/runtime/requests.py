@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from serving.errors import InvalidRequest
+from draftwell.serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from serving.runtime.grammar.protocols import Grammar
+    from draftwell.serving.runtime.grammar.protocols import Grammar
 
 FinishReason = Literal["stop", "length"]
 

@@ -16,10 +16,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from serving.errors import DraftwellError, NotFinite
-from serving.runtime import types
-from serving.runtime.penalties import Penalties
-from serving.runtime.requests import Sampling
+from draftwell.serving.errors import DraftwellError, NotFinite
+from draftwell.serving.runtime import types
+from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.requests import Sampling
 
 LEAST_TEMPERATURE = 1e-30
 """What smaller ones are taken for: float32 has no reciprocal of them, and 0/0 is no

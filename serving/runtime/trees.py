@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.types import Draft, Rows
 
 ROOT = -1
 """Parent of the tokens that follow the text."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from serving.errors import DraftwellError
-from serving.runtime.requests import Sampling
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.requests import Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor

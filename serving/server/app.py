@@ -11,21 +11,21 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from serving.server.deployment.deployments import Deployments, PinDeployment
-from serving.server.feedback.feedback import Feedback
-from serving.server.http.capabilities import offers_router
-from serving.server.http.errors import APIError, install_error_handlers
-from serving.server.http.guards import RequestLog
-from serving.server.http.page import page_router
-from serving.server.http.responses_api import ResponsesRequest
-from serving.server.http.schemas import ChatRequest, CompletionRequest
-from serving.server.http.security import Security, install_security, is_trusted
-from serving.server.http.tokens import tokens_router
-from serving.server.metrics.endpoint import CountAnswers, metrics_router
-from serving.server.metrics.metrics import Metrics
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.observer import Observer
-from serving.server.settings import DRAIN_SECONDS, QUEUE
+from draftwell.serving.server.deployment.deployments import Deployments, PinDeployment
+from draftwell.serving.server.feedback.feedback import Feedback
+from draftwell.serving.server.http.capabilities import offers_router
+from draftwell.serving.server.http.errors import APIError, install_error_handlers
+from draftwell.serving.server.http.guards import RequestLog
+from draftwell.serving.server.http.page import page_router
+from draftwell.serving.server.http.responses_api import ResponsesRequest
+from draftwell.serving.server.http.schemas import ChatRequest, CompletionRequest
+from draftwell.serving.server.http.security import Security, install_security, is_trusted
+from draftwell.serving.server.http.tokens import tokens_router
+from draftwell.serving.server.metrics.endpoint import CountAnswers, metrics_router
+from draftwell.serving.server.metrics.metrics import Metrics
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling.observer import Observer
+from draftwell.serving.server.settings import DRAIN_SECONDS, QUEUE
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {

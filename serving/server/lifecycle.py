@@ -14,21 +14,21 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from serving.artifacts.pair_files import draftwell_home, models_root
-from serving.bundle.bundle import refuse_inside
-from serving.errors import DeviceLost
-from serving.runtime.engine.workers import on_own_thread
-from serving.server.app import create_app
-from serving.server.deployment.bundle_watch import BundleWatch
-from serving.server.deployment.deployments import Deployments
-from serving.server.feedback.persistence import Persistence
-from serving.server.http.errors import hide_folders
-from serving.server.http.security import Security, hosts_of, origins, read_keys
-from serving.server.model.loading import from_bundle
-from serving.server.model.served_model import ServedModel
-from serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
-from serving.server.protocol import BoundedProtocol
-from serving.server.settings import DRAIN_SECONDS, STEADY_PROMPT_TOKENS, ServerSettings
+from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
+from draftwell.serving.bundle.bundle import refuse_inside
+from draftwell.serving.errors import DeviceLost
+from draftwell.serving.runtime.engine.workers import on_own_thread
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.deployment.bundle_watch import BundleWatch
+from draftwell.serving.server.deployment.deployments import Deployments
+from draftwell.serving.server.feedback.persistence import Persistence
+from draftwell.serving.server.http.errors import hide_folders
+from draftwell.serving.server.http.security import Security, hosts_of, origins, read_keys
+from draftwell.serving.server.model.loading import from_bundle
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
+from draftwell.serving.server.protocol import BoundedProtocol
+from draftwell.serving.server.settings import DRAIN_SECONDS, STEADY_PROMPT_TOKENS, ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def serve_bundles(
     """
     _ = settings.offered  # a wrong name is reported before anything is loaded
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    logging.getLogger("serving").setLevel(logging.INFO)
+    logging.getLogger("draftwell.serving").setLevel(logging.INFO)
     keys = read_keys(settings.api_key_file)
     settings = settings.with_keys(keys)
     security = Security(

@@ -12,9 +12,9 @@ import typer
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from serving.errors import DraftwellError
-from serving.server.process import listen, paused_garbage_collection
-from serving.server.settings import ServerSettings
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.process import listen, paused_garbage_collection
+from draftwell.serving.server.settings import ServerSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -76,7 +76,7 @@ def run(settings: ServerSettings) -> int:
     # the cheap check first
     with listen(settings.host, settings.port) as listener, paused_garbage_collection() as resume:
         try:
-            from serving.server.lifecycle import serve_bundles
+            from draftwell.serving.server.lifecycle import serve_bundles
         except ImportError as error:
             raise DraftwellError(
                 f"the server needs the package {error.name}: pip install 'draftwell[server]'",

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 INTERRUPTED = 130
 """Exit code of a process ended by SIGINT."""

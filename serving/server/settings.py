@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from serving.errors import DraftwellError
-from serving.runtime.engine.piece_sizes import SMALLEST
-from serving.settings import read_threads
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.engine.piece_sizes import SMALLEST
+from draftwell.serving.settings import read_threads
 
 StateSharing = Literal["shared", "tenant", "off"]
 """Whose requests share what strategies learn (model/strategy_pool.py)."""
@@ -306,7 +306,7 @@ class ServerSettings(BaseModel):
         """
         if self.strategies == "all":
             return None
-        from serving.runtime.strategies import STRATEGIES, find_strategy  # imports torch
+        from draftwell.serving.runtime.strategies import STRATEGIES, find_strategy  # imports torch
 
         if self.strategies is None:
             return tuple(name for name, strategy in STRATEGIES.items() if strategy.lossless)

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from pydantic import Field
 
-import registry.gates
-from components.bench.schema import BenchEntry
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from registry.gates import Gates, load_gates
-from registry.strict import read_yaml
+import draftwell.registry.gates
+from draftwell.components.bench.schema import BenchEntry
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.registry.gates import Gates, load_gates
+from draftwell.registry.strict import read_yaml
 from tests.support.errors import raises_code
 from tests.support.markdown import fences
 
@@ -62,7 +62,7 @@ def gates_file(tmp_path: Path) -> Path:
     """The project's thresholds with the page's."""
     added = next(b.body for b in BLOCKS if b.language == "yaml")
     (tmp_path / "gates.yaml").write_text(
-        (Path(registry.gates.HERE) / "gates.yaml").read_text() + "\n" + added
+        (Path(draftwell.registry.gates.HERE) / "gates.yaml").read_text() + "\n" + added
     )
     return tmp_path / "gates.yaml"
 
@@ -98,7 +98,7 @@ def test_a_forgotten_place_is_an_error(example: Any, gates_file: Path) -> None:
 
 def test_the_named_places_exist() -> None:
     """What the page tells a reader to edit; `BenchJudge.of` is where its last block is called."""
-    from flows.steps.gate_parts.bench import BenchJudge
+    from draftwell.flows.steps.gate_parts.bench import BenchJudge
 
     page = BLOCKS[0].page.read_text()
     assert all(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from serving.runtime.strategies import STRATEGIES
+from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.markdown import commands
 from tests.support.paths import REPO
 
@@ -31,14 +31,14 @@ def options_of(command: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def groups() -> dict[str, Any]:
-    from flows.cli.main import app
+    from draftwell.flows.cli.main import app
 
     return dict(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    from serving.server.main import app
+    from draftwell.serving.server.main import app
 
     return get_command(app)
 

@@ -74,7 +74,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(REPO)))
 def test_modules_and_functions_that_are_named_exist(page: Path) -> None:
-    """Dotted names, such as `components.replay.sampled.replay_expected`."""
+    """Dotted names, such as `draftwell.components.replay.sampled.replay_expected`."""
     for name in re.findall(
         r"(?:`|::: |-m )((?:components|flows|registry|serving)(?:\.\w+)+)",
         page.read_text(encoding="utf-8"),
@@ -113,7 +113,7 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_command_reference_has_every_command_and_option(reference: ModuleType) -> None:
     from typer.main import get_command
 
-    from flows.cli.main import app
+    from draftwell.flows.cli.main import app
 
     page = reference.commands()
     groups: Any = get_command(app)

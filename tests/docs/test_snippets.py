@@ -12,7 +12,7 @@ import subprocess
 import pytest
 import yaml
 
-from registry.pairs import PairSpec
+from draftwell.registry.pairs import PairSpec
 from tests.support.markdown import SHELL, Fence, fences
 
 LANGUAGES = {
@@ -28,7 +28,7 @@ LANGUAGES = {
     "ini",
     "diff",
 }
-OURS = ("flows", "components", "registry", "serving")
+OURS = "draftwell"
 
 
 @pytest.mark.parametrize("fence", fences(), ids=str)

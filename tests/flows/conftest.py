@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def starts_are_not_timed() -> Iterator[None]:
     """The gate starts a process that does nothing instead of one that loads the bundle;
     test_gate.py starts a real one."""
-    from components.gate import footprint
+    from draftwell.components.gate import footprint
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(footprint, "CHILD", "pass")
@@ -55,7 +55,7 @@ def profiles_are_short(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("soak"):
         yield
         return
-    from components.calibrate.hardware_profile import measure_profile
+    from draftwell.components.calibrate.hardware_profile import measure_profile
 
     defaults = measure_profile.__kwdefaults__
     assert "repeats" in defaults
@@ -85,6 +85,6 @@ def run() -> Callable[..., Any]:
     """Run `draftwell` in this process."""
     from typer.testing import CliRunner
 
-    from flows.cli.main import app
+    from draftwell.flows.cli.main import app
 
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import Prompt
-from components.tune.evidence import TuningEvidence
-from flows.context import StepContext, artifact_prompts, training_prompts
-from flows.steps import tune
-from flows.steps.monitor import untouched
-from flows.workspace import Workspace
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.evidence import TuningEvidence
+from draftwell.flows.context import StepContext, artifact_prompts, training_prompts
+from draftwell.flows.steps import tune
+from draftwell.flows.steps.monitor import untouched
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.runtime.strategies import StrategyChoice
 from tests.support.loop.publishing import distilled
 
 ROWS = [Prompt(f"p{i}", None, [f"question {i}"]) for i in range(6)]

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-import serving.device
-from flows.context import StepContext, pictures_of
-from flows.settings import PipelineSettings
-from flows.steps.publish import run_publish
-from flows.workspace import Workspace
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.pair_files import fingerprint
-from serving.device import checked_device, default_device
-from serving.number_format import WEIGHTS, Weights, named
+import draftwell.serving.device
+from draftwell.flows.context import StepContext, pictures_of
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.publish import run_publish
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.device import checked_device, default_device
+from draftwell.serving.number_format import WEIGHTS, Weights, named
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import profile, verifier
 
@@ -36,7 +36,7 @@ def config(device_class: str | None, strategy: str = "spide") -> DecodingConfig:
 @pytest.fixture
 def cuda_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a CUDA device, as far as its one question goes."""
-    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
 
 
 @dataclass
@@ -50,19 +50,19 @@ class OnDevice:
 
 def test_one_place_picks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (default_device(), PipelineSettings().device) == ("cpu", "cpu")
-    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
     assert (default_device(), PipelineSettings().device, checked_device("cuda")) == (
         "cuda",
         "cuda",
         "cuda",
     )
-    monkeypatch.setenv(serving.device.VARIABLE, "cpu")
+    monkeypatch.setenv(draftwell.serving.device.VARIABLE, "cpu")
     assert (default_device(), PipelineSettings().device) == ("cpu", "cpu")
-    monkeypatch.setenv(serving.device.VARIABLE, "gpu")
+    monkeypatch.setenv(draftwell.serving.device.VARIABLE, "gpu")
     with raises_code("unknown_device", "DRAFTWELL_DEVICE gpu"):
         default_device()
-    monkeypatch.setattr(serving.device, "cuda_available", lambda: False)
-    monkeypatch.setenv(serving.device.VARIABLE, "cuda")
+    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: False)
+    monkeypatch.setenv(draftwell.serving.device.VARIABLE, "cuda")
     with raises_code("no_cuda", "DRAFTWELL_DEVICE cuda"):
         default_device()
 
@@ -105,8 +105,8 @@ def test_a_profile_of_other_layers_is_measured_again(
     own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same machine: compiled layers decode a token in half the time."""
-    import components.calibrate.hardware_profile
-    from serving.artifacts.hardware_profile import HardwareProfile
+    import draftwell.components.calibrate.hardware_profile
+    from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 
     measured: list[str | None] = []
 
@@ -114,8 +114,8 @@ def test_a_profile_of_other_layers_is_measured_again(
         measured.append(made.device_class)
         return HardwareProfile(1.0, {1: 4.0}, 0.1, made)
 
-    monkeypatch.setattr(components.calibrate.hardware_profile, "measure_profile", measure)
-    space, here = Workspace(str(pair_file)), serving.device.device_class("cpu")
+    monkeypatch.setattr(draftwell.components.calibrate.hardware_profile, "measure_profile", measure)
+    space, here = Workspace(str(pair_file)), draftwell.serving.device.device_class("cpu")
     eager, compiled = (
         SimpleNamespace(
             name="tiny",

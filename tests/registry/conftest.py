@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from registry.pairs import PairSpec, fetch
-from registry.store import Store
-from serving.artifacts.pair_files import PairFiles
+from draftwell.registry.pairs import PairSpec, fetch
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import PairFiles
 from tests.support.loop.publishing import model_folder
 
 

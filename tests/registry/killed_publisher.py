@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from registry.pairs import PairSpec, fetch
-from registry.promotion import promote
-from registry.store import Store
+from draftwell.registry.pairs import PairSpec, fetch
+from draftwell.registry.promotion import promote
+from draftwell.registry.store import Store
 from tests.support.loop.publishing import model_folder, release, verdict
 
 

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from registry.access import check_address, hidden, refusal
-from registry.connection import connect
-from registry.store import Store
-from serving.errors import DraftwellError
+from draftwell.registry.access import check_address, hidden, refusal
+from draftwell.registry.connection import connect
+from draftwell.registry.store import Store
+from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import publish, table
 from tests.support.server.processes import mlflow_server

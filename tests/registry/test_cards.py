@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from registry.cards.datasets import LONGEST_DIGEST
-from registry.cards.trials import MOST, trial_runs
-from registry.pyfunc_models import MODELS, _load_pyfunc
-from registry.store import Store
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.decoding_config import SampledChoice
-from serving.artifacts.verifier import Verifier
+from draftwell.registry.cards.datasets import LONGEST_DIGEST
+from draftwell.registry.cards.trials import MOST, trial_runs
+from draftwell.registry.pyfunc_models import MODELS, _load_pyfunc
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.decoding_config import SampledChoice
+from draftwell.serving.artifacts.verifier import Verifier
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, head, memory, publish, table, verifier
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from registry.composing import compose, parse_pins
-from registry.pairs import PairSpec
-from registry.promotion import promote
-from registry.store import Store
-from serving.artifacts.pair_files import PairFiles, fingerprint
+from draftwell.registry.composing import compose, parse_pins
+from draftwell.registry.pairs import PairSpec
+from draftwell.registry.promotion import promote
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import (
     config,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import registry.gates
-from registry.gates import Gates, load_baseline, load_gates
+import draftwell.registry.gates
+from draftwell.registry.gates import Gates, load_baseline, load_gates
 from tests.support.errors import raises_code
 
 COUNTS = '{"target_calls": 10, "judged": 20, "accepted": 12, "output_digest": "ab"}'
@@ -25,7 +25,7 @@ def test_the_projects_thresholds() -> None:
 
 
 def test_every_threshold_is_explained() -> None:
-    lines = (Path(registry.gates.__file__).parent / "gates.yaml").read_text().splitlines()
+    lines = (Path(draftwell.registry.gates.__file__).parent / "gates.yaml").read_text().splitlines()
     for name in Gates.model_fields:
         at = next(i for i, line in enumerate(lines) if line.startswith(f"{name}:"))
         assert lines[at - 1].startswith("# ")
@@ -51,7 +51,7 @@ def test_every_threshold_is_explained() -> None:
 def test_a_wrong_threshold_is_one_line(
     tmp_path: Path, change: tuple[str, str], code: str, named: str
 ) -> None:
-    text = (Path(registry.gates.__file__).parent / "gates.yaml").read_text()
+    text = (Path(draftwell.registry.gates.__file__).parent / "gates.yaml").read_text()
     (tmp_path / "gates.yaml").write_text(text.replace(*change))
     with raises_code(code, named) as caught:
         load_gates(tmp_path / "gates.yaml")
@@ -65,7 +65,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_baseline_where_one_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.gates, "HERE", tmp_path)
+    monkeypatch.setattr(draftwell.registry.gates, "HERE", tmp_path)
     (tmp_path / "baselines").mkdir()
     assert load_baseline("tiny") is None
     (tmp_path / "baselines" / "tiny.json").write_text(BASELINE % COUNTS)
@@ -81,5 +81,5 @@ def test_a_baseline_where_one_was_recorded(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_recorded_baselines_can_be_read() -> None:
-    for path in (Path(registry.gates.__file__).parent / "baselines").glob("*.json"):
+    for path in (Path(draftwell.registry.gates.__file__).parent / "baselines").glob("*.json"):
         assert load_baseline(path.stem).pair == path.stem  # type: ignore[union-attr]

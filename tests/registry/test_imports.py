@@ -9,8 +9,9 @@ HEAVY = ("mlflow", "torch", "transformers", "huggingface_hub", "sqlalchemy", "pa
 
 def test_importing_the_registry_loads_no_heavy_library() -> None:
     code = (
-        "import sys, registry.bundles.build, registry.gates, registry.lineage, "
-        "registry.pairs, registry.releases\n"
+        "import sys, draftwell.registry.bundles.build, draftwell.registry.gates, "
+        "draftwell.registry.lineage, "
+        "draftwell.registry.pairs, draftwell.registry.releases\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

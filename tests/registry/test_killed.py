@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from registry.pairs import fetch
-from registry.promotion import promote
-from registry.releases import find_release, gate_record, objection
-from registry.store import Store
-from serving.artifacts.base import digest_of
+from draftwell.registry.pairs import fetch
+from draftwell.registry.promotion import promote
+from draftwell.registry.releases import find_release, gate_record, objection
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import digest_of
 from tests.registry.killed_publisher import pair_in
 from tests.support.loop.publishing import release, verdict
 

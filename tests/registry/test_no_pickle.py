@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from registry.pairs import PairSpec, model_records
-from registry.pyfunc_models import MODELS
-from registry.releases import create_release, record_gate
-from registry.store import Store
-from serving.artifacts.kinds import KINDS
-from serving.artifacts.pair_files import PairFiles, fingerprint
+from draftwell.registry.pairs import PairSpec, model_records
+from draftwell.registry.pyfunc_models import MODELS
+from draftwell.registry.releases import create_release, record_gate
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.loop.publishing import every_kind, publish, verdict
 
 ENDINGS = {".json", ".safetensors", ".onnx", ".arrow", ".md", ".png", ".html", ""}
@@ -95,7 +95,10 @@ def test_mlflow_finds_no_code_that_it_could_run(published: Path) -> None:
         if predicts:
             flavour = card["flavors"]["python_function"]
             assert set(flavour) == {"loader_module", "data", "python_version"}
-            assert (flavour["loader_module"], flavour["data"]) == ("registry.pyfunc_models", ".")
+            assert (flavour["loader_module"], flavour["data"]) == (
+                "draftwell.registry.pyfunc_models",
+                ".",
+            )
     text = json.dumps(cards)
     assert [
         word

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from registry.pairs import PairSpec
-from registry.promotion import promote, rollback
-from registry.releases import find_release
-from registry.store import Store
-from serving.artifacts.pair_files import PairFiles
+from draftwell.registry.pairs import PairSpec
+from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.releases import find_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import PairFiles
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import release, verdict
 

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
-from registry.gates import GateRecord
-from registry.lineage import lineage_of
-from registry.pairs import PairSpec, model_records
-from registry.promotion import adopt, promote, rollback
-from registry.releases import ReleaseVersion, create_release, find_release, gate_record, record_gate
-from registry.store import Store
-from serving.artifacts.pair_files import PairFiles, fingerprint
+from draftwell.registry.gates import GateRecord
+from draftwell.registry.lineage import lineage_of
+from draftwell.registry.pairs import PairSpec, model_records
+from draftwell.registry.promotion import adopt, promote, rollback
+from draftwell.registry.releases import (
+    ReleaseVersion,
+    create_release,
+    find_release,
+    gate_record,
+    record_gate,
+)
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, distilled, publish, release, table, verdict
 

@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy.orm
 import yaml
 
-from registry.cards.model_card import CARDS
-from registry.lineage import lineage_of
-from registry.pyfunc_models import MODELS
-from registry.store import Store
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import digest_of
-from serving.errors import DraftwellError
+from draftwell.registry.cards.model_card import CARDS
+from draftwell.registry.lineage import lineage_of
+from draftwell.registry.pyfunc_models import MODELS
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import digest_of
+from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import (
     config,
@@ -184,7 +184,7 @@ def test_a_description_fits_into_any_database(store: Store, tmp_path: Path) -> N
 
 
 def test_every_kind_that_can_be_published_has_a_card() -> None:
-    from serving.artifacts.kinds import KINDS
+    from draftwell.serving.artifacts.kinds import KINDS
 
     assert set(CARDS) == {*KINDS, "release"}
 

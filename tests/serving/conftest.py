@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.runtime.commands import Role
+from draftwell.serving.runtime.commands import Role
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving import device
-from serving.cpu_quota import cpu_quota
+from draftwell.serving import device
+from draftwell.serving.cpu_quota import cpu_quota
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-import serving.server.model.loading as loading
-from serving.device import cuda_problem, driver_problem, has_code_for
-from serving.runtime.models.cuda.static_llama import StaticLlama
+import draftwell.serving.server.model.loading as loading
+from draftwell.serving.device import cuda_problem, driver_problem, has_code_for
+from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
 from tests.support.models.llama_shapes import llama
 from tests.support.server.bundles import load_bundle, make_bundle, save_tiny_models
 

@@ -27,7 +27,7 @@ import httpx
 import psutil
 import pytest
 
-from serving.device import device_class, usable_cores
+from draftwell.serving.device import device_class, usable_cores
 from tests.support.server.bundles import make_bundle, save_tiny_models
 from tests.support.server.server_process import server_process, wait_until
 
@@ -43,12 +43,12 @@ SERVE = [
     sys.executable,
     "-c",
     f"""
-from serving.server import lifecycle, protocol
-from serving.server.http import security
+from draftwell.serving.server import lifecycle, protocol
+from draftwell.serving.server.http import security
 lifecycle.KEEP_ALIVE_SECONDS = 2
 security.BODY_SECONDS = {BODY_SECONDS}
 protocol.HEADER_SECONDS, protocol.STALL_SECONDS = {HEADER_SECONDS}, {STALL_SECONDS}
-from serving.server.main import main
+from draftwell.serving.server.main import main
 main()""",
 ]
 PROMPTS = ("hello", "the end", "one, two", "what")

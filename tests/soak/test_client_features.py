@@ -22,7 +22,7 @@ import httpx
 import jsonschema
 import pytest
 
-from components.prompts.prompt import demo_prompts
+from draftwell.components.prompts.prompt import demo_prompts
 from tests.soak.edits import EDITS
 from tests.support.server.soak import Served, default_bundle, served_bundle
 

@@ -29,7 +29,7 @@ import httpx
 import psutil
 import pytest
 
-from components.prompts.prompt import demo_prompts
+from draftwell.components.prompts.prompt import demo_prompts
 from tests.support.server.light_client import LightClient
 from tests.support.server.soak import Served, default_bundle, served_bundle
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.collect import collect
-from components.collect.settings import CollectionSettings
-from components.prompts.prompt import Prompt
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Strategy
+from draftwell.components.collect import collect
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import Strategy
 
 RUN = ("fresh", "spread", "log", "progress")
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 @contextmanager

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from components.bench.runner import Config, Progress, labels_of, measure
-from components.bench.settings import BenchSettings
-from components.prompts.prompt import Prompt
-from components.replay.replay import replay_strategy
-from components.replay.texts import Texts
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadedPair
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import PLAIN, StrategyResources
+from draftwell.components.bench.runner import Config, Progress, labels_of, measure
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.texts import Texts
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import PLAIN, StrategyResources
 
 COUNTED = ("target_calls", "draft_calls", "accepted")
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
-from components.bench.answers.checks import Checker, checker_for
-from components.bench.answers.sandbox import SandboxUnavailable
-from components.prompts.prompt import Prompt
+from draftwell.components.bench.answers.checks import Checker, checker_for
+from draftwell.components.bench.answers.sandbox import SandboxUnavailable
+from draftwell.components.prompts.prompt import Prompt
 
 Checked = bool | str | None
 """Whether an answer is right; None where nothing can check it, a sentence where this machine

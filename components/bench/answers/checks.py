@@ -14,9 +14,9 @@ from fractions import Fraction
 from string import ascii_uppercase
 from typing import Any
 
-from components.bench.answers.sandbox import run_python
-from components.prompts.answer_fields import KEYS
-from components.prompts.prompt import Prompt
+from draftwell.components.bench.answers.sandbox import run_python
+from draftwell.components.prompts.answer_fields import KEYS
+from draftwell.components.prompts.prompt import Prompt
 
 Checker = Callable[[Prompt, str], bool]
 """Whether an answer to a prompt is right. Those that run code raise SandboxUnavailable where it

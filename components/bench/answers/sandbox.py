@@ -26,8 +26,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.bench.answers import seccomp
-from serving.errors import DraftwellError
+from draftwell.components.bench.answers import seccomp
+from draftwell.serving.errors import DraftwellError
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 PRELUDE = """

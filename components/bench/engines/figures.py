@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from components.bench.engines.measure import Beside, Side
-from components.engines.port import Acceptance, Message
-from components.report.intervals import expanded_tail, paired_bootstrap_ratio
+from draftwell.components.bench.engines.measure import Beside, Side
+from draftwell.components.engines.port import Acceptance, Message
+from draftwell.components.report.intervals import expanded_tail, paired_bootstrap_ratio
 
 TAIL = 0.05
 """Left out at each end of an interval."""

@@ -15,9 +15,9 @@ from random import Random
 
 from pydantic import Field
 
-from components.engines.port import Acceptance, Decoded, Engine, Message
-from serving.errors import DraftwellError
-from serving.runtime.requests import Sampling
+from draftwell.components.engines.port import Acceptance, Decoded, Engine, Message
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.requests import Sampling
 
 WARMUP_TOKENS = 8
 Progress = Callable[[int, int, str], None]

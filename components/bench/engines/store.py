@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from components.bench.engines.measure import Beside
-from serving.files import json_digest, write_atomically
+from draftwell.components.bench.engines.measure import Beside
+from draftwell.serving.files import json_digest, write_atomically
 
 SCHEMA = 3
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from components.bench.engines.figures import Figure
-from components.report.tables import number, rich_table
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.report.tables import number, rich_table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,6 +6,6 @@ process of their own decodes what the bench asks for, and is stopped while other
 starts them, `model_files` and `gguf_file` write what they read.
 """
 
-from components.bench.peers.environments import PEERS, check_peers
+from draftwell.components.bench.peers.environments import PEERS, check_peers
 
 __all__ = ["PEERS", "check_peers"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.engines.environments import DRIVERS, interpreter
-from serving.errors import DraftwellError
+from draftwell.components.engines.environments import DRIVERS, interpreter
+from draftwell.serving.errors import DraftwellError
 
 PEERS = ("transformers", *DRIVERS)
 

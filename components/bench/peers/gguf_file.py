@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 TENSORS = {
     "input_layernorm": "attn_norm",

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from components.bench.runner import Contender, Generation
-from components.engines.port import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
+from draftwell.components.bench.runner import Contender, Generation
+from draftwell.components.engines.port import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
 
 PAUSE = 0.01
 """Seconds that our own OpenMP threads get to fall asleep before a peer computes; GNU's spin for a

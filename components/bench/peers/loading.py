@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from components.bench.peers.environments import check_peers
-from components.bench.peers.group import PeerGroup, ProcessPeer
-from components.bench.peers.model_files import gguf_of, head_folder, model_folder
-from components.bench.peers.transformers_peer import transformers_peers
-from components.engines.environments import DRIVERS, interpreter, peers_root
-from components.engines.port import EngineSettings
-from components.engines.process import EngineProcess
-from components.engines.vllm import VllmEngine
-from components.engines.vllm_methods import Method, VllmFiles
-from serving.artifacts.base import Artifact
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadedPair
+from draftwell.components.bench.peers.environments import check_peers
+from draftwell.components.bench.peers.group import PeerGroup, ProcessPeer
+from draftwell.components.bench.peers.model_files import gguf_of, head_folder, model_folder
+from draftwell.components.bench.peers.transformers_peer import transformers_peers
+from draftwell.components.engines.environments import DRIVERS, interpreter, peers_root
+from draftwell.components.engines.port import EngineSettings
+from draftwell.components.engines.process import EngineProcess
+from draftwell.components.engines.vllm import VllmEngine
+from draftwell.components.engines.vllm_methods import Method, VllmFiles
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadedPair
 
 LOOKUP = {"lookup_tokens": 5, "lookup_ngram": 3}
 """Tokens that vLLM's n-gram speculation and llama.cpp's prompt lookup draft, and their longest

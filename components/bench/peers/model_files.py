@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from components.bench.peers.gguf_file import write_gguf
-from components.engines.environments import peers_root
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.files import replace_folder
-from serving.runtime.commands import Role
-from serving.runtime.pair import LoadedPair
+from draftwell.components.bench.peers.gguf_file import write_gguf
+from draftwell.components.engines.environments import peers_root
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.files import replace_folder
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.pair import LoadedPair
 
 GGUF = "model.gguf"
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.bench.peers.group import PeerGroup
-from components.bench.runner import Generation
-from serving.runtime.models.transformers_model import ATTENTION
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
+from draftwell.components.bench.peers.group import PeerGroup
+from draftwell.components.bench.runner import Generation
+from draftwell.serving.runtime.models.transformers_model import ATTENTION
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
 
 LOOKUP_TOKENS, LOOKUP_NGRAM = 10, 3
 

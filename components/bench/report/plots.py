@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.bench.report.tables import entries_of
-from components.bench.schema import BenchReport
-from components.report.drawing import FAINT, INK, SECOND, drawing
+from draftwell.components.bench.report.tables import entries_of
+from draftwell.components.bench.schema import BenchReport
+from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
 
 PARTS = {
     "target": INK,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from components.bench.schema import BenchEntry, BenchReport, Curve, Machine
-from components.report.tables import first_turns, markdown, number, rich_table
+from draftwell.components.bench.schema import BenchEntry, BenchReport, Curve, Machine
+from draftwell.components.report.tables import first_turns, markdown, number, rich_table
 
 if TYPE_CHECKING:
     from rich.table import Table

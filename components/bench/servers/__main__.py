@@ -1,5 +1,5 @@
-"""`python -m components.bench.servers`: our server and vLLM's under vLLM's own load test, on the
-same machine with the same slots."""
+"""`python -m draftwell.components.bench.servers`: our server and vLLM's under vLLM's own load test,
+on the same machine with the same slots."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from components.bench.peers.loading import LOOKUP
-from components.bench.servers.load_test import (
+from draftwell.components.bench.peers.loading import LOOKUP
+from draftwell.components.bench.servers.load_test import (
     DATASETS,
     LoadTest,
     Row,
@@ -24,17 +24,17 @@ from components.bench.servers.load_test import (
     report,
     told,
 )
-from components.bench.servers.long_prompt import stall, stall_table, text_of
-from components.bench.servers.processes import Server
-from components.engines.environments import VLLM_COMMAND, interpreter, peers_root
-from components.engines.process import engine_environment
-from components.prompts.prompt import demo_prompts, read_prompts
-from serving.artifacts.pair_files import models_root
-from serving.bundle.bundle import Bundle, open_bundle
-from serving.device import usable_cores
-from serving.errors import DraftwellError
-from serving.files import write_json
-from serving.number_format import dtype_of, weights_of
+from draftwell.components.bench.servers.long_prompt import stall, stall_table, text_of
+from draftwell.components.bench.servers.processes import Server
+from draftwell.components.engines.environments import VLLM_COMMAND, interpreter, peers_root
+from draftwell.components.engines.process import engine_environment
+from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+from draftwell.serving.artifacts.pair_files import models_root
+from draftwell.serving.bundle.bundle import Bundle, open_bundle
+from draftwell.serving.device import usable_cores
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_json
+from draftwell.serving.number_format import dtype_of, weights_of
 
 CONTEXT = 4352
 STREAMS = 8
@@ -194,7 +194,7 @@ def commands(
     ours = [
         sys.executable,
         "-m",
-        "serving.server.main",
+        "draftwell.serving.server.main",
         "--bundle",
         str(bundle.path),
         "--slots",

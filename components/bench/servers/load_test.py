@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.bench.runner import rotated
-from components.bench.servers.processes import Server
-from components.engines.environments import VLLM_COMMAND, interpreter
-from components.engines.failures import last_line
-from components.engines.process import engine_environment
-from components.prompts.prompt import Prompt
-from components.report.tables import number, rich_table
-from serving.errors import DraftwellError
+from draftwell.components.bench.runner import rotated
+from draftwell.components.bench.servers.processes import Server
+from draftwell.components.engines.environments import VLLM_COMMAND, interpreter
+from draftwell.components.engines.failures import last_line
+from draftwell.components.engines.process import engine_environment
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.tables import number, rich_table
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,10 +16,10 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.bench.servers.processes import Server
-from components.prompts.prompt import Prompt
-from components.report.tables import number, rich_table
-from serving.errors import DraftwellError
+from draftwell.components.bench.servers.processes import Server
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.tables import number, rich_table
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-from components.engines.environments import GROUP_OF_PARENT
-from components.engines.failures import last_line, why_ended
-from components.engines.ports import free_port, refuse_taken
-from components.engines.process import END_SECONDS, START_SECONDS
-from serving.errors import DraftwellError
+from draftwell.components.engines.environments import GROUP_OF_PARENT
+from draftwell.components.engines.failures import last_line, why_ended
+from draftwell.components.engines.ports import free_port, refuse_taken
+from draftwell.components.engines.process import END_SECONDS, START_SECONDS
+from draftwell.serving.errors import DraftwellError
 
 POLL_SECONDS = 0.2
 

@@ -1,7 +1,7 @@
 """From a target and prompts to an EAGLE-3 head: corpus with states, start, training, artifact.
 
-Every step keeps what is finished in a work folder, as `components.distil.distil` does: a second
-call resumes.
+Every step keeps what is finished in a work folder, as `draftwell.components.distil.distil` does: a
+second call resumes.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.distil.corpus import Conversation, corpus_digest, frequent_tokens, write_corpus
-from components.distil.distil import LONGEST_PROMPT, Source, output_tokens
-from components.distil.eagle3.network import Eagle3Network, head_config
-from components.distil.eagle3.recipe import Borrowed, HeadRecipe
-from components.distil.eagle3.start import check_startable, start_from_target
-from components.distil.eagle3.training import train_head
-from components.distil.stored_corpus import read_stored
-from components.distil.training import Log
-from components.report.provenance import git_commit, library_versions, plain
-from serving.artifacts.base import Provenance
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.errors import DraftwellError
-from serving.files import json_digest, write_atomically
+from draftwell.components.distil.corpus import (
+    Conversation,
+    corpus_digest,
+    frequent_tokens,
+    write_corpus,
+)
+from draftwell.components.distil.distil import LONGEST_PROMPT, Source, output_tokens
+from draftwell.components.distil.eagle3.network import Eagle3Network, head_config
+from draftwell.components.distil.eagle3.recipe import Borrowed, HeadRecipe
+from draftwell.components.distil.eagle3.start import check_startable, start_from_target
+from draftwell.components.distil.eagle3.training import train_head
+from draftwell.components.distil.stored_corpus import read_stored
+from draftwell.components.distil.training import Log
+from draftwell.components.report.provenance import git_commit, library_versions, plain
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest, write_atomically
 
 
 def distil_head(

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.distil.corpus import Conversation, batches
-from components.distil.eagle3.network import Eagle3Network
-from components.distil.eagle3.unroll import Batch, Starts, unroll
+from draftwell.components.distil.corpus import Conversation, batches
+from draftwell.components.distil.eagle3.network import Eagle3Network
+from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
 
 
 @dataclass(frozen=True)

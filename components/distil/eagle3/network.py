@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.distil.lean import LONGEST, rope_tables, rotate
-from serving.errors import DraftwellError
+from draftwell.components.distil.lean import LONGEST, rope_tables, rotate
+from draftwell.serving.errors import DraftwellError
 
 
 class Projected(NamedTuple):

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from components.distil.corpus import Conversation
-from components.distil.eagle3.loss import Wanted, divergence
-from components.distil.eagle3.network import Eagle3Network
-from components.distil.eagle3.recipe import Borrowed, HeadRecipe
-from components.distil.eagle3.unroll import Batch, Starts, unroll
+from draftwell.components.distil.corpus import Conversation
+from draftwell.components.distil.eagle3.loss import Wanted, divergence
+from draftwell.components.distil.eagle3.network import Eagle3Network
+from draftwell.components.distil.eagle3.recipe import Borrowed, HeadRecipe
+from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
 
 
 def head_losses(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.report.drawing import INK, SECOND, drawing
+from draftwell.components.report.drawing import INK, SECOND, drawing
 
 
 def training_plot(report: Mapping[str, Any], path: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from components.distil.training import Schedule
+from draftwell.components.distil.training import Schedule
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.distil.corpus import Conversation
-from components.distil.eagle3.network import Eagle3Network
-from components.distil.lean import BatchedLlama
-from serving.errors import DraftwellError
-from serving.runtime.models.architecture import architecture_of
+from draftwell.components.distil.corpus import Conversation
+from draftwell.components.distil.eagle3.network import Eagle3Network
+from draftwell.components.distil.lean import BatchedLlama
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.architecture import architecture_of
 
 RIDGE = 1e-3
 """Share of the features' mean square that is added to the diagonal."""

@@ -4,8 +4,8 @@ section 3).
 Loss of a step (`objective`): KL from the target's distribution over the head's tokens, plus a small
 cross-entropy with the target's likeliest token; later steps weigh less. There is no regression of
 states: what the head puts out is free, as in the paper. The schedule and checkpoints are those of
-`components.distil.training`: a budget of minutes or of tokens, and a run that was killed resumes at
-the same batch of the same pass, under a budget of tokens bit for bit.
+`draftwell.components.distil.training`: a budget of minutes or of tokens, and a run that was killed
+resumes at the same batch of the same pass, under a budget of tokens bit for bit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.distil.checkpoint import restore, save
-from components.distil.corpus import Conversation, batches, corpus_digest, hold_out
-from components.distil.eagle3.measure import Reach, reach
-from components.distil.eagle3.network import Eagle3Network
-from components.distil.eagle3.objective import head_losses, spread_of
-from components.distil.eagle3.recipe import Borrowed, HeadRecipe
-from components.distil.training import Log
-from serving.errors import DraftwellError
+from draftwell.components.distil.checkpoint import restore, save
+from draftwell.components.distil.corpus import Conversation, batches, corpus_digest, hold_out
+from draftwell.components.distil.eagle3.measure import Reach, reach
+from draftwell.components.distil.eagle3.network import Eagle3Network
+from draftwell.components.distil.eagle3.objective import head_losses, spread_of
+from draftwell.components.distil.eagle3.recipe import Borrowed, HeadRecipe
+from draftwell.components.distil.training import Log
+from draftwell.serving.errors import DraftwellError
 
 
 def train_head(

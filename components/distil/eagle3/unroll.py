@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.distil.corpus import Conversation
-from components.distil.eagle3.network import Eagle3Network, Projected, lowered
+from draftwell.components.distil.corpus import Conversation
+from draftwell.components.distil.eagle3.network import Eagle3Network, Projected, lowered
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.gate.own_prompts import FEWEST
-from serving.artifacts.kinds import find_kind, temperature_of
-from serving.errors import DraftwellError
-from serving.temperature import class_of
+from draftwell.components.gate.own_prompts import FEWEST
+from draftwell.serving.artifacts.kinds import find_kind, temperature_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
-    from serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.base import Artifact
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def learnt_by_hash(
     does not record its prompts.
 
     Args:
-        hashes: prompt id → hash (`components.collect.plan.prompt_hashes`).
+        hashes: prompt id → hash (`draftwell.components.collect.plan.prompt_hashes`).
     """
     learnt = artifact.provenance.training_prompts
     if learnt is None or hashes is None:

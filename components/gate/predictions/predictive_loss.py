@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from components.gate.predictions.losses import PredictiveLoss
-from components.gate.predictions.table_loss import table_prediction
-from components.gate.predictions.verifier_loss import verifier_prediction
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from components.report.intervals import paired_bootstrap_ratio
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.verifier import Verifier
-from serving.recording.trace import TraceSet
+from draftwell.components.gate.predictions.losses import PredictiveLoss
+from draftwell.components.gate.predictions.table_loss import table_prediction
+from draftwell.components.gate.predictions.verifier_loss import verifier_prediction
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.components.report.intervals import paired_bootstrap_ratio
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
-    from serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.base import Artifact
 
 
 def judge_predictions(predictions: Sequence[PredictiveLoss], thresholds: Thresholds) -> GateVerdict:

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.calibrate.judged_tokens import greedy_tokens, sampled_tokens
-from components.collect.plan import prompt_hashes
-from components.gate.predictions.learnt_prompts import (
+from draftwell.components.calibrate.judged_tokens import greedy_tokens, sampled_tokens
+from draftwell.components.collect.plan import prompt_hashes
+from draftwell.components.gate.predictions.learnt_prompts import (
     UnseenPrompts,
     for_other_requests,
     learnt_by_hash,
 )
-from components.gate.predictions.losses import PredictiveLoss, log_loss
-from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
-from serving.artifacts.kinds import temperature_of
-from serving.recording.trace import TraceSet
-from serving.temperature import class_of
+from draftwell.components.gate.predictions.losses import PredictiveLoss, log_loss
+from draftwell.serving.artifacts.acceptance_table import EDGES, AcceptanceTable
+from draftwell.serving.artifacts.kinds import temperature_of
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.temperature import class_of
 
 
 def table_prediction(

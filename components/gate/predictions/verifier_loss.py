@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from components.collect.plan import prompt_hashes
-from components.gate.predictions.learnt_prompts import (
+from draftwell.components.collect.plan import prompt_hashes
+from draftwell.components.gate.predictions.learnt_prompts import (
     UnseenPrompts,
     for_other_requests,
     learnt_by_hash,
 )
-from components.gate.predictions.losses import PredictiveLoss, log_loss
-from components.train.examples import Examples, VerifierLabel, read_examples, split_by_prompt
-from components.train.logistic import Line, sigmoid
-from components.train.settings import LabelKind
-from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
+from draftwell.components.gate.predictions.losses import PredictiveLoss, log_loss
+from draftwell.components.train.examples import (
+    Examples,
+    VerifierLabel,
+    read_examples,
+    split_by_prompt,
+)
+from draftwell.components.train.logistic import Line, sigmoid
+from draftwell.components.train.settings import LabelKind
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
 
 
 def verifier_prediction(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from components.report.drawing import FAINT, INK, SECOND, drawing
-from components.train.reports import HeadReport, ReliabilityBin, RocCurve, VerifierReport
+from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
+from draftwell.components.train.reports import HeadReport, ReliabilityBin, RocCurve, VerifierReport
 
 
 def roc(curves: Mapping[str, tuple[RocCurve, float | None]], path: Path) -> Path:

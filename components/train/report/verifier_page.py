@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from components.report.tables import markdown, number
-from components.train.reports import Ranking, Transfer, VerifierReport
+from draftwell.components.report.tables import markdown, number
+from draftwell.components.train.reports import Ranking, Transfer, VerifierReport
 
 RANKING = ("prompts", "tokens", "prevalence", "AUC", "AUC of score = C", "gain")
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from components.bench.engines.figures import TAIL, Figure
-from components.engines.vllm_methods import OFF, ONE_LENGTH, Method
-from components.tune.engines.budget import NO_TIME
-from components.tune.engines.candidates import lengths_of
-from components.tune.engines.choice import EngineChoice
-from components.tune.engines.lab import Lab, left_out_if_it_fails
-from components.tune.engines.schedule import Level, level_of, schedule_of
-from components.tune.engines.settings import EngineTuneSettings
+from draftwell.components.bench.engines.figures import TAIL, Figure
+from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH, Method
+from draftwell.components.tune.engines.budget import NO_TIME
+from draftwell.components.tune.engines.candidates import lengths_of
+from draftwell.components.tune.engines.choice import EngineChoice
+from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
+from draftwell.components.tune.engines.schedule import Level, level_of, schedule_of
+from draftwell.components.tune.engines.settings import EngineTuneSettings
 
 BECAUSE = "plain decoding, because "
 Finalist = tuple[Method, str]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from components.engines.vllm_methods import CASCADE, NEEDS, OFF, Method, VllmFiles
-from components.tune.engines.ngram_replay import Text, best_n
-from components.tune.engines.settings import EngineTuneSettings
+from draftwell.components.engines.vllm_methods import CASCADE, NEEDS, OFF, Method, VllmFiles
+from draftwell.components.tune.engines.ngram_replay import Text, best_n
+from draftwell.components.tune.engines.settings import EngineTuneSettings
 
 NEEDS_PACKAGE = {"suffix": "arctic-inference"}
 """Method → distribution that the engine's environment must have for it."""

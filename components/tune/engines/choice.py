@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from components.bench.engines.figures import Figure
-from components.engines.port import Message
-from components.engines.vllm_methods import OFF, Method
-from components.tune.engines.schedule import Level
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.engines.port import Message
+from draftwell.components.engines.vllm_methods import OFF, Method
+from draftwell.components.tune.engines.schedule import Level
 
 
 class Final(Message):

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from components.bench.engines.figures import Figure, figure_of
-from components.engines.vllm_methods import Method
-from components.tune.engines.budget import NO_TIME
-from components.tune.engines.by_load import Finalist, load_engines
-from components.tune.engines.choice import Final
-from components.tune.engines.lab import Lab, left_out_if_it_fails
-from components.tune.engines.settings import EngineTuneSettings
-from serving.errors import DraftwellError
+from draftwell.components.bench.engines.figures import Figure, figure_of
+from draftwell.components.engines.vllm_methods import Method
+from draftwell.components.tune.engines.budget import NO_TIME
+from draftwell.components.tune.engines.by_load import Finalist, load_engines
+from draftwell.components.tune.engines.choice import Final
+from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
+from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.serving.errors import DraftwellError
 
 
 def play_finals(

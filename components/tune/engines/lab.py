@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from components.bench.engines.figures import TAIL, Figure, figure_of
-from components.bench.engines.measure import Beside, Progress, groups_of, measure_beside
-from components.bench.engines.store import Measurements
-from components.engines.port import About, Decoded, Engine, EngineSettings
-from components.engines.vllm_methods import OFF, Method, VllmFiles
-from components.tune.engines.budget import Budget
-from serving.errors import DraftwellError
-from serving.runtime.requests import Sampling
+from draftwell.components.bench.engines.figures import TAIL, Figure, figure_of
+from draftwell.components.bench.engines.measure import Beside, Progress, groups_of, measure_beside
+from draftwell.components.bench.engines.store import Measurements
+from draftwell.components.engines.port import About, Decoded, Engine, EngineSettings
+from draftwell.components.engines.vllm_methods import OFF, Method, VllmFiles
+from draftwell.components.tune.engines.budget import Budget
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.requests import Sampling
 
 FATAL = frozenset(
     {

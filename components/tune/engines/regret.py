@@ -3,8 +3,8 @@ than what was chosen.
 
 By the tuning's own figures it is too low, because they made the choice: what was lucky in them was
 chosen. The choice owes nothing to a grid that is measured again, the choice included
-(`components.tune.engines.tune.grid_of`). The best of that grid is partly the best by luck, so the
-estimate and the upper end are rather too high.
+(`draftwell.components.tune.engines.tune.grid_of`). The best of that grid is partly the best by
+luck, so the estimate and the upper end are rather too high.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from components.bench.engines.figures import TAIL, by_prompt
-from components.bench.engines.measure import Beside
-from components.engines.port import Message
-from components.engines.vllm_methods import OFF
-from components.report.intervals import expanded_tail, percentile_ends, resample, resamples_for
-from components.tune.engines.choice import EngineChoice
+from draftwell.components.bench.engines.figures import TAIL, by_prompt
+from draftwell.components.bench.engines.measure import Beside
+from draftwell.components.engines.port import Message
+from draftwell.components.engines.vllm_methods import OFF
+from draftwell.components.report.intervals import (
+    expanded_tail,
+    percentile_ends,
+    resample,
+    resamples_for,
+)
+from draftwell.components.tune.engines.choice import EngineChoice
 
 
 class Regret(Message):

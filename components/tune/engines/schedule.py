@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from components.bench.engines.figures import Figure
-from components.engines.port import Message
-from components.engines.vllm_methods import Schedule
-from components.report.intervals import FEWEST_PROMPTS
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.engines.port import Message
+from draftwell.components.engines.vllm_methods import Schedule
+from draftwell.components.report.intervals import FEWEST_PROMPTS
 
 
 class Level(Message):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from components.engines.vllm_methods import METHODS
-from serving.errors import DraftwellError
-from serving.settings import Settings
+from draftwell.components.engines.vllm_methods import METHODS
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.settings import Settings
 
 Lengths = tuple[int, ...]
 

@@ -6,19 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from components.bench.engines.figures import TAIL, Figure, figure_of
-from components.bench.engines.measure import Beside
-from components.engines.vllm_methods import OFF, Method
-from components.report.intervals import FEWEST_PROMPTS
-from components.tune.engines.budget import NO_TIME
-from components.tune.engines.by_load import Finalist, choose_by_load, load_engines
-from components.tune.engines.candidates import candidates, first_ngram, left_out
-from components.tune.engines.choice import EngineChoice, Final
-from components.tune.engines.final import final_of, left_out_if_there_is_no_room, play_finals
-from components.tune.engines.lab import Lab, left_out_if_it_fails
-from components.tune.engines.ngram_replay import Text
-from components.tune.engines.settings import EngineTuneSettings
-from serving.errors import DraftwellError
+from draftwell.components.bench.engines.figures import TAIL, Figure, figure_of
+from draftwell.components.bench.engines.measure import Beside
+from draftwell.components.engines.vllm_methods import OFF, Method
+from draftwell.components.report.intervals import FEWEST_PROMPTS
+from draftwell.components.tune.engines.budget import NO_TIME
+from draftwell.components.tune.engines.by_load import Finalist, choose_by_load, load_engines
+from draftwell.components.tune.engines.candidates import candidates, first_ngram, left_out
+from draftwell.components.tune.engines.choice import EngineChoice, Final
+from draftwell.components.tune.engines.final import (
+    final_of,
+    left_out_if_there_is_no_room,
+    play_finals,
+)
+from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
+from draftwell.components.tune.engines.ngram_replay import Text
+from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.serving.errors import DraftwellError
 
 
 def tune_engine(

@@ -11,11 +11,11 @@ import base64
 from collections.abc import Iterable
 from pathlib import Path
 
-from components.report.drawing import drawn_of
-from components.tune.evidence import TuningEvidence
-from components.tune.report.plots import tuning_plots
-from components.tune.report.tables import Section, choice_figures, facts, tuning_tables
-from serving.files import write_atomically
+from draftwell.components.report.drawing import drawn_of
+from draftwell.components.tune.evidence import TuningEvidence
+from draftwell.components.tune.report.plots import tuning_plots
+from draftwell.components.tune.report.tables import Section, choice_figures, facts, tuning_tables
+from draftwell.serving.files import write_atomically
 
 TEMPLATES = Path(__file__).parent / "templates"
 CAPTIONS = {

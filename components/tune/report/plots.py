@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from components.report.drawing import FAINT, INK, SECOND, drawing
-from components.tune.evidence import Metrics, Row, Trial, TuningEvidence, usable
-from serving.runtime.strategies import PLAIN
+from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
+from draftwell.components.tune.evidence import Metrics, Row, Trial, TuningEvidence, usable
+from draftwell.serving.runtime.strategies import PLAIN
 
 COLOURS = (
     INK,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.report.tables import number
-from components.tune.evidence import Metrics, Trial, TuningEvidence
-from serving.runtime.strategies import PLAIN
+from draftwell.components.report.tables import number
+from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
+from draftwell.serving.runtime.strategies import PLAIN
 
 MEASURED_COLUMNS = (
     "config",

@@ -17,18 +17,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from components.calibrate.hardware_profile import filler, timed
-from components.prompts.prompt import Prompt, ids_of
-from components.tune.evidence import Trial
-from components.tune.search.space import combinations
-from serving.artifacts.forward_costs import seconds_at
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.acceptance.divergence import divergence
-from serving.runtime.commands import Forward, Role
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, build_strategy, find_strategy
-from serving.runtime.strategies.lossy.pyramid import Pyramid
-from serving.runtime.types import Rows
+from draftwell.components.calibrate.hardware_profile import filler, timed
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.components.tune.evidence import Trial
+from draftwell.components.tune.search.space import combinations
+from draftwell.serving.artifacts.forward_costs import seconds_at
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.acceptance.divergence import divergence
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy, find_strategy
+from draftwell.serving.runtime.strategies.lossy.pyramid import Pyramid
+from draftwell.serving.runtime.types import Rows
 
 SIZES = (1, 2, 4, 8, 16, 32)
 

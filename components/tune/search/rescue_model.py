@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from components.replay.replay import replay_strategy
-from components.replay.texts import COLUMNS, Texts, target_rows
-from components.tune.evidence import Trial
-from components.tune.search.space import combinations
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.recording.trace import TraceSet
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.texts import COLUMNS, Texts, target_rows
+from draftwell.components.tune.evidence import Trial
+from draftwell.components.tune.search.space import combinations
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 RESCUING = ("csd", "lossy_sd")
 """Strategies that are vanilla SD but for tokens that they rescue."""
@@ -135,7 +135,8 @@ class RescueModel:
         )
 
     def rule(self, choice: StrategyChoice) -> Callable[[Rejection], bool]:
-        """Whether a configuration rescues, as `serving.runtime.acceptance.rescue` does."""
+        """Whether a configuration rescues, as `draftwell.serving.runtime.acceptance.rescue`
+        does."""
         memory = (
             self.resources.artifacts.get(CorrectionMemory.kind) if choice.name == "csd" else None
         )

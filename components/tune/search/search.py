@@ -18,15 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.replay.replay import replay_strategy
-from components.replay.texts import Texts
-from components.tune.evidence import Trial
-from components.tune.search.space import MEASURED, Space, combinations, replayable, space_of, start
-from components.tune.search.trial_log import TrialLog
-from serving.artifacts.base import Artifact
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.files import json_digest, sha256_file
-from serving.runtime.strategies import StrategyChoice, StrategyResources, find_strategy
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.texts import Texts
+from draftwell.components.tune.evidence import Trial
+from draftwell.components.tune.search.space import (
+    MEASURED,
+    Space,
+    combinations,
+    replayable,
+    space_of,
+    start,
+)
+from draftwell.components.tune.search.trial_log import TrialLog
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.files import json_digest, sha256_file
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, find_strategy
 
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
@@ -220,7 +227,7 @@ def evenly(
 
     Each next one shares the fewest values with those before it; ties are broken at random.
 
-    >>> from serving.runtime.strategies import StrategyChoice
+    >>> from draftwell.serving.runtime.strategies import StrategyChoice
     >>> points = [
     ...     StrategyChoice("csd", {"min_count": count, "tau": tau})
     ...     for count in (1, 2)

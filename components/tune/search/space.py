@@ -13,17 +13,17 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from serving.runtime.strategies import (
+from draftwell.serving.runtime.strategies import (
     STRATEGIES,
     StrategyChoice,
     StrategyResources,
     build_strategy,
     find_strategy,
 )
-from serving.runtime.strategies.search_space import Space, Span
+from draftwell.serving.runtime.strategies.search_space import Space, Span
 
 if TYPE_CHECKING:
-    from serving.artifacts.hardware_profile import HardwareProfile
+    from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 
 REPLAYED: dict[str, Space] = {
     name: cls.search_space

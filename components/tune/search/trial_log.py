@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from components.tune.evidence import Trial
-from serving.errors import DraftwellError
-from serving.files import json_digest, write_atomically
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.tune.evidence import Trial
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest, write_atomically
+from draftwell.serving.runtime.strategies import StrategyChoice
 
 Description = Mapping[str, Any]
 

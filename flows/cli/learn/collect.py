@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from components.collect.settings import CollectionSettings
-from flows.cli.learn.shared import (
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.flows.cli.learn.shared import (
     COLLECTED,
     Column,
     Source,
@@ -18,7 +18,7 @@ from flows.cli.learn.shared import (
     open_with_progress,
     worker_pool,
 )
-from flows.cli.options import (
+from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
     EngineName,
@@ -125,7 +125,7 @@ def collect(
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
-    from flows.cli.engine import collect_elsewhere, refuse_options
+    from draftwell.flows.cli.engine import collect_elsewhere, refuse_options
 
     elsewhere = (
         "prompts",
@@ -158,9 +158,9 @@ def collect(
             seed=seed,
             logprobs=logprobs,
         )
-    from components.collect.collect import cuts
-    from flows.steps import collect as collect_step
-    from flows.workspace import Workspace
+    from draftwell.components.collect.collect import cuts
+    from draftwell.flows.steps import collect as collect_step
+    from draftwell.flows.workspace import Workspace
 
     settings = CollectionSettings(
         max_tokens=max_tokens,

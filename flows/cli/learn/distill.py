@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learn.shared import SOURCES, Column, Publish, Split, load
-from flows.cli.options import (
+from draftwell.flows.cli.learn.shared import SOURCES, Column, Publish, Split, load
+from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
     Limit,
@@ -21,7 +21,7 @@ from flows.cli.options import (
     say,
     set_threads,
 )
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:
@@ -132,7 +132,7 @@ def distill(
         if folder is not None:
             check_folder(folder)
     rows = load(prompts, limit, split=split, column=column) if prompts else None
-    from flows.steps import distil as distil_step
+    from draftwell.flows.steps import distil as distil_step
 
     set_threads(threads)
     wanted = distil_step.DistilRequest(
@@ -155,7 +155,7 @@ def distill(
     made = distil_step.run_distil(wanted, say=say)
     reports = distil_step.keep_report(made)
     if publish:
-        from registry.store import Store
+        from draftwell.registry.store import Store
 
         version = Store().publish(made.folder, pair=made.pair.name)
         say(f"registered {version.name} version {version.version}")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.calibrate.settings import MemorySettings
-from components.train.settings import LabelKind, VerifierSettings
-from flows.cli.learn.shared import (
+from draftwell.components.calibrate.settings import MemorySettings
+from draftwell.components.train.settings import LabelKind, VerifierSettings
+from draftwell.flows.cli.learn.shared import (
     SOURCES,
     Column,
     Publish,
@@ -24,15 +24,23 @@ from flows.cli.learn.shared import (
     open_with_progress,
     publish_kinds,
 )
-from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Threads, say, set_threads
-from serving.artifacts.kinds import made_by
-from serving.errors import DraftwellError
+from draftwell.flows.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    Limit,
+    Pair,
+    Threads,
+    say,
+    set_threads,
+)
+from draftwell.serving.artifacts.kinds import made_by
+from draftwell.serving.errors import DraftwellError
 
 DEFAULTS, MEMORY = VerifierSettings(), MemorySettings()
 
 if TYPE_CHECKING:
-    from components.train.medusa import MedusaReport
-    from components.train.reports import HeadReport, VerifierReport
+    from draftwell.components.train.medusa import MedusaReport
+    from draftwell.components.train.reports import HeadReport, VerifierReport
 
 
 def add_to(app: typer.Typer) -> None:
@@ -204,9 +212,9 @@ def train(
             "nothing: remove this",
             "datastore_options",
         )
-    from components.train.datastore import DatastoreReport
-    from flows import context
-    from flows.steps import train as train_step
+    from draftwell.components.train.datastore import DatastoreReport
+    from draftwell.flows import context
+    from draftwell.flows.steps import train as train_step
 
     options = {
         "label": label,
@@ -262,9 +270,9 @@ def train_eagle3(
     seed: int | None,
 ) -> None:
     """`train --kind eagle3_head`."""
-    from flows.context import pictures_of
-    from flows.steps.eagle3 import HeadRequest, run_train_eagle3
-    from flows.workspace import Workspace
+    from draftwell.flows.context import pictures_of
+    from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
+    from draftwell.flows.workspace import Workspace
 
     rows = load(prompts, limit) if prompts else None
     set_threads(threads)
@@ -275,7 +283,7 @@ def train_eagle3(
         given["invented"] = limit
     head, report = run_train_eagle3(space, HeadRequest(prompts=rows, **given), say=say)
     if publish:
-        from registry.store import Store
+        from draftwell.registry.store import Store
 
         made = Store().publish(
             space.folder(head.kind),
@@ -296,8 +304,8 @@ def train_eagle3(
 
 def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
     """Print the metrics, with their intervals, and the cost of a score."""
-    from components.train.medusa import MedusaReport
-    from components.train.reports import VerifierReport
+    from draftwell.components.train.medusa import MedusaReport
+    from draftwell.components.train.reports import VerifierReport
 
     if isinstance(report, MedusaReport):
         right = ", ".join(
@@ -385,9 +393,9 @@ def calibrate(
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
     """
-    from flows import context
-    from flows.steps import train as train_step
-    from flows.workspace import Workspace
+    from draftwell.flows import context
+    from draftwell.flows.steps import train as train_step
+    from draftwell.flows.workspace import Workspace
 
     if Workspace(pair, dtype).spec.draft is None:
         refuse(
@@ -448,8 +456,8 @@ def calibrate_sampled(
     threads: int | None,
 ) -> None:
     """`calibrate --temperature`: count sampled texts into the acceptance table."""
-    from flows import context
-    from flows.steps import train as train_step
+    from draftwell.flows import context
+    from draftwell.flows.steps import train as train_step
 
     with open_with_progress("calibrate", pair, dtype, device, threads) as opened:
         report = train_step.run_calibrate_sampled(

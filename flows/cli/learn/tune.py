@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from components.tune.settings import DEFAULTS, TuneSettings
-from flows.cli.learn.shared import (
+from draftwell.components.tune.settings import DEFAULTS, TuneSettings
+from draftwell.flows.cli.learn.shared import (
     Column,
     Publish,
     Source,
@@ -19,7 +19,7 @@ from flows.cli.learn.shared import (
     open_with_progress,
     worker_pool,
 )
-from flows.cli.options import (
+from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
     EngineName,
@@ -36,7 +36,7 @@ from flows.cli.options import (
     check_output,
     say,
 )
-from serving.artifacts.kinds import READ_BY_STRATEGIES
+from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 
 LIMITS = DEFAULTS.constraints
 
@@ -151,7 +151,7 @@ def tune(
 
     Example: draftwell tune --pair default --allow-lossy --max-quality-loss 0.05
     """
-    from flows.cli.engine import refuse_options, tune_elsewhere
+    from draftwell.flows.cli.engine import refuse_options, tune_elsewhere
 
     elsewhere = (
         "prompts",
@@ -178,10 +178,10 @@ def tune(
             max_tokens=max_tokens,
             temperature=temperature,
         )
-    from flows import context as step_context
-    from flows.steps import publish as publish_step
-    from flows.steps import tune as tune_step
-    from flows.workspace import Workspace
+    from draftwell.flows import context as step_context
+    from draftwell.flows.steps import publish as publish_step
+    from draftwell.flows.steps import tune as tune_step
+    from draftwell.flows.workspace import Workspace
 
     space = Workspace(pair, dtype)
     used = step_context.training_prompts(

@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.engines.vllm_methods import OFF, Method
-from flows.steps.engine.space import EngineSpace, about
-from serving.files import json_digest
+from draftwell.components.engines.vllm_methods import OFF, Method
+from draftwell.flows.steps.engine.space import EngineSpace, about
+from draftwell.serving.files import json_digest
 
 if TYPE_CHECKING:
-    from components.bench.engines.figures import Figure
-    from components.prompts.prompt import Prompt
-    from serving.runtime.requests import Sampling
+    from draftwell.components.bench.engines.figures import Figure
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.serving.runtime.requests import Sampling
 
 
 def bench_on_engine(
@@ -25,8 +25,8 @@ def bench_on_engine(
     at_once: int = 1,
 ) -> list[Figure]:
     """Ways to speculate beside plain decoding; nothing is kept."""
-    from components.bench.engines.store import Measurements
-    from components.tune.engines.lab import Lab
+    from draftwell.components.bench.engines.store import Measurements
+    from draftwell.components.tune.engines.lab import Lab
 
     ids, context = space.encoded(prompts, sampling.max_tokens)
     groups = max(2, -(-len(ids) // at_once))
@@ -69,8 +69,8 @@ def collect_on_engine(
         `rows`, `tokens`, `tokens_per_second` (of those that were decoded now) and `acceptance` (of
         all).
     """
-    from components.engines.port import EngineSettings
-    from components.engines.texts import EngineTexts
+    from draftwell.components.engines.port import EngineSettings
+    from draftwell.components.engines.texts import EngineTexts
 
     ids, context = space.encoded(prompts, sampling.max_tokens)
     # a head that is trained later changes no plain text

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.engines.environments import REPORTS, installed_packages, peers_root
-from components.engines.port import Acceptance
-from components.engines.vllm import NAME
-from components.engines.vllm_methods import NEEDS
-from components.tune.engines.candidates import NEEDS_PACKAGE
-from flows.steps.engine.space import RECORD, EngineSpace, about, tuned_choice
-from serving.errors import DraftwellError
-from serving.number_format import dtype_of
+from draftwell.components.engines.environments import REPORTS, installed_packages, peers_root
+from draftwell.components.engines.port import Acceptance
+from draftwell.components.engines.vllm import NAME
+from draftwell.components.engines.vllm_methods import NEEDS
+from draftwell.components.tune.engines.candidates import NEEDS_PACKAGE
+from draftwell.flows.steps.engine.space import RECORD, EngineSpace, about, tuned_choice
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import dtype_of
 
 if TYPE_CHECKING:
-    from components.bench.engines.figures import Figure
-    from components.gate.engine_checks import EngineGateRecord
-    from registry.bundles.vllm.settings import VllmServing
+    from draftwell.components.bench.engines.figures import Figure
+    from draftwell.components.gate.engine_checks import EngineGateRecord
+    from draftwell.registry.bundles.vllm.settings import VllmServing
 
 OPTIONS = (
     "image",
@@ -88,11 +88,11 @@ def deploy_on_engine(
             or judged something else than what is here (`gated_elsewhere`); files are missing
             (`missing_file`); an unknown option (`bad_setting`) or a bad value (`bad_value`).
     """
-    from registry.bundles.vllm.build import build_vllm_bundle
-    from registry.bundles.vllm.plugin_wheel import plugin_wheel
-    from registry.bundles.vllm.readme import ENGINE_LOCK
-    from registry.bundles.vllm.requirements import engine_lock
-    from registry.bundles.vllm.settings import gated_serving
+    from draftwell.registry.bundles.vllm.build import build_vllm_bundle
+    from draftwell.registry.bundles.vllm.plugin_wheel import plugin_wheel
+    from draftwell.registry.bundles.vllm.readme import ENGINE_LOCK
+    from draftwell.registry.bundles.vllm.requirements import engine_lock
+    from draftwell.registry.bundles.vllm.settings import gated_serving
 
     chosen = dict(options or {})
     if unknown := sorted(set(chosen) - set(OPTIONS)):
@@ -167,7 +167,7 @@ def counts_by_prompt(figures: Sequence[Figure]) -> list[tuple[int, int]]:
     One request at a time every prompt is measured once; more at once take the same prompts in the
     order of `groups_of`.
     """
-    from components.bench.engines.measure import groups_of
+    from draftwell.components.bench.engines.measure import groups_of
 
     prompts = next((figure.groups for figure in figures if figure.at_once == 1), 0)
     if not prompts or any(
@@ -191,8 +191,8 @@ def counts_by_prompt(figures: Sequence[Figure]) -> list[tuple[int, int]]:
 def judged(space: EngineSpace, temperature: float, ungated: str | None) -> EngineGateRecord:
     """The gate's record, which allows what is here; with a reason, what was tuned, as a record that
     did not pass."""
-    from components.gate.engine_checks import EngineGateRecord
-    from registry.bundles.vllm.plugin_wheel import plugin_version
+    from draftwell.components.gate.engine_checks import EngineGateRecord
+    from draftwell.registry.bundles.vllm.plugin_wheel import plugin_version
 
     known = about(space)
     here = {name: known[name] for name in JUDGED}
@@ -234,7 +234,7 @@ def read_record(space: EngineSpace, temperature: float) -> EngineGateRecord | No
     """
     from pydantic import ValidationError
 
-    from components.gate.engine_checks import EngineGateRecord
+    from draftwell.components.gate.engine_checks import EngineGateRecord
 
     file = space.file_of(RECORD, temperature)
     try:
@@ -260,8 +260,8 @@ def places(space: EngineSpace, record: EngineGateRecord, with_weights: bool) -> 
         DraftwellError: the draft or head is missing (`missing_file`), or another one than was
             judged (`gated_elsewhere`).
     """
-    from registry.bundles.vllm.settings import BUNDLED, COMMIT
-    from registry.pairs.records import model_records
+    from draftwell.registry.bundles.vllm.settings import BUNDLED, COMMIT
+    from draftwell.registry.pairs.records import model_records
 
     known = model_records(space.workspace.spec, space.workspace.files())["target"]
     model, revision, folders = f"{BUNDLED}target", None, {f"{BUNDLED}target": space.files.target}
@@ -331,7 +331,7 @@ def unmeasured_loads(
     With lengths by load nothing is drafted there, which costs nothing but with methods that read a
     draft or a head (`NEEDS`).
     """
-    from registry.bundles.vllm.settings import SCHEDULE
+    from draftwell.registry.bundles.vllm.settings import SCHEDULE
 
     choice = space.choice(temperature)
     by_load = SCHEDULE in (settings["speculative"] or {})

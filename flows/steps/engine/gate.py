@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from components.engines.vllm_methods import CASCADE, OFF, Method
-from flows.steps.engine.space import RECORD, EngineSpace, about, tuned_choice
-from registry.bundles.vllm.plugin_wheel import plugin_version
-from serving.files import json_digest, write_json
+from draftwell.components.engines.vllm_methods import CASCADE, OFF, Method
+from draftwell.flows.steps.engine.space import RECORD, EngineSpace, about, tuned_choice
+from draftwell.registry.bundles.vllm.plugin_wheel import plugin_version
+from draftwell.serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
-    from components.gate.engine_checks import Difference, EngineGateRecord, Null
-    from components.gate.verdict import GateVerdict, Thresholds
-    from components.prompts.prompt import Prompt
-    from components.tune.engines.lab import Lab
+    from draftwell.components.gate.engine_checks import Difference, EngineGateRecord, Null
+    from draftwell.components.gate.verdict import GateVerdict, Thresholds
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.tune.engines.lab import Lab
 
 
 def gate_on_engine(
@@ -36,9 +36,9 @@ def gate_on_engine(
     Raises:
         DraftwellError: nothing was tuned (`not_tuned`), or for other models (`other_models`).
     """
-    from components.bench.engines.store import Measurements
-    from components.gate.engine_checks import EngineGateRecord, judge_engine
-    from components.tune.engines.lab import Lab
+    from draftwell.components.bench.engines.store import Measurements
+    from draftwell.components.gate.engine_checks import EngineGateRecord, judge_engine
+    from draftwell.components.tune.engines.lab import Lab
 
     choice, known = tuned_choice(space, temperature), about(space)
     if keep:
@@ -97,7 +97,7 @@ def gate_on_engine(
 
 def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
     """Digest of what a gate judges with."""
-    from components.prompts.overlap import hashes_of
+    from draftwell.components.prompts.overlap import hashes_of
 
     return json_digest([sorted(hashes_of(prompts)), max_tokens])
 
@@ -110,7 +110,7 @@ def compare_outputs(
 
     Another width is that of a pass over a draft.
     """
-    from components.gate.engine_checks import differences, null_of
+    from draftwell.components.gate.engine_checks import differences, null_of
 
     unlike = [
         one

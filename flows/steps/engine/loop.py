@@ -17,34 +17,39 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
-from components.bench.engines.figures import figure_of
-from components.engines.vllm_methods import OFF, ONE_LENGTH
-from components.tune.engines.settings import EngineTuneSettings
-from flows.steps.engine.collect import collect_on_engine
-from flows.steps.engine.deploy import JUDGED, deploy_on_engine, read_record, unmeasured_loads
-from flows.steps.engine.gate import gate_on_engine, judged_digest
-from flows.steps.engine.serve import serve_and_ask
-from flows.steps.engine.served import Deployment
-from flows.steps.engine.space import CHOICE, EngineSpace, about, untouched
-from flows.steps.engine.tune import (
+from draftwell.components.bench.engines.figures import figure_of
+from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH
+from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.flows.steps.engine.collect import collect_on_engine
+from draftwell.flows.steps.engine.deploy import (
+    JUDGED,
+    deploy_on_engine,
+    read_record,
+    unmeasured_loads,
+)
+from draftwell.flows.steps.engine.gate import gate_on_engine, judged_digest
+from draftwell.flows.steps.engine.serve import serve_and_ask
+from draftwell.flows.steps.engine.served import Deployment
+from draftwell.flows.steps.engine.space import CHOICE, EngineSpace, about, untouched
+from draftwell.flows.steps.engine.tune import (
     lab_of,
     refuse_if_nothing_is_left,
     tune_on_engine,
     tuning_subject,
 )
-from registry.bundles.vllm.build import activate_vllm_bundle
-from registry.bundles.vllm.edits import keep_edits
-from registry.bundles.vllm.render import MANIFEST
-from serving.errors import DraftwellError
-from serving.files import write_json
+from draftwell.registry.bundles.vllm.build import activate_vllm_bundle
+from draftwell.registry.bundles.vllm.edits import keep_edits
+from draftwell.registry.bundles.vllm.render import MANIFEST
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_json
 
 if TYPE_CHECKING:
-    from components.drift.schema import DriftLimits
-    from components.gate.engine_checks import EngineGateRecord
-    from components.gate.verdict import Thresholds
-    from components.prompts.prompt import Prompt
-    from components.tune.engines.choice import EngineChoice
-    from components.tune.engines.ngram_replay import Text
+    from draftwell.components.drift.schema import DriftLimits
+    from draftwell.components.gate.engine_checks import EngineGateRecord
+    from draftwell.components.gate.verdict import Thresholds
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.tune.engines.choice import EngineChoice
+    from draftwell.components.tune.engines.ngram_replay import Text
 
 STEPS = ("collect", "train", "tune", "gate", "deploy", "serve", "monitor")
 TEXTS, REPORT = "loop-texts.jsonl", "loop.json"
@@ -207,8 +212,8 @@ class EngineLoop:
 
     def collect(self) -> list[Text]:
         """Texts of vLLM's plain decoding, for tuning."""
-        from components.engines.texts import rows_of
-        from components.engines.vllm_methods import Method
+        from draftwell.components.engines.texts import rows_of
+        from draftwell.components.engines.vllm_methods import Method
 
         wanted, file = self.wanted, self.space.folder / TEXTS
         sampling = self.space.pair.sampling(max_tokens=wanted.max_tokens)
@@ -251,10 +256,10 @@ class EngineLoop:
     def train_head(self, minutes: float) -> str:
         """Train one on the prompts that texts were collected for, and say how it fares; the head
         that they made already is kept."""
-        from components.prompts.overlap import hashes_of
-        from flows.context import pictures_of
-        from flows.steps.eagle3 import HeadRequest, run_train_eagle3
-        from registry.store import Store
+        from draftwell.components.prompts.overlap import hashes_of
+        from draftwell.flows.context import pictures_of
+        from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
+        from draftwell.registry.store import Store
 
         space, prompts = self.space.workspace, self.learnt()
         if not self.wanted.fresh and self.head_hashes() == set(hashes_of(prompts)):
@@ -281,7 +286,7 @@ class EngineLoop:
     def head_hashes(self) -> set[str]:
         """Hashes of the prompts that the workspace's head was trained on; empty where there is
         none."""
-        from serving.artifacts.base import ArtifactError, read_manifest
+        from draftwell.serving.artifacts.base import ArtifactError, read_manifest
 
         try:
             return set(
@@ -296,8 +301,8 @@ class EngineLoop:
     def tune(self, texts: Sequence[Text]) -> EngineChoice:
         """The choice, with its regret; that of an earlier run stays where nothing that it depends
         on has changed."""
-        from components.tune.engines.budget import NO_TIME, Budget
-        from components.tune.engines.regret import regret_of
+        from draftwell.components.tune.engines.budget import NO_TIME, Budget
+        from draftwell.components.tune.engines.regret import regret_of
 
         wanted, settings = self.wanted, self.wanted.tuning()
         if wanted.methods is not None:
@@ -363,7 +368,7 @@ class EngineLoop:
 
     def prompts_to_tune(self) -> list[Prompt]:
         """The first after those that were collected."""
-        from flows.context import training_prompts
+        from draftwell.flows.context import training_prompts
 
         wanted = self.wanted
         rows = self.prompts[wanted.collected : len(self.prompts) - wanted.judged]
@@ -475,8 +480,8 @@ class EngineLoop:
     def since_tuning(self) -> dict[str, str]:
         """`verdict` and `why`; the trial's requests are greedy, and say nothing about sampled
         ones."""
-        from components.drift.schema import NOT_ENOUGH
-        from flows.steps.engine.monitor import check_engine
+        from draftwell.components.drift.schema import NOT_ENOUGH
+        from draftwell.flows.steps.engine.monitor import check_engine
 
         if temperature := self.wanted.deployment.temperature:
             return {
@@ -499,8 +504,8 @@ class EngineLoop:
     def grid(self, choice: EngineChoice, texts: Sequence[Text]) -> None:
         """The regret of the choice, by all settings measured again on all prompts that it was tuned
         on."""
-        from components.tune.engines.regret import grid_regret
-        from components.tune.engines.tune import grid_of
+        from draftwell.components.tune.engines.regret import grid_regret
+        from draftwell.components.tune.engines.tune import grid_of
 
         settings = self.wanted.tuning()
         lab, _ = lab_of(self.space, self.prompts_to_tune(), settings, fresh=False)

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.engines.port import Acceptance
-from components.engines.vllm import NAME
-from serving.errors import DraftwellError
-from serving.files import write_json
+from draftwell.components.engines.port import Acceptance
+from draftwell.components.engines.vllm import NAME
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_json
 
 if TYPE_CHECKING:
-    from components.drift.acceptance import AcceptanceReport
-    from components.drift.schema import DriftLimits
-    from flows.steps.engine.space import EngineSpace
+    from draftwell.components.drift.acceptance import AcceptanceReport
+    from draftwell.components.drift.schema import DriftLimits
+    from draftwell.flows.steps.engine.space import EngineSpace
 
 REPORT = "drift.json"
 
@@ -36,7 +36,7 @@ def check_engine(
             write how drafts fared when they were tuned (`old_bundle`); or the spool is empty
             (`spool_empty`).
     """
-    from components.drift.acceptance import compare_acceptance, read_lines
+    from draftwell.components.drift.acceptance import compare_acceptance, read_lines
 
     pair = space.workspace.spec.name
     settings = served_settings(out, pair)
@@ -62,8 +62,8 @@ def served_settings(out: Path, pair: str) -> dict[str, Any]:
     Raises:
         DraftwellError: there is none (`no_bundle`).
     """
-    from registry.bundles.vllm.build import bundles_of
-    from registry.bundles.vllm.render import MANIFEST
+    from draftwell.registry.bundles.vllm.build import bundles_of
+    from draftwell.registry.bundles.vllm.render import MANIFEST
 
     current = bundles_of(out, pair) / "current"
     try:

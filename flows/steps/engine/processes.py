@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.engines.ports import listening
-from registry.bundles.vllm.build import bundles_of
+from draftwell.components.engines.ports import listening
+from draftwell.registry.bundles.vllm.build import bundles_of
 
 SERVER = "listen.py"
 """What `serve.sh` becomes; processes that the engine starts have its variables and its folder, but

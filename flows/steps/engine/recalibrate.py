@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from components.drift.schema import NOT_ENOUGH
-from components.gate.verdict import FAILED, PASSED, UNDECIDED
-from flows.steps.engine.loop import EngineLoop, LoopSettings
-from flows.steps.engine.monitor import check_engine, served_settings
-from flows.steps.engine.served import Deployment, served_deployment
-from flows.steps.verdict import result_of, sentence
-from registry.bundles.vllm.build import activate_vllm_bundle, bundles_of
-from registry.bundles.vllm.render import MANIFEST
-from serving.errors import DraftwellError
-from serving.files import file_lock, json_digest, write_json
+from draftwell.components.drift.schema import NOT_ENOUGH
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
+from draftwell.flows.steps.engine.loop import EngineLoop, LoopSettings
+from draftwell.flows.steps.engine.monitor import check_engine, served_settings
+from draftwell.flows.steps.engine.served import Deployment, served_deployment
+from draftwell.flows.steps.verdict import result_of, sentence
+from draftwell.registry.bundles.vllm.build import activate_vllm_bundle, bundles_of
+from draftwell.registry.bundles.vllm.render import MANIFEST
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock, json_digest, write_json
 
 if TYPE_CHECKING:
-    from components.drift.acceptance import AcceptanceReport
-    from components.drift.schema import DriftLimits
-    from components.gate.verdict import Thresholds
-    from components.prompts.prompt import Prompt
-    from flows.steps.engine.space import EngineSpace
+    from draftwell.components.drift.acceptance import AcceptanceReport
+    from draftwell.components.drift.schema import DriftLimits
+    from draftwell.components.gate.verdict import Thresholds
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.steps.engine.space import EngineSpace
 
 STATE, PROMPTS = "recalibration.json", "recalibration-prompts.jsonl"
 RESUMED = timedelta(hours=24)
@@ -182,7 +182,7 @@ class EngineRecalibration:
                 (`nothing_restarted`); the next run resumes. Or a place of requests that was named
                 is not there (`no_prompts`).
         """
-        from components.drift.prompts import refuse_missing
+        from draftwell.components.drift.prompts import refuse_missing
 
         with file_lock(self.space.folder / ".recalibration", wait=False) as free:
             if not free:
@@ -304,9 +304,9 @@ class EngineRecalibration:
     def begin(self, last: Begun | None) -> tuple[Begun, list[Prompt]]:
         """The recalibration that was begun for what is served, or a new one with the prompts of
         today."""
-        from components.drift.prompts import recorded_prompts, write_prompts
-        from components.prompts.overlap import hashes_of
-        from components.prompts.prompt import read_prompts
+        from draftwell.components.drift.prompts import recorded_prompts, write_prompts
+        from draftwell.components.prompts.overlap import hashes_of
+        from draftwell.components.prompts.prompt import read_prompts
 
         file, served, wanted = self.space.folder / PROMPTS, str(self.current()), self.wanted
         if (
@@ -414,7 +414,7 @@ class EngineRecalibration:
     def still_counted(self, job: Begun) -> bool:
         """Whether the bundle before was served a short while ago, as far as the counts know, and
         the one that was made not since."""
-        from components.drift.acceptance import read_lines
+        from draftwell.components.drift.acceptance import read_lines
 
         pair, least = (
             self.space.workspace.spec.name,
@@ -455,10 +455,10 @@ def recalibrate_engine(
     Args:
         limits: None takes those of the registry.
     """
-    from components.gate.verdict import Thresholds
-    from flows.steps.engine.replicas import restart_hook
-    from flows.steps.monitor import load_limits, spool_of
-    from registry.gates import load_gates
+    from draftwell.components.gate.verdict import Thresholds
+    from draftwell.flows.steps.engine.replicas import restart_hook
+    from draftwell.flows.steps.monitor import load_limits, spool_of
+    from draftwell.registry.gates import load_gates
 
     limits = limits or load_limits(None)
     refuse_mistakes(settings, limits)

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from components.engines.environments import peers_root
-from components.engines.failures import last_line, why_ended
-from components.engines.ports import listening
-from components.engines.process import START_SECONDS
-from components.engines.vllm import NAME, file_name
-from flows.steps.engine.processes import Replica, replicas_of
-from flows.steps.engine.restart_record import read_record, write_record
-from registry.bundles.vllm.build import bundles_of
-from serving.errors import DraftwellError
-from serving.files import file_lock
+from draftwell.components.engines.environments import peers_root
+from draftwell.components.engines.failures import last_line, why_ended
+from draftwell.components.engines.ports import listening
+from draftwell.components.engines.process import START_SECONDS
+from draftwell.components.engines.vllm import NAME, file_name
+from draftwell.flows.steps.engine.processes import Replica, replicas_of
+from draftwell.flows.steps.engine.restart_record import read_record, write_record
+from draftwell.registry.bundles.vllm.build import bundles_of
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock
 
 POLL_SECONDS = 0.2
 END_SECONDS = 30.0

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flows.steps.engine.processes import Replica
-from serving.files import write_atomically
+from draftwell.flows.steps.engine.processes import Replica
+from draftwell.serving.files import write_atomically
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

@@ -15,14 +15,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from components.bench.servers.processes import Server
-from components.engines.environments import interpreter, peers_root
-from components.engines.failures import one_line
-from components.engines.process import FOREIGN
-from components.engines.vllm import NAME, file_name
-from flows.steps.engine.processes import TRIAL
-from serving.artifacts.pair_files import draftwell_home
-from serving.errors import DraftwellError
+from draftwell.components.bench.servers.processes import Server
+from draftwell.components.engines.environments import interpreter, peers_root
+from draftwell.components.engines.failures import one_line
+from draftwell.components.engines.process import FOREIGN
+from draftwell.components.engines.vllm import NAME, file_name
+from draftwell.flows.steps.engine.processes import TRIAL
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
 
 LINE_SECONDS = 5
 """Of a line of counts, so that a trial of a minute has as many as monitoring asks for."""

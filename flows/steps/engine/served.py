@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.steps.engine.deploy import OPTIONS
-from flows.steps.engine.monitor import served_settings
+from draftwell.flows.steps.engine.deploy import OPTIONS
+from draftwell.flows.steps.engine.monitor import served_settings
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def served_deployment(out: Path, pair: str) -> Deployment:
     Raises:
         DraftwellError: there is none (`no_bundle`).
     """
-    from registry.bundles.vllm.build import bundles_of
-    from registry.bundles.vllm.settings import BUNDLED
+    from draftwell.registry.bundles.vllm.build import bundles_of
+    from draftwell.registry.bundles.vllm.settings import BUNDLED
 
     settings: Mapping[str, Any] = served_settings(out, pair)
     return Deployment(

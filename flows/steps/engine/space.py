@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from components.engines.environments import peers_root
-from components.engines.vllm import (
+from draftwell.components.engines.environments import peers_root
+from draftwell.components.engines.vllm import (
     NAME,
     VllmEngine,
     check_version,
@@ -19,19 +19,19 @@ from components.engines.vllm import (
     distribution,
     gpu_share,
 )
-from components.engines.vllm_methods import VllmFiles
-from flows.context import Bar, now, training_prompts
-from flows.workspace import Workspace
-from registry.bundles.vllm.plugin_wheel import PACKAGE, plugin_version
-from serving.errors import DraftwellError
-from serving.files import json_digest
-from serving.number_format import dtype_of
+from draftwell.components.engines.vllm_methods import VllmFiles
+from draftwell.flows.context import Bar, now, training_prompts
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.bundles.vllm.plugin_wheel import PACKAGE, plugin_version
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest
+from draftwell.serving.number_format import dtype_of
 
 if TYPE_CHECKING:
-    from components.prompts.prompt import Prompt
-    from components.tune.engines.choice import EngineChoice
-    from serving.runtime.pair import LoadedPair
-    from serving.runtime.requests import Sampling
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.tune.engines.choice import EngineChoice
+    from draftwell.serving.runtime.pair import LoadedPair
+    from draftwell.serving.runtime.requests import Sampling
 
 ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
@@ -69,7 +69,7 @@ class EngineSpace:
 
     @cached_property
     def fingerprint(self) -> str:
-        from serving.artifacts.pair_files import fingerprint
+        from draftwell.serving.artifacts.pair_files import fingerprint
 
         return fingerprint(self.workspace.files(), self.workspace.dtype)
 
@@ -78,8 +78,8 @@ class EngineSpace:
         """The pair without its models: it encodes prompts and knows stop tokens."""
         from transformers import GenerationConfig
 
-        from serving.runtime.model_files import load_tokenizer
-        from serving.runtime.pair import LoadedPair
+        from draftwell.serving.runtime.model_files import load_tokenizer
+        from draftwell.serving.runtime.pair import LoadedPair
 
         space = self.workspace
         target = space.files().target
@@ -111,7 +111,7 @@ class EngineSpace:
     def _draft(self, folder: Path | None) -> Path | None:
         if folder is None or (folder / "config.json").is_file():
             return folder
-        from components.export.checkpoint import save_draft
+        from draftwell.components.export.checkpoint import save_draft
 
         return self._written(
             "draft",
@@ -122,8 +122,8 @@ class EngineSpace:
         )
 
     def _head(self) -> Path | None:
-        from components.export.checkpoint import save_head
-        from serving.artifacts.eagle3_head import Eagle3Head
+        from draftwell.components.export.checkpoint import save_head
+        from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 
         own = self.workspace.folder("eagle3_head")
         folder = (
@@ -167,7 +167,7 @@ class EngineSpace:
         Raises:
             DraftwellError: one is too long for the target (`context_too_long`).
         """
-        from components.prompts.prompt import ids_of
+        from draftwell.components.prompts.prompt import ids_of
 
         ids = [ids_of(self.pair, prompt) for prompt in prompts]
         config = json.loads((self.files.target / "config.json").read_text())
@@ -186,7 +186,7 @@ class EngineSpace:
         self, ids: Sequence[Sequence[int]], sampling: Sampling, **more: Any
     ) -> dict[str, Any]:
         """What a measurement depends on."""
-        from serving.device import device_class
+        from draftwell.serving.device import device_class
 
         return {
             "engine": NAME,
@@ -232,7 +232,7 @@ class EngineSpace:
         there is not readable."""
         from pydantic import ValidationError
 
-        from components.tune.engines.choice import EngineChoice
+        from draftwell.components.tune.engines.choice import EngineChoice
 
         try:
             return EngineChoice.model_validate_json(json.dumps(self.tuned(temperature)["choice"]))
@@ -259,8 +259,8 @@ def engine_space(
             `EngineSpace.version` says), the device is not here, or the pair has a draft that other
             engines cannot read (`engine_option`).
     """
-    from components.engines.vllm import device_for
-    from serving.device import checked_device, default_device, usable_cores
+    from draftwell.components.engines.vllm import device_for
+    from draftwell.serving.device import checked_device, default_device, usable_cores
 
     command()
     on = device_for(device)
@@ -283,7 +283,7 @@ def engine_space(
 
 def about(space: EngineSpace) -> dict[str, Any]:
     """What a document is about."""
-    from serving.device import device_class
+    from draftwell.serving.device import device_class
 
     return {
         "engine": NAME,
@@ -329,7 +329,7 @@ def untouched(
     Raises:
         DraftwellError: none is left (`no_untouched_prompts`).
     """
-    from components.prompts.overlap import TrainingPrompts
+    from draftwell.components.prompts.overlap import TrainingPrompts
 
     made = training_prompts(space.workspace, kinds=("eagle3_head",))
     tuned = frozenset(space.tuned(temperature).get("prompt_hashes", ()))

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from components.engines.vllm import lacks
-from components.engines.vllm_methods import CASCADE, OFF, VllmFiles
-from flows.steps.engine.space import CHOICE, MEASUREMENTS, RECORD, EngineSpace, about
-from serving.errors import DraftwellError
-from serving.files import json_digest, write_json
+from draftwell.components.engines.vllm import lacks
+from draftwell.components.engines.vllm_methods import CASCADE, OFF, VllmFiles
+from draftwell.flows.steps.engine.space import CHOICE, MEASUREMENTS, RECORD, EngineSpace, about
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
-    from components.bench.engines.store import Measurements
-    from components.prompts.prompt import Prompt
-    from components.tune.engines.budget import Budget
-    from components.tune.engines.choice import EngineChoice
-    from components.tune.engines.lab import Lab
-    from components.tune.engines.ngram_replay import Text
-    from components.tune.engines.settings import EngineTuneSettings
+    from draftwell.components.bench.engines.store import Measurements
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.tune.engines.budget import Budget
+    from draftwell.components.tune.engines.choice import EngineChoice
+    from draftwell.components.tune.engines.lab import Lab
+    from draftwell.components.tune.engines.ngram_replay import Text
+    from draftwell.components.tune.engines.settings import EngineTuneSettings
 
 SEARCH = 3
 """Version of the search in `tune_engine`: a choice that an earlier version made is made again, from
@@ -41,8 +41,8 @@ def tune_on_engine(
             up.
         budget: of time; None takes as long as it takes.
     """
-    from components.prompts.overlap import hashes_of
-    from components.tune.engines.tune import tune_engine
+    from draftwell.components.prompts.overlap import hashes_of
+    from draftwell.components.tune.engines.tune import tune_engine
 
     lab, store = lab_of(space, prompts, settings, fresh=fresh)
     lab.budget = budget or lab.budget
@@ -71,7 +71,7 @@ def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) 
     Raises:
         DraftwellError: the line says why for each (`no_method_left`).
     """
-    from components.tune.engines.candidates import left_out
+    from draftwell.components.tune.engines.candidates import left_out
 
     out = left_out(settings, space.files, lacks)
     if all(name in out for name in settings.methods if name != OFF):
@@ -96,8 +96,8 @@ def lab_of(
     space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool
 ) -> tuple[Lab, Measurements]:
     """What a tuning measures with, and its store."""
-    from components.bench.engines.store import Measurements
-    from components.tune.engines.lab import Lab
+    from draftwell.components.bench.engines.store import Measurements
+    from draftwell.components.tune.engines.lab import Lab
 
     ids, context = space.encoded(prompts, settings.max_tokens)
     sampling = space.pair.sampling(
@@ -120,7 +120,7 @@ def lab_of(
 
 def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
     """The choice as settings of engines; a key is missing where the engine cannot express it."""
-    from components.export.schedules import sglang_adaptive, tensorrt_llm_schedule
+    from draftwell.components.export.schedules import sglang_adaptive, tensorrt_llm_schedule
 
     found: dict[str, Any] = {"vllm": choice.chosen.speculative_config(files)}
     if choice.levels and choice.method == "eagle3":

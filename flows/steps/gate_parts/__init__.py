@@ -1,2 +1,2 @@
-"""What the gate measures and records, a file for each part; `flows.steps.gate` puts them
+"""What the gate measures and records, a file for each part; `draftwell.flows.steps.gate` puts them
 together."""

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from components.gate.settings import GateSettings
-from components.gate.verdict import GateVerdict, Thresholds
-from flows.context import StepContext
-from serving.number_format import dtype_of
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.verdict import GateVerdict, Thresholds
+from draftwell.flows.context import StepContext
+from draftwell.serving.number_format import dtype_of
 
 if TYPE_CHECKING:
-    from components.bench.schema import BenchEntry, BenchReport
-    from components.prompts.prompt import Prompt
-    from flows.steps.gate_parts.champion import ChampionComparison
-    from serving.artifacts.decoding_config import DecodingConfig
-    from serving.runtime.strategies import StrategyChoice, StrategyResources
+    from draftwell.components.bench.schema import BenchEntry, BenchReport
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.steps.gate_parts.champion import ChampionComparison
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 RUNS_IN_DOUBT = 3
 SHOWN = ("prompt_lookup", "hf_dynamic", "eagle3", "hybrid")
@@ -49,7 +49,7 @@ class BenchJudge:
     def of(self, report: BenchReport) -> GateVerdict:
         """The verdict; acceptance is reported with that of a champion of the same strategy and
         parameters only."""
-        from components.gate.bench_checks import judge_release
+        from draftwell.components.gate.bench_checks import judge_release
 
         entries = report.strategies
         entry, rival = self.entry(entries), entries.get("champion")
@@ -67,7 +67,7 @@ class BenchJudge:
 
     def doubts(self, verdict: GateVerdict) -> bool:
         """Whether the candidate is no clear pass."""
-        from components.gate.bench_checks import leaves_doubt
+        from draftwell.components.gate.bench_checks import leaves_doubt
 
         return leaves_doubt(verdict)
 
@@ -83,10 +83,10 @@ def measured(
 ) -> tuple[BenchReport, GateVerdict]:
     """The bench of a candidate, and the verdict on it; what left doubt is measured again, and is in
     the report as `in_doubt`."""
-    from components.bench.bench import run_bench
-    from components.bench.settings import BenchSettings
-    from flows.settings import quality_floor
-    from serving.runtime.strategies import PLAIN, StrategyChoice
+    from draftwell.components.bench.bench import run_bench
+    from draftwell.components.bench.settings import BenchSettings
+    from draftwell.flows.settings import quality_floor
+    from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 
     judged = StrategyChoice(judging.strategy, judging.parameters)
     both = list(dict.fromkeys((PLAIN, judged)))
@@ -122,8 +122,8 @@ def others(
 ) -> list[StrategyChoice]:
     """What is shown besides a choice: `SHOWN` as far as it is here, and is not the choice
     itself."""
-    from components.tune.candidates import lacking_for
-    from serving.runtime.strategies import PLAIN, StrategyChoice
+    from draftwell.components.tune.candidates import lacking_for
+    from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 
     able = [
         StrategyChoice(name) for name in SHOWN if lacking_for(step.pair, resources, name) is None
@@ -135,7 +135,7 @@ def others(
 def configured(choice: StrategyChoice) -> tuple[str, str]:
     """A strategy's name and all of its parameters: a choice that names a default is the same as one
     that leaves it out."""
-    from serving.runtime.strategies import build_strategy
+    from draftwell.serving.runtime.strategies import build_strategy
 
     return choice.name, build_strategy(
         choice.name, dict(choice.parameters)
@@ -175,15 +175,15 @@ def sampled_verdict(
     slow there is no reason to refuse a release: plain decoding takes its place. Texts are not
     compared token by token: the target's own samples differ, too.
     """
-    from components.gate.temperatures import (
+    from draftwell.components.gate.temperatures import (
         greedy_on_trial,
         judge_sampled,
         passes_trial,
         sampled_temperature,
         untuned,
     )
-    from serving.runtime.strategies import PLAIN, served_choice
-    from serving.temperature import SERVED_TEMPERATURE
+    from draftwell.serving.runtime.strategies import PLAIN, served_choice
+    from draftwell.serving.temperature import SERVED_TEMPERATURE
 
     trial, temperature = greedy_on_trial(config), sampled_temperature(config, rival.config)
     if trial is not None and temperature is None:

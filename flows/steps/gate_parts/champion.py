@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.prompts.overlap import TrainingPrompts
-from flows.context import StepContext, artifact_prompts
-from flows.steps.champion import artifacts_of, champion_of
+from draftwell.components.prompts.overlap import TrainingPrompts
+from draftwell.flows.context import StepContext, artifact_prompts
+from draftwell.flows.steps.champion import artifacts_of, champion_of
 
 if TYPE_CHECKING:
-    from components.bench.runner import StrategyContender
-    from registry.releases import ReleaseVersion
-    from registry.store import Store
-    from serving.artifacts.base import Artifact
-    from serving.artifacts.decoding_config import DecodingConfig
-    from serving.runtime.pair import LoadedPair
+    from draftwell.components.bench.runner import StrategyContender
+    from draftwell.registry.releases import ReleaseVersion
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.runtime.pair import LoadedPair
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ChampionComparison:
 
     def at(self, temperature: float) -> ChampionComparison:
         """The same champion with what it serves at a temperature."""
-        from components.bench.runner import StrategyContender
-        from serving.runtime.strategies import served_choice
+        from draftwell.components.bench.runner import StrategyContender
+        from draftwell.serving.runtime.strategies import served_choice
 
         contenders = []
         for one in self.contenders:
@@ -65,9 +65,9 @@ class ChampionComparison:
 
 def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
     """The pair's champion, ready to decode."""
-    from components.bench.runner import StrategyContender
-    from registry.releases import gate_record
-    from serving.runtime.strategies import StrategyResources, served_choice
+    from draftwell.components.bench.runner import StrategyContender
+    from draftwell.registry.releases import gate_record
+    from draftwell.serving.runtime.strategies import StrategyResources, served_choice
 
     champion = champion_of(step.workspace, release.device)
     if champion is None or champion.version == release.version:
@@ -122,11 +122,11 @@ def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -
         None where they are not available here: another target or dtype, a draft that is not in the
             registry, or no memory for both.
     """
-    from components.gate.footprint import room_for_another
-    from serving.artifacts.compiled_libraries import wanted_mode
-    from serving.artifacts.pair_files import fingerprint
-    from serving.runtime.pair import LoadSettings, load_pair
-    from serving.runtime.strategies import STRATEGIES
+    from draftwell.components.gate.footprint import room_for_another
+    from draftwell.serving.artifacts.compiled_libraries import wanted_mode
+    from draftwell.serving.artifacts.pair_files import fingerprint
+    from draftwell.serving.runtime.pair import LoadSettings, load_pair
+    from draftwell.serving.runtime.strategies import STRATEGIES
 
     pair, space = step.pair, step.workspace
     if champion.fingerprint == pair.fingerprint:

@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.gate.verdict import Check, GateVerdict, Thresholds
-from flows.context import StepContext
-from flows.workspace import Workspace
-from serving.errors import DraftwellError
-from serving.number_format import dtype_of, in_dtype, weights_of
+from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.flows.context import StepContext
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import dtype_of, in_dtype, weights_of
 
 if TYPE_CHECKING:
-    from components.gate.losslessness import OutputReader
-    from components.prompts.prompt import Prompt
-    from registry.releases import ReleaseVersion
-    from serving.artifacts.base import Artifact
-    from serving.artifacts.decoding_config import DecodingConfig
-    from serving.runtime.pair import LoadedPair
-    from serving.runtime.strategies import StrategyChoice, StrategyResources
+    from draftwell.components.gate.losslessness import OutputReader
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.registry.releases import ReleaseVersion
+    from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.runtime.pair import LoadedPair
+    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 IDENTITY_PROMPTS, IDENTITY_TOKENS, IDENTITY_SLOTS = 8, 64, 4
 """Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a
@@ -83,9 +83,9 @@ def prediction_check(
     says nothing about the other class. A table with counts for both is judged twice, those for
     sampled requests under a name of their own.
     """
-    from components.gate.predictions.predictive_loss import judge_predictions, predictions
-    from flows.context import open_trace
-    from serving.artifacts.kinds import temperature_of
+    from draftwell.components.gate.predictions.predictive_loss import judge_predictions, predictions
+    from draftwell.flows.context import open_trace
+    from draftwell.serving.artifacts.kinds import temperature_of
 
     verdict, lacking = GateVerdict(()), []
     for name, part in predicting_parts(mine):
@@ -146,8 +146,8 @@ def footprint_check(
     step: StepContext, bundle: Path, release: ReleaseVersion, thresholds: Thresholds
 ) -> GateVerdict:
     """The size of the release's bundle, and how fast a new process starts from it."""
-    from components.gate.footprint import footprint, judge_footprint
-    from registry.bundles.build import bundle_bytes
+    from draftwell.components.gate.footprint import footprint, judge_footprint
+    from draftwell.registry.bundles.build import bundle_bytes
 
     limit = 2 * (thresholds.max_startup_seconds or START_LIMIT)
     found = footprint(
@@ -165,9 +165,9 @@ def identity_verdict(
     The models are loaded once for all of them, and a choice that serves both classes of
     temperatures is decoded once.
     """
-    from components.gate.losslessness import OutputReader
-    from components.gate.temperatures import tuned_classes
-    from serving.runtime.strategies import PLAIN, find_strategy
+    from draftwell.components.gate.losslessness import OutputReader
+    from draftwell.components.gate.temperatures import tuned_classes
+    from draftwell.serving.runtime.strategies import PLAIN, find_strategy
 
     classes = [
         (choice, temperature)
@@ -201,8 +201,8 @@ def identity_check(
 ) -> tuple[Check, ...]:
     """Whether a choice that claims to be lossless gives autoregressive's tokens; `reader`: of the
     pair in float32."""
-    from components.gate.bench_checks import judge_release
-    from components.gate.losslessness import identity_entry
+    from draftwell.components.gate.bench_checks import judge_release
+    from draftwell.components.gate.losslessness import identity_entry
 
     entry = identity_entry(reader, resources, choice, prompts)
     return judge_release(entry, None, None, Thresholds(lossless_identical=True)).checks
@@ -216,7 +216,7 @@ def weights_check(
     weights = weights_of(step.pair.dtype)
     if weights is None or thresholds.min_weights_agreement is None:
         return GateVerdict(())
-    from components.gate.weights_check import judge_weights, weights_agreement
+    from draftwell.components.gate.weights_check import judge_weights, weights_agreement
 
     full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load()
     return judge_weights(

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flows.workspace import Workspace
-from serving.errors import DraftwellError
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.gate.baseline_counts import CountsReport
-    from components.gate.verdict import GateVerdict
+    from draftwell.components.gate.baseline_counts import CountsReport
+    from draftwell.components.gate.verdict import GateVerdict
 
 PROMPTS, TOKENS = 6, 32
 COUNTED = ("autoregressive", "vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide")
@@ -25,10 +25,10 @@ def baseline_report(pair_name: str, say: Any, bar: Any = None) -> CountsReport:
 def counted(pair_name: str, say: Any, bar: Any) -> tuple[CountsReport, GateVerdict]:
     """The counts, and whether every strategy that claims to be lossless gave the target's own
     tokens."""
-    from components.gate.baseline_counts import deterministic_report
-    from components.gate.losslessness import judge_texts
-    from components.prompts.prompt import demo_prompts
-    from serving.runtime.strategies import StrategyChoice
+    from draftwell.components.gate.baseline_counts import deterministic_report
+    from draftwell.components.gate.losslessness import judge_texts
+    from draftwell.components.prompts.prompt import demo_prompts
+    from draftwell.serving.runtime.strategies import StrategyChoice
 
     pair, prompts = Workspace(pair_name, "float32", say).load(), demo_prompts(PROMPTS)
     texts: dict[str, list[list[int]]] = {}
@@ -41,11 +41,11 @@ def counted(pair_name: str, say: Any, bar: Any) -> tuple[CountsReport, GateVerdi
 def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
     """Compare this checkout's deterministic counts with the recorded ones, and lossless outputs
     with the target's own choices."""
-    from components.gate.baseline_checks import compare_with_baseline
-    from components.gate.baseline_counts import CountsReport
-    from components.gate.verdict import Thresholds
-    from registry.gates import load_baseline, load_gates
-    from registry.pairs import find_pair
+    from draftwell.components.gate.baseline_checks import compare_with_baseline
+    from draftwell.components.gate.baseline_counts import CountsReport
+    from draftwell.components.gate.verdict import Thresholds
+    from draftwell.registry.gates import load_baseline, load_gates
+    from draftwell.registry.pairs import find_pair
 
     name, gates = find_pair(pair_name).name, load_gates()
     recorded = load_baseline(name)

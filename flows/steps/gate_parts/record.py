@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.context import StepContext, now
-from flows.steps.champion import champion_number
+from draftwell.flows.context import StepContext, now
+from draftwell.flows.steps.champion import champion_number
 
 if TYPE_CHECKING:
-    from components.bench.schema import BenchEntry, BenchReport
-    from components.gate.verdict import GateVerdict
-    from flows.steps.gate_parts.bench import SampledVerdict
-    from flows.steps.gate_parts.champion import ChampionComparison
-    from registry.gates import GateRecord
-    from registry.releases import ReleaseVersion
-    from registry.store import Store
+    from draftwell.components.bench.schema import BenchEntry, BenchReport
+    from draftwell.components.gate.verdict import GateVerdict
+    from draftwell.flows.steps.gate_parts.bench import SampledVerdict
+    from draftwell.flows.steps.gate_parts.champion import ChampionComparison
+    from draftwell.registry.gates import GateRecord
+    from draftwell.registry.releases import ReleaseVersion
+    from draftwell.registry.store import Store
 
 COMPARED = (
     "tokens_per_second",
@@ -37,7 +37,7 @@ COMPARED = (
 def serves(step: StepContext, release: ReleaseVersion) -> bool:
     """Whether a release is the champion and its record is valid: one slow minute of the machine
     must not withdraw what serves."""
-    from registry.releases import gate_record, objection
+    from draftwell.registry.releases import gate_record, objection
 
     return (
         champion_number(step.workspace, release.device) == release.version
@@ -53,7 +53,7 @@ def record_of(
     sampled: SampledVerdict,
 ) -> GateRecord:
     """The verdict as the registry keeps it."""
-    from registry.gates import GateCheck, GateRecord
+    from draftwell.registry.gates import GateCheck, GateRecord
 
     checks = tuple(
         GateCheck(
@@ -98,8 +98,8 @@ def keep_verdict(
         entry: the candidate's.
         written: files of the benches.
     """
-    from components.gate.verdict_report import bench_plots, verdict_markdown
-    from registry.releases import record_gate
+    from draftwell.components.gate.verdict_report import bench_plots, verdict_markdown
+    from draftwell.registry.releases import record_gate
 
     figures = {
         name: float(value) for name in COMPARED if (value := getattr(entry, name)) is not None
@@ -113,7 +113,7 @@ def keep_bundle(
     step: StepContext, bundle: Path, release: ReleaseVersion, rival: ChampionComparison
 ) -> None:
     """Keep the bundle that passed, and the champion's, for a deployment on this machine."""
-    from registry.bundles.judged import keep_judged
+    from draftwell.registry.bundles.judged import keep_judged
 
     try:
         keep_judged(bundle, release, others=[rival.release.version] if rival.release else [])

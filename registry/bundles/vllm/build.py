@@ -15,11 +15,18 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from registry.bundles.places import NAME, UNFINISHED, alone, copy_model, link_current, set_rights
-from registry.bundles.signing import sign
-from registry.bundles.vllm.render import MANIFEST, file_records, write_bundle
-from registry.bundles.vllm.settings import VllmServing
-from serving.errors import DraftwellError
+from draftwell.registry.bundles.places import (
+    NAME,
+    UNFINISHED,
+    alone,
+    copy_model,
+    link_current,
+    set_rights,
+)
+from draftwell.registry.bundles.signing import sign
+from draftwell.registry.bundles.vllm.render import MANIFEST, file_records, write_bundle
+from draftwell.registry.bundles.vllm.settings import VllmServing
+from draftwell.serving.errors import DraftwellError
 
 FOLDER = "vllm"
 """Between the folder of all bundles and a pair's: our own server follows `<out>/<pair>/current`,

@@ -8,10 +8,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.bundles.vllm.render import FREE, MANIFEST
-from registry.bundles.vllm.settings import VllmServing
-from serving.errors import DraftwellError
-from serving.files import write_atomically
+from draftwell.registry.bundles.vllm.render import FREE, MANIFEST
+from draftwell.registry.bundles.vllm.settings import VllmServing
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
 
 MADE_BY_USERS = (".env",)
 """Those of `FREE` that no bundle is rendered with."""

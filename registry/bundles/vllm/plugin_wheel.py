@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import serving
-from registry.bundles.requirements import PROJECT
-from registry.bundles.wheel import Wheel, build_staged, copy, licences, stage_sources
+import draftwell
+from draftwell.registry.bundles.requirements import PROJECT
+from draftwell.registry.bundles.wheel import Wheel, build_staged, copy, licences, stage_sources
 
 NAME = "draftwell-vllm"
 PACKAGE = Path(__file__).parent / "plugin" / "draftwell_vllm"
@@ -61,7 +61,7 @@ def plugin_wheel() -> Wheel:
     with tempfile.TemporaryDirectory() as place:
         staged = Path(place) / "staged"
         version = _version(stage_sources(PACKAGE, staged))
-        for licence in licences(Path(serving.__file__).parents[1]):
+        for licence in licences(Path(draftwell.__file__).parents[1]):
             copy(licence, staged / licence.name)
         (staged / "pyproject.toml").write_text(PYPROJECT.format(name=NAME, version=version))
         (staged / "pyproject.toml").chmod(0o644)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from string import Template
 
-from registry.bundles.vllm.settings import VllmServing
+from draftwell.registry.bundles.vllm.settings import VllmServing
 
 ENGINE_LOCK = "requirements-engine.txt"
 """File in a bundle with the exact versions of the environment that the gate measured vLLM in."""

@@ -19,11 +19,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from registry.bundles.vllm.readme import readme
-from registry.bundles.vllm.settings import BUNDLED, EngineGate, VllmServing
-from serving.bundle.signature import SIGNATURE
-from serving.errors import DraftwellError
-from serving.files import json_digest, sha256_file
+from draftwell.registry.bundles.vllm.readme import readme
+from draftwell.registry.bundles.vllm.settings import BUNDLED, EngineGate, VllmServing
+from draftwell.serving.bundle.signature import SIGNATURE
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest, sha256_file
 
 MANIFEST = "manifest.json"
 SCHEMA = 1

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from registry.bundles.hashes import recorded_hashes
-from registry.bundles.requirements import torch_index
+from draftwell.registry.bundles.hashes import recorded_hashes
+from draftwell.registry.bundles.requirements import torch_index
 
 HEAD = """\
 # The environment that vLLM was measured in, package by package: pip install --no-deps -r requirements-engine.txt

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from registry.pairs.catalogue import NAME
-from registry.strict import Strict, validate
-from serving.errors import DraftwellError
-from serving.number_format import dtype_of
+from draftwell.registry.pairs.catalogue import NAME
+from draftwell.registry.strict import Strict, validate
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import dtype_of
 
 BUNDLED = "models/"
 """How the names of model folders begin that are in the bundle."""

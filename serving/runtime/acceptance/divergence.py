@@ -18,8 +18,8 @@ from typing import Literal
 from torch import Tensor
 from torch import special as torch_special
 
-from serving.errors import DraftwellError
-from serving.runtime.output import Model
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.output import Model
 
 DivergenceName = Literal["tv", "kl", "js", "logit_gap", "fsd_js"]
 INFINITE_AT_ZEROS: frozenset[DivergenceName] = frozenset({"kl", "fsd_js"})

@@ -12,10 +12,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from serving.runtime.acceptance.in_order import KEPT, InOrder, TokenDecision
-from serving.runtime.random_streams import Streams
-from serving.runtime.sampling import residual
-from serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.acceptance.in_order import KEPT, InOrder, TokenDecision
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.sampling import residual
+from draftwell.serving.runtime.types import Draft, Rows
 
 
 def keeps(draft: Draft, i: int, target: Rows, rng: Streams) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from serving.runtime.random_streams import Streams
-from serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.types import Draft, Rows, Verdict
 
 
 @dataclass(frozen=True)

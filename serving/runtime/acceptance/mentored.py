@@ -25,11 +25,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from serving.runtime.acceptance.exact import draft_probs, keeps, recover
-from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
-from serving.runtime.random_streams import Streams
-from serving.runtime.sampling import residual
-from serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.acceptance.exact import draft_probs, keeps, recover
+from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.sampling import residual
+from draftwell.serving.runtime.types import Draft, Rows
 
 HALVINGS = 60
 """Steps of the bisection of log a: from the widest interval, of 700, down to float64's

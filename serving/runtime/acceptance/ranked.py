@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from serving.runtime.acceptance.exact import one_hot
-from serving.runtime.random_streams import Streams
-from serving.runtime.sampling import residual
-from serving.runtime.types import CandidateChoice, Rows
+from draftwell.serving.runtime.acceptance.exact import one_hot
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.sampling import residual
+from draftwell.serving.runtime.types import CandidateChoice, Rows
 
 
 class Ranked:

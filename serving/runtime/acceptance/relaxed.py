@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from serving.runtime.acceptance.divergence import DivergenceName, divergence
-from serving.runtime.acceptance.exact import draft_prob, keeps, one_hot, recover
-from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
-from serving.runtime.random_streams import Streams
-from serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.acceptance.divergence import DivergenceName, divergence
+from draftwell.serving.runtime.acceptance.exact import draft_prob, keeps, one_hot, recover
+from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.types import Draft, Rows
 
 
 class Fuzzy(InOrder):

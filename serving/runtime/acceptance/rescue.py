@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.acceptance.exact import keeps, recover
-from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
-from serving.runtime.random_streams import Streams
-from serving.runtime.types import Draft, Rows
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.runtime.acceptance.exact import keeps, recover
+from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.types import Draft, Rows
 
 
 class Rescue(InOrder):

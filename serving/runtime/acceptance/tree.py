@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from serving.runtime.acceptance.ranked import Ranked
-from serving.runtime.random_streams import Streams
-from serving.runtime.sampling import residual
-from serving.runtime.trees import ROOT, DraftTree, TreeVerdict
-from serving.runtime.types import CandidateChoice, Rows
+from draftwell.serving.runtime.acceptance.ranked import Ranked
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.sampling import residual
+from draftwell.serving.runtime.trees import ROOT, DraftTree, TreeVerdict
+from draftwell.serving.runtime.types import CandidateChoice, Rows
 
 
 class ExactTree:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 class AdaptiveThreshold:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.drafting.expected_gain import RoundCosts
-from serving.runtime.trees import ROOT, DraftTree, TreeVerdict
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.runtime.drafting.expected_gain import RoundCosts
+from draftwell.serving.runtime.trees import ROOT, DraftTree, TreeVerdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 @dataclass

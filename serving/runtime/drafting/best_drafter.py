@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.datastore import Continuations, Datastore
-from serving.runtime.commands import Role, Step
-from serving.runtime.drafting.alternatives import Alternatives
-from serving.runtime.drafting.continuations import likeliest_chain
-from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
-from serving.runtime.drafting.suffix import SuffixIndex
-from serving.runtime.protocols import Drafter
-from serving.runtime.session.session import Session
-from serving.runtime.trees import DraftTree, TreeVerdict
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.datastore import Continuations, Datastore
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.drafting.alternatives import Alternatives
+from draftwell.serving.runtime.drafting.continuations import likeliest_chain
+from draftwell.serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
+from draftwell.serving.runtime.drafting.suffix import SuffixIndex
+from draftwell.serving.runtime.protocols import Drafter
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.trees import DraftTree, TreeVerdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 PROBE, MOST_PATIENCE = 12, 192
 """A model whose rounds gain less than others is tried again after so many rounds, since text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from serving.runtime.commands import Step
-from serving.runtime.protocols import Drafter
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.protocols import Drafter
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft
 
 
 class Cascade:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Set
 from heapq import heappop, heappush
 
-from serving.artifacts.datastore import Continuations
-from serving.runtime.trees import ROOT, DraftTree
+from draftwell.serving.artifacts.datastore import Continuations
+from draftwell.serving.runtime.trees import ROOT, DraftTree
 
 
 def likeliest_tree(

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.drafting.adaptive import bounded
-from serving.runtime.drafting.best_drafter import Experience
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.runtime.drafting.adaptive import bounded
+from draftwell.serving.runtime.drafting.best_drafter import Experience
 
 MOST_COUNTED = 2**53
 """Counts below it are exact as floats."""

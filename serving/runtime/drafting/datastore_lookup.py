@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.artifacts.datastore import Datastore
-from serving.runtime.commands import Step
-from serving.runtime.drafting.continuations import likeliest_chain, likeliest_tree
-from serving.runtime.session.session import Session
-from serving.runtime.trees import DraftTree
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.continuations import likeliest_chain, likeliest_tree
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.trees import DraftTree
 
 
 class DatastoreLookup:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from serving.runtime.commands import Step
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.session.row_view import RowView
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft, StopPolicy
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.session.row_view import RowView
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft, StopPolicy
 
 
 class DraftModel:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.forward_costs import ascending, seconds_at, seconds_table
-from serving.artifacts.hardware_profile import HardwareProfile, RoundOverheads
-from serving.runtime.commands import Role
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.types import Rows
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.forward_costs import ascending, seconds_at, seconds_table
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile, RoundOverheads
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.types import Rows
 
 
 class RoundCosts:

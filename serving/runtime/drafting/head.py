@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from serving.runtime.commands import Step
-from serving.runtime.session.session import Session
-from serving.runtime.trees import ROOT, DraftTree
-from serving.runtime.types import Draft, Rows, StopPolicy
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.trees import ROOT, DraftTree
+from draftwell.serving.runtime.types import Draft, Rows, StopPolicy
 
 
 class HeadPairs:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from serving.runtime.commands import Step
-from serving.runtime.session.session import Session
-from serving.runtime.trees import ROOT, DraftTree
-from serving.runtime.types import Rows
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.trees import ROOT, DraftTree
+from draftwell.serving.runtime.types import Rows
 
 
 class NGramPool:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from serving.artifacts.medusa_heads import MedusaHeads
-from serving.runtime.commands import Step
-from serving.runtime.session.session import Session
-from serving.runtime.trees import ROOT, DraftTree
-from serving.runtime.types import Rows
+from draftwell.serving.artifacts.medusa_heads import MedusaHeads
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.trees import ROOT, DraftTree
+from draftwell.serving.runtime.types import Rows
 
 SHAPE: tuple[tuple[int, ...], ...] = (
     (0,),

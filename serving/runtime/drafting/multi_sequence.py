@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from serving.runtime.commands import Overlap, Step
-from serving.runtime.session.lane import DraftSequence, Lane
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft
+from draftwell.serving.runtime.commands import Overlap, Step
+from draftwell.serving.runtime.session.lane import DraftSequence, Lane
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft
 
 
 def sequences_in(chances: Sequence[float], theta: float, budget: int) -> int:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-from serving.runtime.commands import Step
-from serving.runtime.requests import Text
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.requests import Text
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft
 
 BITS = 32
 """Of a token in the number that stands for an n-gram: thousands of tuples would be work for the

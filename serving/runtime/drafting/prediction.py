@@ -13,8 +13,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from serving.runtime.requests import Text
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.requests import Text
+from draftwell.serving.runtime.types import Draft, Verdict
 
 SHORTEST, FIRST, LONGEST = 2, 8, 32
 """Tokens of a draft: as many as were kept last, twice over, from `FIRST` (where two in a row have
@@ -38,7 +38,7 @@ elsewhere as many as fitted before it."""
 class Prediction:
     """Proposes what follows in one request's prediction.
 
-    >>> from serving.runtime.requests import Sampling
+    >>> from draftwell.serving.runtime.requests import Sampling
     >>> text = Text([9], Sampling())
     >>> prediction = Prediction([1, 2, 3, 4, 5, 6])
     >>> prediction.propose(text, 3).tokens

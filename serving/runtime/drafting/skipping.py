@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 
-from serving.runtime.commands import Step
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft, StopPolicy
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft, StopPolicy
 
 GOOD_ENOUGH = 0.95
 """Share of right predictions at which no candidate is tried (the code's `max_score`)."""

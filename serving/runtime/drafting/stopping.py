@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.types import Rows
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.runtime.types import Rows
 
 
 class FixedLength:

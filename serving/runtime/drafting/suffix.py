@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.artifacts.datastore import LONGEST, MOST, SHORTEST, Continuations, Datastore
-from serving.runtime.commands import Step
-from serving.runtime.drafting.continuations import likeliest_tree
-from serving.runtime.requests import Text
-from serving.runtime.session.session import Session
-from serving.runtime.trees import DraftTree
+from draftwell.serving.artifacts.datastore import LONGEST, MOST, SHORTEST, Continuations, Datastore
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.continuations import likeliest_tree
+from draftwell.serving.runtime.requests import Text
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.trees import DraftTree
 
 BITS = 32
 """Of a token in the number that stands for a pair."""

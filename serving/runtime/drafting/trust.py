@@ -3,10 +3,10 @@ output stays exact."""
 
 from __future__ import annotations
 
-from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.types import Rows
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.types import Rows
 
 
 class Untrusted(FixedLength):

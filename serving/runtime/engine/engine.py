@@ -18,23 +18,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from serving.errors import ContextTooLong, DeviceLost
-from serving.runtime.commands import SHADOW, Forward, Role
-from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.prompt_pieces import alike, reads_prompt, share_room
-from serving.runtime.engine.round_meter import RoundMeter
-from serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
-from serving.runtime.engine.task import Task
-from serving.runtime.engine.thread_governor import ThreadGovernor
-from serving.runtime.engine.workers import Workers, finish
-from serving.runtime.failures import lost_device, readable
-from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
-from serving.runtime.output import Model, Output, share_top
-from serving.runtime.requests import Sampling
-from serving.runtime.session.session import UNLIMITED, Session
-from serving.runtime.strategies.base import Strategy
-from serving.runtime.strategies.given import draft_given
-from serving.runtime.types import Emitted
+from draftwell.serving.errors import ContextTooLong, DeviceLost
+from draftwell.serving.runtime.commands import SHADOW, Forward, Role
+from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
+from draftwell.serving.runtime.engine.prompt_pieces import alike, reads_prompt, share_room
+from draftwell.serving.runtime.engine.round_meter import RoundMeter
+from draftwell.serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
+from draftwell.serving.runtime.engine.task import Task
+from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
+from draftwell.serving.runtime.engine.workers import Workers, finish
+from draftwell.serving.runtime.failures import lost_device, readable
+from draftwell.serving.runtime.models.cuda.cuda_graph import Marks, read_marks
+from draftwell.serving.runtime.output import Model, Output, share_top
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.session import UNLIMITED, Session
+from draftwell.serving.runtime.strategies.base import Strategy
+from draftwell.serving.runtime.strategies.given import draft_given
+from draftwell.serving.runtime.types import Emitted
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +121,8 @@ class Engine:
         governor: adapts the compute threads between steps to what other processes leave; None: they
             stay as they are.
 
-    >>> from serving.runtime.models.table_model import TableModel
-    >>> from serving.runtime.strategies import build_strategy
+    >>> from draftwell.serving.runtime.models.table_model import TableModel
+    >>> from draftwell.serving.runtime.strategies import build_strategy
     >>> engine = Engine({"target": TableModel.random(vocab_size=5, seed=0)})
     >>> len(engine.generate([1], Sampling(max_tokens=4), build_strategy("autoregressive")).output)
     4

@@ -15,8 +15,8 @@ import statistics
 from collections import deque
 from collections.abc import Hashable, Mapping
 
-from serving.runtime.engine.piece_sizes import SMALLEST
-from serving.runtime.engine.prompt_pieces import LONGEST
+from draftwell.serving.runtime.engine.piece_sizes import SMALLEST
+from draftwell.serving.runtime.engine.prompt_pieces import LONGEST
 
 START_TOKENS = 64
 """Budget before the cost of a token is known; where many wait it grows as pauses do, up to

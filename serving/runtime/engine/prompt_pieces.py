@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from serving.runtime.commands import Forward
-from serving.runtime.engine.piece_sizes import SMALLEST
-from serving.runtime.engine.task import Task
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.piece_sizes import SMALLEST
+from draftwell.serving.runtime.engine.task import Task
 
 LEAST = 16
 """Tokens up to which a forward pass is not cut: early in a text one of sixteen takes less than two

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from serving.runtime.engine.task import Task
-from serving.runtime.models.slots import Slots
-from serving.runtime.output import Model
-from serving.runtime.session.lane import Lane
-from serving.runtime.session.session import Session
+from draftwell.serving.runtime.engine.task import Task
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.session.lane import Lane
+from draftwell.serving.runtime.session.session import Session
 
 log = logging.getLogger(__name__)
 

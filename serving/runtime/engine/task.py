@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from serving.runtime.commands import Forward, Overlap
-from serving.runtime.output import Output, joined
+from draftwell.serving.runtime.commands import Forward, Overlap
+from draftwell.serving.runtime.output import Output, joined
 
 
 class Task:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from serving.device import core_ids, default_threads, device_type
+from draftwell.serving.device import core_ids, default_threads, device_type
 
 log = logging.getLogger(__name__)
 

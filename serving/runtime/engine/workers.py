@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from serving.device import core_ids
-from serving.runtime.models.library_runner import computes_beside_others
+from draftwell.serving.device import core_ids
+from draftwell.serving.runtime.models.library_runner import computes_beside_others
 
 T = TypeVar("T")
 _streams: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import DraftwellError, InvalidRequest
+from draftwell.serving.errors import DraftwellError, InvalidRequest
 
 WHITESPACE = r"(\x20{1,2}|\n[\x20\t]{0,32})"
 """What may stand between the parts of a JSON text: spaces, or a new line with its indentation.

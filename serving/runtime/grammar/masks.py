@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from serving.errors import InvalidRequest
-from serving.runtime.grammar.protocols import Grammar
+from draftwell.serving.errors import InvalidRequest
+from draftwell.serving.runtime.grammar.protocols import Grammar
 
 REMEMBERED = 128
 """Positions whose masks are kept: drafts are shorter, and the target asks for the masks that a
@@ -43,7 +43,7 @@ class GrammarMasks:
         InvalidRequest: any method, where the grammar has taken too long by then
             (`invalid_grammar`).
 
-    >>> from serving.runtime.grammar.finite import FiniteGrammar
+    >>> from draftwell.serving.runtime.grammar.finite import FiniteGrammar
     >>> masks = GrammarMasks(FiniteGrammar([{0: 1}, {1: 1, 2: -1}], vocab_size=3), frozenset({2}))
     >>> masks.rule_out(
     ...     torch.zeros(2, 3), [0]

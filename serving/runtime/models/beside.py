@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.base import Artifact
 
 T = TypeVar("T")
 

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.models import quantised
-from serving.runtime.models.architecture import Architecture
-from serving.runtime.models.lean_layer import NORMS, Layer
-from serving.runtime.models.packed_matmul import packed, packed_matmul
-from serving.runtime.models.row_attention import weigh
-from serving.runtime.models.row_kernel import fits, row_attention
+from draftwell.serving.runtime.models import quantised
+from draftwell.serving.runtime.models.architecture import Architecture
+from draftwell.serving.runtime.models.lean_layer import NORMS, Layer
+from draftwell.serving.runtime.models.packed_matmul import packed, packed_matmul
+from draftwell.serving.runtime.models.row_attention import weigh
+from draftwell.serving.runtime.models.row_kernel import fits, row_attention
 
 NO_WEIGHT = torch.empty(0)
 """Of the other half of a layer."""

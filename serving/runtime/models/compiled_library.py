@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from serving.artifacts.compiled_libraries import LIBRARY
-from serving.device import cpu_flags
-from serving.errors import DraftwellError
-from serving.runtime.models import (
+from draftwell.serving.artifacts.compiled_libraries import LIBRARY
+from draftwell.serving.device import cpu_flags
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models import (
     compiled_layer,
     lean_layer,
     packed_matmul,
@@ -31,7 +31,7 @@ from serving.runtime.models import (
     row_attention,
     row_kernel,
 )
-from serving.runtime.models.compiled_layer import (
+from draftwell.serving.runtime.models.compiled_layer import (
     BeforeAttention,
     CompiledLayer,
     HalfLayer,

@@ -21,10 +21,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from serving.device import has_matrix_unit
-from serving.errors import DraftwellError
-from serving.runtime.models.architecture import Architecture
-from serving.runtime.models.compiled_layer import (
+from draftwell.serving.device import has_matrix_unit
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.architecture import Architecture
+from draftwell.serving.runtime.models.compiled_layer import (
     AfterAttention,
     BeforeAttention,
     CompiledLayer,
@@ -35,7 +35,7 @@ from serving.runtime.models.compiled_layer import (
     RowsAttention,
     packed_layer,
 )
-from serving.runtime.models.compiled_library import (
+from draftwell.serving.runtime.models.compiled_library import (
     Runner,
     attention_key,
     build,
@@ -48,14 +48,14 @@ from serving.runtime.models.compiled_library import (
     library,
     load,
 )
-from serving.runtime.models.lean_layer import Layer, Rope
-from serving.runtime.models.library_runner import LibraryRunner
-from serving.runtime.models.linear import ROUNDED_ROWS
-from serving.runtime.models.packed_matmul import packed
-from serving.runtime.models.row_attention import CompiledParts, Placed, additive, wasted
-from serving.runtime.models.row_kernel import fits
-from serving.runtime.models.slots import Slots
-from serving.runtime.models.visible import visible
+from draftwell.serving.runtime.models.lean_layer import Layer, Rope
+from draftwell.serving.runtime.models.library_runner import LibraryRunner
+from draftwell.serving.runtime.models.linear import ROUNDED_ROWS
+from draftwell.serving.runtime.models.packed_matmul import packed
+from draftwell.serving.runtime.models.row_attention import CompiledParts, Placed, additive, wasted
+from draftwell.serving.runtime.models.row_kernel import fits
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.visible import visible
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.models.architecture import Architecture
-from serving.runtime.models.compiled_layer import attend_row, packed_layer, product
-from serving.runtime.models.compiled_library import (
+from draftwell.serving.runtime.models.architecture import Architecture
+from draftwell.serving.runtime.models.compiled_layer import attend_row, packed_layer, product
+from draftwell.serving.runtime.models.compiled_library import (
     FEW,
     VARIES,
     Runner,
@@ -22,9 +22,9 @@ from serving.runtime.models.compiled_library import (
     digest,
     library,
 )
-from serving.runtime.models.compiled_step import Compile, loaded
-from serving.runtime.models.lean_layer import Rope, norm, stored
-from serving.runtime.models.linear import Linear
+from draftwell.serving.runtime.models.compiled_step import Compile, loaded
+from draftwell.serving.runtime.models.lean_layer import Rope, norm, stored
+from draftwell.serving.runtime.models.linear import Linear
 
 NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
 PRODUCTS = ("qkv", "out", "gate_up", "down", "head")

@@ -15,22 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.models.architecture import Architecture
-from serving.runtime.models.beside import kept_beside
-from serving.runtime.models.compiled_step import LONGEST_ROW
-from serving.runtime.models.eagle3_layer import NORMS, Eagle3Layer, compiled_row
-from serving.runtime.models.lean_layer import Rope
-from serving.runtime.models.linear import Int8Linear, MakeLinear, linear
-from serving.runtime.models.module_model import ModuleModel, positions_of
-from serving.runtime.models.row_attention import Placed, RowAttention, additive
-from serving.runtime.models.seen_tokens import SeenTokens
-from serving.runtime.models.slots import Slots
-from serving.runtime.models.visible import visible
-from serving.runtime.output import Output
-from serving.runtime.slot_texts import SlotText
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.architecture import Architecture
+from draftwell.serving.runtime.models.beside import kept_beside
+from draftwell.serving.runtime.models.compiled_step import LONGEST_ROW
+from draftwell.serving.runtime.models.eagle3_layer import NORMS, Eagle3Layer, compiled_row
+from draftwell.serving.runtime.models.lean_layer import Rope
+from draftwell.serving.runtime.models.linear import Int8Linear, MakeLinear, linear
+from draftwell.serving.runtime.models.module_model import ModuleModel, positions_of
+from draftwell.serving.runtime.models.row_attention import Placed, RowAttention, additive
+from draftwell.serving.runtime.models.seen_tokens import SeenTokens
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.visible import visible
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.slot_texts import SlotText
 
 
 class Eagle3Model:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.slots import Slots
 
 
 class Entered:

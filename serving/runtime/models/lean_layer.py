@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.models.architecture import Architecture
-from serving.runtime.models.linear import Linear, MakeLinear
-from serving.runtime.models.padding import feed_forwards
+from draftwell.serving.runtime.models.architecture import Architecture
+from draftwell.serving.runtime.models.linear import Linear, MakeLinear
+from draftwell.serving.runtime.models.padding import feed_forwards
 
 Rope = tuple[Tensor, Tensor]
 """Cosines and signed sines `[total, 1, head_dim]`."""

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serving.artifacts.compiled_libraries import libraries_folder
-from serving.number_format import Weights
-from serving.runtime.commands import Forward
-from serving.runtime.models.architecture import architecture_of
-from serving.runtime.models.compiled_layer import packed_layer
-from serving.runtime.models.compiled_library import compiler
-from serving.runtime.models.compiled_step import (
+from draftwell.serving.artifacts.compiled_libraries import libraries_folder
+from draftwell.serving.number_format import Weights
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.architecture import architecture_of
+from draftwell.serving.runtime.models.compiled_layer import packed_layer
+from draftwell.serving.runtime.models.compiled_library import compiler
+from draftwell.serving.runtime.models.compiled_step import (
     WORTH_COMPILING,
     Compile,
     CompiledHalves,
@@ -35,13 +35,19 @@ from serving.runtime.models.compiled_step import (
     compiled_step,
     is_compiled,
 )
-from serving.runtime.models.features import Entered
-from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
-from serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
-from serving.runtime.models.module_model import Placed, Trees
-from serving.runtime.models.padding import feed_forwards
-from serving.runtime.models.row_attention import RowAttention
-from serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.models.features import Entered
+from draftwell.serving.runtime.models.lean_layer import (
+    Layer,
+    Rope,
+    layer_weights,
+    norm,
+    norm_weight,
+)
+from draftwell.serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
+from draftwell.serving.runtime.models.module_model import Placed, Trees
+from draftwell.serving.runtime.models.padding import feed_forwards
+from draftwell.serving.runtime.models.row_attention import RowAttention
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Layer number, query `[total, heads, head_dim]`, key and value `[total, kv_heads, head_dim]` →

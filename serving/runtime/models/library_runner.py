@@ -19,7 +19,7 @@ from pathlib import Path
 from torch import Tensor
 from torch._C import _aoti
 
-from serving.runtime.models.compiled_library import Runner
+from draftwell.serving.runtime.models.compiled_library import Runner
 
 _thread = threading.local()
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(

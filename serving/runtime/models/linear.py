@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.artifacts.distilled_draft import quantise
-from serving.device import lacks_bfloat16
-from serving.number_format import Weights
-from serving.runtime.models.quantised import product, rounded
+from draftwell.serving.artifacts.distilled_draft import quantise
+from draftwell.serving.device import lacks_bfloat16
+from draftwell.serving.number_format import Weights
+from draftwell.serving.runtime.models.quantised import product, rounded
 
 Linear = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]

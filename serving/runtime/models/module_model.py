@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.models.slots import Slots
-from serving.runtime.output import Output
-from serving.runtime.slot_texts import SlotText
-from serving.runtime.trees import depths
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.slot_texts import SlotText
+from draftwell.serving.runtime.trees import depths
 
 Placed = tuple[int, int, int]
 """Slot, position of the first token, and number of tokens of a row."""

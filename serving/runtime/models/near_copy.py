@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 def drop_layers(module: Any, dropped: tuple[int, ...]) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from serving.device import cpu_flags
+from draftwell.serving.device import cpu_flags
 
 SOURCE = Path(__file__).parent / "kernels" / "packed_matmul.cpp"
 LANES = 16 if "avx512f" in cpu_flags().split() else 8

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 ALIGN = 64
 """Padded widths are multiples of this, as real models' are."""

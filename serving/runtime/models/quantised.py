@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from serving.number_format import Weights
+from draftwell.serving.number_format import Weights
 
 GROUP = 32
 """Inputs that share a scale and a zero in int4."""

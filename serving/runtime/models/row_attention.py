@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.models.architecture import Architecture
-from serving.runtime.models.slots import Slots
-from serving.runtime.models.visible import visible
+from draftwell.serving.runtime.models.architecture import Architecture
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.visible import visible
 
 LONGEST_STEP = 32
 """Tokens of a row that counts as short."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from serving.runtime.models import packed_matmul
+from draftwell.serving.runtime.models import packed_matmul
 
 SOURCE = Path(__file__).parent / "kernels" / "row_attention.cpp"
 SHIM = """

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from serving.errors import ContextTooLong, DraftwellError
-from serving.runtime.failures import room_for
-from serving.runtime.slot_texts import SlotText, SlotTexts
+from draftwell.serving.errors import ContextTooLong, DraftwellError
+from draftwell.serving.runtime.failures import room_for
+from draftwell.serving.runtime.slot_texts import SlotText, SlotTexts
 
 
 class Slots:

@@ -11,11 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from serving.runtime.commands import Forward
-from serving.runtime.models.slots import Slots
-from serving.runtime.output import Output
-from serving.runtime.slot_texts import SlotText
-from serving.runtime.trees import DraftTree
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.slot_texts import SlotText
+from draftwell.serving.runtime.trees import DraftTree
 
 
 class TableModel:

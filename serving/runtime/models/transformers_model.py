@@ -15,11 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.errors import DraftwellError
-from serving.runtime.models.features import Entered
-from serving.runtime.models.module_model import ModuleModel, Placed, Trees, refuse_recurrent
-from serving.runtime.models.slots import Slots
-from serving.runtime.models.visible import visible
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.features import Entered
+from draftwell.serving.runtime.models.module_model import (
+    ModuleModel,
+    Placed,
+    Trees,
+    refuse_recurrent,
+)
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.visible import visible
 
 ATTENTION = "draftwell_slots"
 OWN_ATTENTION = frozenset(

@@ -15,9 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serving.errors import DraftwellError
-from serving.runtime.models.module_model import ModuleModel, Placed, Trees, refuse_recurrent
-from serving.runtime.models.slots import Slots
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.module_model import (
+    ModuleModel,
+    Placed,
+    Trees,
+    refuse_recurrent,
+)
+from draftwell.serving.runtime.models.slots import Slots
 
 UNBATCHED = frozenset(
     {"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "falcon", "gpt_neox_japanese", "xglm"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from serving.runtime.trees import ROOT, depths
+from draftwell.serving.runtime.trees import ROOT, depths
 
 
 def visible(

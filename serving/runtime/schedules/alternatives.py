@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from serving.runtime.commands import Step
-from serving.runtime.protocols import AcceptanceRule, Drafter, TreeRule
-from serving.runtime.session.session import Session
-from serving.runtime.trees import DraftTree, TreeVerdict
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.protocols import AcceptanceRule, Drafter, TreeRule
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.trees import DraftTree, TreeVerdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 class WideningDrafter(Drafter, Protocol):

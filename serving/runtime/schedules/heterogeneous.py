@@ -10,11 +10,11 @@ no bonus. The prompt's round drafts one token, for the shortest time to first to
 
 from __future__ import annotations
 
-from serving.runtime.commands import Overlap, Step
-from serving.runtime.protocols import AcceptanceRule, CandidateRule, SequenceDrafter
-from serving.runtime.session.lane import DraftSequence
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.commands import Overlap, Step
+from draftwell.serving.runtime.protocols import AcceptanceRule, CandidateRule, SequenceDrafter
+from draftwell.serving.runtime.session.lane import DraftSequence
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft, Rows, Verdict
 
 
 def heterogeneous(

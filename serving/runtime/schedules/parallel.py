@@ -12,11 +12,11 @@ once; there is no bonus, because the row that would give it tests the next draft
 
 from __future__ import annotations
 
-from serving.runtime.commands import Step
-from serving.runtime.protocols import AcceptanceRule, Drafter
-from serving.runtime.schedules.intertwined import verify_and_go_on
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.protocols import AcceptanceRule, Drafter
+from draftwell.serving.runtime.schedules.intertwined import verify_and_go_on
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft
 
 
 def parallel(session: Session, drafter: Drafter, rule: AcceptanceRule, gamma: int) -> Step[None]:

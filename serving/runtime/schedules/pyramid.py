@@ -10,11 +10,11 @@ rolls back every model that has read too far.
 
 from __future__ import annotations
 
-from serving.runtime.commands import Step
-from serving.runtime.protocols import AcceptanceRule, Drafter
-from serving.runtime.session.row_view import RowView
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.protocols import AcceptanceRule, Drafter
+from draftwell.serving.runtime.session.row_view import RowView
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft
 
 
 def pyramid(

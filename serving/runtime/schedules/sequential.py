@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from serving.runtime.commands import Step
-from serving.runtime.protocols import AcceptanceRule
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.protocols import AcceptanceRule
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft, Rows, Verdict
 
 
 def sequential(

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from serving.runtime.commands import Step
-from serving.runtime.protocols import TreeDrafter, TreeRule
-from serving.runtime.session.session import Session
-from serving.runtime.trees import DraftTree
-from serving.runtime.types import Rows
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.protocols import TreeDrafter, TreeRule
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.trees import DraftTree
+from draftwell.serving.runtime.types import Rows
 
 
 def serial_trees(

@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serving.runtime.commands import Forward, Role, Step
-from serving.runtime.grammar.masks import GrammarMasks
-from serving.runtime.output import Model, Output, Recorder
-from serving.runtime.penalties import Penalties
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.slot_texts import SlotText
-from serving.runtime.trees import DraftTree
-from serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.commands import Forward, Role, Step
+from draftwell.serving.runtime.grammar.masks import GrammarMasks
+from draftwell.serving.runtime.output import Model, Output, Recorder
+from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.slot_texts import SlotText
+from draftwell.serving.runtime.trees import DraftTree
+from draftwell.serving.runtime.types import Draft, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor

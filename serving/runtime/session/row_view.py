@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from serving.runtime.types import Rows, Stream, TokenFigures
+from draftwell.serving.runtime.types import Rows, Stream, TokenFigures
 
 
 class RowView:

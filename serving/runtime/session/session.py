@@ -6,19 +6,19 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 
-from serving.runtime.commands import Role, Step
-from serving.runtime.failures import check_request
-from serving.runtime.grammar.masks import GrammarMasks
-from serving.runtime.output import Model, Recorder
-from serving.runtime.random_streams import Streams
-from serving.runtime.requests import Sampling, Text
-from serving.runtime.sampling import rate
-from serving.runtime.session.lane import Lane
-from serving.runtime.session.row_view import RowView
-from serving.runtime.session.stats import Stats
-from serving.runtime.slot_texts import SlotText
-from serving.runtime.trees import DraftTree, TreeVerdict
-from serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.failures import check_request
+from draftwell.serving.runtime.grammar.masks import GrammarMasks
+from draftwell.serving.runtime.output import Model, Recorder
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.requests import Sampling, Text
+from draftwell.serving.runtime.sampling import rate
+from draftwell.serving.runtime.session.lane import Lane
+from draftwell.serving.runtime.session.row_view import RowView
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.slot_texts import SlotText
+from draftwell.serving.runtime.trees import DraftTree, TreeVerdict
+from draftwell.serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
 
 UNLIMITED = sys.maxsize
 Follow = Callable[[DraftTree, list[int], Rows], None]

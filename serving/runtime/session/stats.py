@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from serving.runtime.commands import SHADOW, Forward
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.commands import SHADOW, Forward
+from draftwell.serving.runtime.types import Draft, Verdict
 
 Interval = tuple[str, float, float]
 """Role, start and end of a forward pass, in seconds from the start of the request."""

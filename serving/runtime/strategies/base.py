@@ -10,14 +10,14 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from serving.artifacts.base import Artifact
-from serving.artifacts.kinds import KINDS
-from serving.errors import DraftwellError
-from serving.runtime.commands import Role, Step
-from serving.runtime.output import Model
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.search_space import Space
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.search_space import Space
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 A = TypeVar("A", bound=Artifact)
 

@@ -8,32 +8,32 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.errors import DraftwellError
-from serving.runtime.strategies.base import Strategy, StrategyResources
-from serving.runtime.strategies.lossless.adaedl import AdaEDL
-from serving.runtime.strategies.lossless.autoregressive import Autoregressive
-from serving.runtime.strategies.lossless.draft_verify import DraftVerify
-from serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
-from serving.runtime.strategies.lossless.eagle3 import Eagle3
-from serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
-from serving.runtime.strategies.lossless.hybrid import Hybrid
-from serving.runtime.strategies.lossless.lookahead import LookaheadDecoding
-from serving.runtime.strategies.lossless.medusa import MedusaDecoding
-from serving.runtime.strategies.lossless.pearl import Pearl
-from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
-from serving.runtime.strategies.lossless.rest import Rest
-from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
-from serving.runtime.strategies.lossless.spide import Spide
-from serving.runtime.strategies.lossless.suffix import SuffixDecoding
-from serving.runtime.strategies.lossless.svip import SVIP
-from serving.runtime.strategies.lossless.swift import Swift
-from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
-from serving.runtime.strategies.lossy.csd import CSD
-from serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
-from serving.runtime.strategies.lossy.lossy_sd import LossySD
-from serving.runtime.strategies.lossy.mentored import Mentored
-from serving.runtime.strategies.lossy.pyramid import PyramidAssisted, PyramidFuzzy
-from serving.runtime.strategies.lossy.sprinter import Sprinter
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyResources
+from draftwell.serving.runtime.strategies.lossless.adaedl import AdaEDL
+from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
+from draftwell.serving.runtime.strategies.lossless.draft_verify import DraftVerify
+from draftwell.serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
+from draftwell.serving.runtime.strategies.lossless.eagle3 import Eagle3
+from draftwell.serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
+from draftwell.serving.runtime.strategies.lossless.hybrid import Hybrid
+from draftwell.serving.runtime.strategies.lossless.lookahead import LookaheadDecoding
+from draftwell.serving.runtime.strategies.lossless.medusa import MedusaDecoding
+from draftwell.serving.runtime.strategies.lossless.pearl import Pearl
+from draftwell.serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
+from draftwell.serving.runtime.strategies.lossless.rest import Rest
+from draftwell.serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
+from draftwell.serving.runtime.strategies.lossless.spide import Spide
+from draftwell.serving.runtime.strategies.lossless.suffix import SuffixDecoding
+from draftwell.serving.runtime.strategies.lossless.svip import SVIP
+from draftwell.serving.runtime.strategies.lossless.swift import Swift
+from draftwell.serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
+from draftwell.serving.runtime.strategies.lossy.csd import CSD
+from draftwell.serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
+from draftwell.serving.runtime.strategies.lossy.lossy_sd import LossySD
+from draftwell.serving.runtime.strategies.lossy.mentored import Mentored
+from draftwell.serving.runtime.strategies.lossy.pyramid import PyramidAssisted, PyramidFuzzy
+from draftwell.serving.runtime.strategies.lossy.sprinter import Sprinter
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "autoregressive": Autoregressive,

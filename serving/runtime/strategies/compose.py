@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from serving.runtime.commands import Role, Step
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 
 
 class Composed(Strategy):
@@ -44,9 +44,9 @@ def compose(
         roles: the models it uses.
         overlaps: the schedule yields overlaps of draft and target.
 
-    >>> from serving.runtime.acceptance.exact import Exact
-    >>> from serving.runtime.drafting.ngram import NGram
-    >>> from serving.runtime.schedules.serial import serial
+    >>> from draftwell.serving.runtime.acceptance.exact import Exact
+    >>> from draftwell.serving.runtime.drafting.ngram import NGram
+    >>> from draftwell.serving.runtime.schedules.serial import serial
     >>> lookup = compose(lambda session: serial(session, NGram(3, 10), Exact()), roles=("target",))
     """
     return Composed(steps, roles, overlaps)

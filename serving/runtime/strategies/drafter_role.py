@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from serving.errors import DraftwellError
-from serving.runtime.commands import Role
-from serving.runtime.output import Model
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.output import Model
 
 DrafterRole = Literal["draft", "qualifier"]
 

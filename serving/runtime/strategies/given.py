@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
-from serving.runtime.drafting.prediction import Prediction
-from serving.runtime.grammar.masks import GrammarMasks
-from serving.runtime.session.session import Follow, Session
-from serving.runtime.session.stats import Stats
-from serving.runtime.trees import DraftTree
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.prediction import Prediction
+from draftwell.serving.runtime.grammar.masks import GrammarMasks
+from draftwell.serving.runtime.session.session import Follow, Session
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.trees import DraftTree
+from draftwell.serving.runtime.types import Draft, Verdict
 
 FEWEST_FORCED, MOST_FORCED = 2, 32
 """Forced tokens of a draft. A single one is not worth a round in which the strategy drafts

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.runtime.strategies.choice import PLAIN, StrategyChoice
-from serving.temperature import class_of
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.runtime.strategies.choice import PLAIN, StrategyChoice
+from draftwell.serving.temperature import class_of
 
 
 def served_choice(config: DecodingConfig, temperature: float) -> StrategyChoice:

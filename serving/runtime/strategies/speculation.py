@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError
 
 
 class SuffixSettings(NamedTuple):

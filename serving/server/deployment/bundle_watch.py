@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from serving.bundle.bundle import MANIFEST
+from draftwell.serving.bundle.bundle import MANIFEST
 
 log = logging.getLogger(__name__)
 

@@ -6,16 +6,23 @@ from __future__ import annotations
 import threading
 import time
 
-from serving.errors import DraftwellError
-from serving.runtime.strategies import Strategy
-from serving.server.deployment.pinning import current_pin
-from serving.server.http.service import Service
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.load_control import LoadControl
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import DeadlineExceeded, Delta, End, Event, Failure, Ticket
-from serving.temperature import SERVED_TEMPERATURE
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import Strategy
+from draftwell.serving.server.deployment.pinning import current_pin
+from draftwell.serving.server.http.service import Service
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.load_control import LoadControl
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import (
+    DeadlineExceeded,
+    Delta,
+    End,
+    Event,
+    Failure,
+    Ticket,
+)
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 CHECK_SECONDS = 60.0
 """Long, because the check's request may have to wait for slots."""

@@ -19,15 +19,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from serving.errors import DeviceLost, DraftwellError
-from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.server.deployment.deployment import Deployment, NoAnswerInTime, load_control
-from serving.server.deployment.pinning import RequestPin, current_pin
-from serving.server.http.errors import without_paths
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.settings import QUEUE
+from draftwell.serving.errors import DeviceLost, DraftwellError
+from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
+from draftwell.serving.server.deployment.deployment import Deployment, NoAnswerInTime, load_control
+from draftwell.serving.server.deployment.pinning import RequestPin, current_pin
+from draftwell.serving.server.http.errors import without_paths
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling.observer import Observer
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.settings import QUEUE
 
 log = logging.getLogger(__name__)
 

@@ -1,10 +1,11 @@
 """Feedback: a share of the served requests, recorded for monitoring (docs/drift.md). Off unless a
 folder is named.
 
-An observer of the scheduler. A selected request gets a recorder (`serving.recording.recorder`);
-every other one costs a random number. Records go to the spool's thread through a bounded queue.
-Without texts a record holds only numbers: the draft's confidence and the target's probability of
-its tokens. No token, prompt or hidden state is kept, and the names of prompts are random.
+An observer of the scheduler. A selected request gets a recorder
+(`draftwell.serving.recording.recorder`); every other one costs a random number. Records go to the
+spool's thread through a bounded queue. Without texts a record holds only numbers: the draft's
+confidence and the target's probability of its tokens. No token, prompt or hidden state is kept, and
+the names of prompts are random.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from serving.artifacts.base import Artifact
-from serving.artifacts.verifier import Verifier
-from serving.recording.prompt_ratings import RatedPrompt
-from serving.recording.recorder import PositionRecorder
-from serving.recording.shadow import read_along
-from serving.recording.trace_schema import LOSSY
-from serving.runtime.engine.engine import Job
-from serving.runtime.output import Model
-from serving.runtime.pair import LoadedPair
-from serving.server.feedback.record import Record, RecordOrigin
-from serving.server.feedback.spool import Spool
-from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.ticket import End, Event, Ticket
-from serving.server.settings import FeedbackSettings
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.recording.prompt_ratings import RatedPrompt
+from draftwell.serving.recording.recorder import PositionRecorder
+from draftwell.serving.recording.shadow import read_along
+from draftwell.serving.recording.trace_schema import LOSSY
+from draftwell.serving.runtime.engine.engine import Job
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.server.feedback.record import Record, RecordOrigin
+from draftwell.serving.server.feedback.spool import Spool
+from draftwell.serving.server.scheduling.observer import Observer
+from draftwell.serving.server.scheduling.ticket import End, Event, Ticket
+from draftwell.serving.server.settings import FeedbackSettings
 
 log = logging.getLogger(__name__)
 

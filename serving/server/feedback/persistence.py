@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serving.server.feedback.feedback import Feedback
-from serving.server.model.served_model import ServedModel
-from serving.server.model.snapshots import Snapshots
-from serving.server.model.strategy_pool import StrategyPool
-from serving.server.scheduling.observer import Observer
-from serving.server.settings import STATE_SECONDS, FeedbackSettings
+from draftwell.serving.server.feedback.feedback import Feedback
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.model.snapshots import Snapshots
+from draftwell.serving.server.model.strategy_pool import StrategyPool
+from draftwell.serving.server.scheduling.observer import Observer
+from draftwell.serving.server.settings import STATE_SECONDS, FeedbackSettings
 
 
 class Persistence:

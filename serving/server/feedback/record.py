@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.recording.trace_schema import TraceHeader, trace_schema
-from serving.runtime.requests import Sampling
+from draftwell.serving.recording.trace_schema import TraceHeader, trace_schema
+from draftwell.serving.runtime.requests import Sampling
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from serving.errors import DraftwellError
-from serving.files import write_atomically
-from serving.server.feedback.record import Record, contents, size_of_all
-from serving.server.settings import FEEDBACK_BYTES_PER_MINUTE, FEEDBACK_MEGABYTES
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
+from draftwell.serving.server.feedback.record import Record, contents, size_of_all
+from draftwell.serving.server.settings import FEEDBACK_BYTES_PER_MINUTE, FEEDBACK_MEGABYTES
 
 log = logging.getLogger(__name__)
 

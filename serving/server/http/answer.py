@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from serving.server.http.conversation import AnswerChoice, Conversation
-from serving.server.http.errors import APIError
-from serving.server.http.generation import Generation
-from serving.server.http.responses import (
+from draftwell.serving.server.http.conversation import AnswerChoice, Conversation
+from draftwell.serving.server.http.errors import APIError
+from draftwell.serving.server.http.generation import Generation
+from draftwell.serving.server.http.responses import (
     ChatShape,
     Logprobs,
     RatedToken,
@@ -25,9 +25,9 @@ from serving.server.http.responses import (
     Usage,
     trace_of,
 )
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.detokenize import TokenInfo
-from serving.server.scheduling.ticket import Delta, End
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling.detokenize import TokenInfo
+from draftwell.serving.server.scheduling.ticket import Delta, End
 
 Found = tuple[AnswerChoice, Delta | End]
 T = TypeVar("T")

@@ -6,12 +6,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from serving.server.http.fields import contradiction
-from serving.server.http.formats import Format
-from serving.server.http.generation import Generation
-from serving.server.http.tool_calls import FirstCall, ToolCallParser
-from serving.server.http.tools import MOST_CALLS, ChosenFunction, Tool, calls_grammar
-from serving.server.scheduling.detokenize import StopStrings
+from draftwell.serving.server.http.fields import contradiction
+from draftwell.serving.server.http.formats import Format
+from draftwell.serving.server.http.generation import Generation
+from draftwell.serving.server.http.tool_calls import FirstCall, ToolCallParser
+from draftwell.serving.server.http.tools import MOST_CALLS, ChosenFunction, Tool, calls_grammar
+from draftwell.serving.server.scheduling.detokenize import StopStrings
 
 Choice = Literal["none", "auto", "required"] | ChosenFunction | None
 """Whether a request wants calls, or which function's; None: auto."""

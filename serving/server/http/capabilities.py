@@ -9,11 +9,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from serving.errors import DraftwellError
-from serving.runtime.strategies import Strategy, build_strategy, describe
-from serving.server.http.errors import APIError
-from serving.server.http.security import tenant_of
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import Strategy, build_strategy, describe
+from draftwell.serving.server.http.errors import APIError
+from draftwell.serving.server.http.security import tenant_of
+from draftwell.serving.server.model.served_model import ServedModel
 
 
 def with_parameters(

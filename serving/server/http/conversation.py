@@ -10,12 +10,12 @@ from typing import Any
 
 from fastapi import Request
 
-from serving.errors import ContextTooLong, DeviceLost, InvalidRequest, OutOfMemory
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import Strategy
-from serving.runtime.types import Rating
-from serving.server.http.errors import (
+from draftwell.serving.errors import ContextTooLong, DeviceLost, InvalidRequest, OutOfMemory
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import Strategy
+from draftwell.serving.runtime.types import Rating
+from draftwell.serving.server.http.errors import (
     NO_RETRY,
     APIError,
     deadline_exceeded,
@@ -25,10 +25,10 @@ from serving.server.http.errors import (
     shutting_down,
     without_paths,
 )
-from serving.server.scheduling.admission import QueueFull
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import (
+from draftwell.serving.server.scheduling.admission import QueueFull
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import (
     Cancelled,
     DeadlineExceeded,
     Delta,

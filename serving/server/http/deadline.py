@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from serving.server.http.errors import deadline_exceeded
+from draftwell.serving.server.http.errors import deadline_exceeded
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from serving.server.http.characters import whole_characters
+from draftwell.serving.server.http.characters import whole_characters
 
 IGNORED = frozenset(
     {

@@ -19,9 +19,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from serving.runtime.grammar import guidance
-from serving.server.http.bounds import few_values
-from serving.server.http.characters import whole_characters, whole_values
+from draftwell.serving.runtime.grammar import guidance
+from draftwell.serving.server.http.bounds import few_values
+from draftwell.serving.server.http.characters import whole_characters, whole_values
 
 MOST_TEXTS = 900
 """Texts of a choice: each is a reading (`guidance.MOST_ITEMS`), and tools beside them are further

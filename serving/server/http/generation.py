@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serving.server.http.fields import (
+from draftwell.serving.server.http.fields import (
     Name,
     OpenAIFields,
     StopString,
@@ -17,7 +17,7 @@ from serving.server.http.fields import (
     TokenKey,
     contradiction,
 )
-from serving.server.http.formats import (
+from draftwell.serving.server.http.formats import (
     Choices,
     Definition,
     Format,
@@ -25,9 +25,9 @@ from serving.server.http.formats import (
     Schema,
     StructuredOutputs,
 )
-from serving.server.http.messages import TextPart
-from serving.server.scheduling.detokenize import StopStrings
-from serving.temperature import SERVED_TEMPERATURE
+from draftwell.serving.server.http.messages import TextPart
+from draftwell.serving.server.scheduling.detokenize import StopStrings
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 VLLM_OFF: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),

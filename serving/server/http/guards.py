@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.server.http.errors import APIError, retry_after
+from draftwell.serving.server.http.errors import APIError, retry_after
 
 log = logging.getLogger(__name__)
 

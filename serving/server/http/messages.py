@@ -16,10 +16,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from serving.server.http.bounds import few_parts, few_values
-from serving.server.http.characters import whole_values
-from serving.server.http.fields import Label, Name, OpenAIFields, Text, contradiction
-from serving.server.http.tools import PastCall
+from draftwell.serving.server.http.bounds import few_parts, few_values
+from draftwell.serving.server.http.characters import whole_values
+from draftwell.serving.server.http.fields import Label, Name, OpenAIFields, Text, contradiction
+from draftwell.serving.server.http.tools import PastCall
 
 MOST_TEMPLATE_VALUES = 32
 MOST_TOOL_CALLS = 256

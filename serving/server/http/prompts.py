@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from serving.errors import DraftwellError
-from serving.server.http.client_turns import MOST_AT_ONCE, ClientTurns
-from serving.server.http.errors import APIError, without_paths
-from serving.server.http.security import client_of
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.http.client_turns import MOST_AT_ONCE, ClientTurns
+from draftwell.serving.server.http.errors import APIError, without_paths
+from draftwell.serving.server.http.security import client_of
+from draftwell.serving.server.model.served_model import ServedModel
 
 T = TypeVar("T")
 

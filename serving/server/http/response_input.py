@@ -17,9 +17,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from serving.server.http.bounds import few_parts, few_values
-from serving.server.http.fields import Label, Text
-from serving.server.http.tools import (
+from draftwell.serving.server.http.bounds import few_parts, few_values
+from draftwell.serving.server.http.fields import Label, Text
+from draftwell.serving.server.http.tools import (
     MOST_TOOLS,
     CalledFunction,
     ChosenFunction,

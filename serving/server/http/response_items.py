@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from serving.server.http.tool_calls import Call, Piece, Text, ToolCallParser
+from draftwell.serving.server.http.tool_calls import Call, Piece, Text, ToolCallParser
 
 Event = tuple[str, dict[str, Any]]
 """Kind and fields of a stream's event."""

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
-from serving.runtime.session.stats import Stats
-from serving.runtime.types import Rating
-from serving.server.scheduling.detokenize import TokenInfo
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.types import Rating
+from draftwell.serving.server.scheduling.detokenize import TokenInfo
 
 RatedToken = tuple[int, Rating | None]
 """Token id and its rating; None for a prompt's first token, which has no prediction."""

@@ -10,25 +10,25 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from serving.server.http.answer import Answer, Found
-from serving.server.http.calling import Calling, Choice
-from serving.server.http.conversation import AnswerChoice
-from serving.server.http.errors import APIError
-from serving.server.http.fields import Text, contradiction
-from serving.server.http.formats import Format, TextFormat
-from serving.server.http.messages import TemplateValues
-from serving.server.http.response_input import (
+from draftwell.serving.server.http.answer import Answer, Found
+from draftwell.serving.server.http.calling import Calling, Choice
+from draftwell.serving.server.http.conversation import AnswerChoice
+from draftwell.serving.server.http.errors import APIError
+from draftwell.serving.server.http.fields import Text, contradiction
+from draftwell.serving.server.http.formats import Format, TextFormat
+from draftwell.serving.server.http.messages import TemplateValues
+from draftwell.serving.server.http.response_input import (
     FunctionChoice,
     FunctionTools,
     Input,
     tools_of,
     turns_of,
 )
-from serving.server.http.response_items import Event, OutputItems
-from serving.server.http.responses import ChatShape
-from serving.server.http.tools import Tool
-from serving.server.scheduling.detokenize import TokenInfo
-from serving.server.scheduling.ticket import Delta, End
+from draftwell.serving.server.http.response_items import Event, OutputItems
+from draftwell.serving.server.http.responses import ChatShape
+from draftwell.serving.server.http.tools import Tool
+from draftwell.serving.server.scheduling.detokenize import TokenInfo
+from draftwell.serving.server.scheduling.ticket import Delta, End
 
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal[

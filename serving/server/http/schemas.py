@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from serving.server.http.calling import Calling, Choice
-from serving.server.http.fields import Text, Tokens, contradiction
-from serving.server.http.generation import MOST_CHOICES, Generation
-from serving.server.http.messages import Messages
-from serving.server.http.tools import Tool, ToolChoice, Tools
+from draftwell.serving.server.http.calling import Calling, Choice
+from draftwell.serving.server.http.fields import Text, Tokens, contradiction
+from draftwell.serving.server.http.generation import MOST_CHOICES, Generation
+from draftwell.serving.server.http.messages import Messages
+from draftwell.serving.server.http.tools import Tool, ToolChoice, Tools
 
 
 class CompletionRequest(Generation):

@@ -26,9 +26,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.errors import DraftwellError
-from serving.server.http.errors import NO_RETRY, APIError, retry_after
-from serving.server.http.guards import (
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.http.errors import NO_RETRY, APIError, retry_after
+from draftwell.serving.server.http.guards import (
     BUSY_SECONDS,
     OWN_NAMES,
     REQUEST_ID,

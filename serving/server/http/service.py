@@ -15,33 +15,37 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from serving.errors import DraftwellError, InvalidRequest
-from serving.recording.prompt_ratings import RatedPrompt
-from serving.runtime.grammar.protocols import Grammar
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy
-from serving.server.http.answer import PING_SECONDS, Answer, EventStream
-from serving.server.http.capabilities import with_parameters
-from serving.server.http.client_turns import MOST_AT_ONCE, ClientTurns
-from serving.server.http.conversation import AnswerChoice, Conversation
-from serving.server.http.deadline import Deadline
-from serving.server.http.errors import APIError, queue_full, shutting_down, without_paths
-from serving.server.http.formats import Format
-from serving.server.http.generation import MOST_CHOICES, Generation
-from serving.server.http.prompts import Prompt, Prompts
-from serving.server.http.responses import ChatShape, CompletionShape, Shape
-from serving.server.http.responses_api import ResponseAnswer, ResponseShape, ResponsesRequest
-from serving.server.http.schemas import ChatRequest, CompletionRequest
-from serving.server.http.security import client_of, tenant_of
-from serving.server.http.tool_answer import ToolAnswer
-from serving.server.model.grammar_cache import Owner
-from serving.server.model.served_model import ServedModel
-from serving.server.model.strategy_pool import EVERYBODY, PLAIN
-from serving.server.scheduling.admission import QueueFull
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import SchedulerClosed
-from serving.temperature import SERVED_TEMPERATURE
+from draftwell.serving.errors import DraftwellError, InvalidRequest
+from draftwell.serving.recording.prompt_ratings import RatedPrompt
+from draftwell.serving.runtime.grammar.protocols import Grammar
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import Strategy
+from draftwell.serving.server.http.answer import PING_SECONDS, Answer, EventStream
+from draftwell.serving.server.http.capabilities import with_parameters
+from draftwell.serving.server.http.client_turns import MOST_AT_ONCE, ClientTurns
+from draftwell.serving.server.http.conversation import AnswerChoice, Conversation
+from draftwell.serving.server.http.deadline import Deadline
+from draftwell.serving.server.http.errors import APIError, queue_full, shutting_down, without_paths
+from draftwell.serving.server.http.formats import Format
+from draftwell.serving.server.http.generation import MOST_CHOICES, Generation
+from draftwell.serving.server.http.prompts import Prompt, Prompts
+from draftwell.serving.server.http.responses import ChatShape, CompletionShape, Shape
+from draftwell.serving.server.http.responses_api import (
+    ResponseAnswer,
+    ResponseShape,
+    ResponsesRequest,
+)
+from draftwell.serving.server.http.schemas import ChatRequest, CompletionRequest
+from draftwell.serving.server.http.security import client_of, tenant_of
+from draftwell.serving.server.http.tool_answer import ToolAnswer
+from draftwell.serving.server.model.grammar_cache import Owner
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN
+from draftwell.serving.server.scheduling.admission import QueueFull
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import SchedulerClosed
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the context."""

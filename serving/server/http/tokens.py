@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from serving.server.http.deadline import Deadline
-from serving.server.http.fields import Name, OpenAIFields, Text, Tokens
-from serving.server.http.messages import Messages
-from serving.server.http.service import Service
-from serving.server.http.tools import Tools
+from draftwell.serving.server.http.deadline import Deadline
+from draftwell.serving.server.http.fields import Name, OpenAIFields, Text, Tokens
+from draftwell.serving.server.http.messages import Messages
+from draftwell.serving.server.http.service import Service
+from draftwell.serving.server.http.tools import Tools
 
 
 class TokenizeText(OpenAIFields):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from serving.server.http.answer import Answer
-from serving.server.http.conversation import AnswerChoice, Conversation
-from serving.server.http.responses import ChatShape
-from serving.server.http.schemas import ChatRequest
-from serving.server.http.tool_calls import Call, Piece, Text
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.server.http.answer import Answer
+from draftwell.serving.server.http.conversation import AnswerChoice, Conversation
+from draftwell.serving.server.http.responses import ChatShape
+from draftwell.serving.server.http.schemas import ChatRequest
+from draftwell.serving.server.http.tool_calls import Call, Piece, Text
+from draftwell.serving.server.model.served_model import ServedModel
 
 
 class ToolAnswer(Answer):

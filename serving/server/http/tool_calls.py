@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.server.http.tools import BEGIN, END
-from serving.server.scheduling.detokenize import StopStrings
+from draftwell.serving.server.http.tools import BEGIN, END
+from draftwell.serving.server.scheduling.detokenize import StopStrings
 
 CLOSED = re.compile(r"\s*\}")
 HEAD = re.compile(

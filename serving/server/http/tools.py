@@ -23,10 +23,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from serving.runtime.grammar import guidance
-from serving.server.http.bounds import few_values
-from serving.server.http.characters import whole_characters, whole_values
-from serving.server.http.formats import JsonObject
+from draftwell.serving.runtime.grammar import guidance
+from draftwell.serving.server.http.bounds import few_values
+from draftwell.serving.server.http.characters import whole_characters, whole_values
+from draftwell.serving.server.http.formats import JsonObject
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MOST_TOOLS, MOST_CALLS = 128, 16

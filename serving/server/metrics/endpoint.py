@@ -8,8 +8,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from serving.server.metrics.dashboards import GRAFANA
-from serving.server.metrics.metrics import Metrics
+from draftwell.serving.server.metrics.dashboards import GRAFANA
+from draftwell.serving.server.metrics.metrics import Metrics
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

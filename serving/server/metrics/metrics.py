@@ -16,15 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from serving.runtime.session.stats import Stats
-from serving.server.deployment.deployments import Deployments
-from serving.server.metrics.serving_state import ServingState
-from serving.server.scheduling.admission import QueueFull
-from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Ticket
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.server.deployment.deployments import Deployments
+from draftwell.serving.server.metrics.serving_state import ServingState
+from draftwell.serving.server.scheduling.admission import QueueFull
+from draftwell.serving.server.scheduling.observer import Observer
+from draftwell.serving.server.scheduling.ticket import (
+    Cancelled,
+    DeadlineExceeded,
+    End,
+    Event,
+    Ticket,
+)
 
 if TYPE_CHECKING:
-    from serving.server.feedback.feedback import Feedback
+    from draftwell.serving.server.feedback.feedback import Feedback
 
 # vLLM's own buckets: quantiles of both engines are then comparable.
 FIRST_TOKEN = (

@@ -9,10 +9,10 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from serving.server.deployment.deployments import Deployments
+from draftwell.serving.server.deployment.deployments import Deployments
 
 if TYPE_CHECKING:
-    from serving.server.feedback.feedback import Feedback
+    from draftwell.serving.server.feedback.feedback import Feedback
 
 FEEDBACK = (
     "recorded",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from serving.runtime.grammar.guidance import GuidanceGrammar
+from draftwell.serving.runtime.grammar.guidance import GuidanceGrammar
 
 GRAMMARS_KEPT = 64
 Owner = tuple[str, str]

@@ -8,23 +8,28 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from serving.artifacts.base import Artifact
-from serving.artifacts.compiled_libraries import COMPILED, wanted_mode
-from serving.artifacts.datastore import Datastore
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.kinds import other_temperature
-from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root, settings_digest
-from serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
-from serving.bundle.signature import check_signature, split_flags
-from serving.device import cuda_problem, device_class, set_threads
-from serving.errors import DraftwellError
-from serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
-from serving.runtime.machine_class import machine_class, without_layers
-from serving.runtime.models.unbatched_model import UnbatchedModel
-from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
-from serving.runtime.strategies import (
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.kinds import other_temperature
+from draftwell.serving.artifacts.pair_files import (
+    PairFiles,
+    draftwell_home,
+    models_root,
+    settings_digest,
+)
+from draftwell.serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
+from draftwell.serving.bundle.signature import check_signature, split_flags
+from draftwell.serving.device import cuda_problem, device_class, set_threads
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
+from draftwell.serving.runtime.machine_class import machine_class, without_layers
+from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
+from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
+from draftwell.serving.runtime.strategies import (
     Strategy,
     StrategyChoice,
     StrategyResources,
@@ -32,12 +37,12 @@ from serving.runtime.strategies import (
     find_strategy,
     served_choice,
 )
-from serving.server.model.served_model import ServedModel
-from serving.server.model.snapshot import SnapshotOrigin
-from serving.server.model.strategy_pool import StrategyPool
-from serving.server.scheduling.costs import BatchCosts, completed, from_profile, measure
-from serving.server.settings import ServerSettings
-from serving.temperature import SERVED_TEMPERATURE
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.model.snapshot import SnapshotOrigin
+from draftwell.serving.server.model.strategy_pool import StrategyPool
+from draftwell.serving.server.scheduling.costs import BatchCosts, completed, from_profile, measure
+from draftwell.serving.server.settings import ServerSettings
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from serving.artifacts.base import Artifact
-from serving.runtime.engine.thread_governor import ThreadGovernor
-from serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
-from serving.runtime.grammar.protocols import Grammar
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Strategy, build_strategy
-from serving.server.model.grammar_cache import GrammarCache, Owner
-from serving.server.model.snapshot import SnapshotOrigin
-from serving.server.model.strategy_pool import EVERYBODY, PLAIN, UnknownStrategy
-from serving.server.scheduling.costs import BatchCosts
-from serving.server.settings import PromptSharing
-from serving.temperature import SERVED_TEMPERATURE, TemperatureClass
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
+from draftwell.serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
+from draftwell.serving.runtime.grammar.protocols import Grammar
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import Strategy, build_strategy
+from draftwell.serving.server.model.grammar_cache import GrammarCache, Owner
+from draftwell.serving.server.model.snapshot import SnapshotOrigin
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN, UnknownStrategy
+from draftwell.serving.server.scheduling.costs import BatchCosts
+from draftwell.serving.server.settings import PromptSharing
+from draftwell.serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
 USABLE: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2,

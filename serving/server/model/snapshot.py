@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from serving.artifacts.acceptance_table import EDGES
-from serving.artifacts.correction_memory import MAX_PAIRS, MOST_SEEN
-from serving.bundle.bundle import Manifest
-from serving.server.model.strategy_pool import EVERYBODY, Learnt
+from draftwell.serving.artifacts.acceptance_table import EDGES
+from draftwell.serving.artifacts.correction_memory import MAX_PAIRS, MOST_SEEN
+from draftwell.serving.bundle.bundle import Manifest
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, Learnt
 
 SCHEMA = 1
 LARGEST = 16 << 20

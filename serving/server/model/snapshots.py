@@ -17,17 +17,17 @@ import re
 import threading
 from pathlib import Path
 
-from serving.errors import DraftwellError
-from serving.files import write_atomically
-from serving.server.model.snapshot import (
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
+from draftwell.serving.server.model.snapshot import (
     Snapshot,
     SnapshotOrigin,
     first_line,
     name_of,
     read_snapshot,
 )
-from serving.server.model.strategy_pool import StrategyPool
-from serving.server.settings import STATE_SECONDS
+from draftwell.serving.server.model.strategy_pool import StrategyPool
+from draftwell.serving.server.settings import STATE_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Artifact
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import (
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import (
     STRATEGIES,
     Strategy,
     StrategyChoice,
@@ -36,8 +36,8 @@ from serving.runtime.strategies import (
     find_strategy,
     served_choice,
 )
-from serving.server.settings import StateSharing
-from serving.temperature import class_of
+from draftwell.serving.server.settings import StateSharing
+from draftwell.serving.temperature import class_of
 
 PLAIN = "autoregressive"
 """The strategy without speculation, which every server offers."""

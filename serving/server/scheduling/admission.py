@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from serving.server.scheduling.ticket import Ticket
+    from draftwell.serving.server.scheduling.ticket import Ticket
 
 SHORTEST_WAIT, LONGEST_WAIT = 1, 60
 """Bounds of Retry-After, in seconds."""

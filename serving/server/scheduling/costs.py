@@ -25,10 +25,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from serving.artifacts.forward_costs import ascending, extended, seconds_at
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.commands import Forward, Role
-from serving.runtime.output import Model
+from draftwell.serving.artifacts.forward_costs import ascending, extended, seconds_at
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.output import Model
 
 LONGEST = 32
 """Longest draft that is considered."""

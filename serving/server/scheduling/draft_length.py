@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from serving.server.scheduling.ratio import Ratio
+from draftwell.serving.server.scheduling.ratio import Ratio
 
 BLOCK, LONG_BLOCK = 8, 32
 """Rounds of a block that count; and all of one whose drafts had much to read, at most."""

@@ -21,17 +21,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import log2
 
-from serving.artifacts.forward_costs import seconds_at
-from serving.runtime.commands import Role
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.session.session import UNLIMITED, Session
-from serving.runtime.strategies import Strategy
-from serving.runtime.strategies.lossless.autoregressive import Autoregressive
-from serving.server.scheduling.costs import LONGEST, BatchCosts
-from serving.server.scheduling.draft_budget import Drafting, give_out
-from serving.server.scheduling.draft_length import DraftLength, best_of
-from serving.server.scheduling.recent_traffic import Acceptance, Prompts, UsualLoad
+from draftwell.serving.artifacts.forward_costs import seconds_at
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.session import UNLIMITED, Session
+from draftwell.serving.runtime.strategies import Strategy
+from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
+from draftwell.serving.server.scheduling.costs import LONGEST, BatchCosts
+from draftwell.serving.server.scheduling.draft_budget import Drafting, give_out
+from draftwell.serving.server.scheduling.draft_length import DraftLength, best_of
+from draftwell.serving.server.scheduling.recent_traffic import Acceptance, Prompts, UsualLoad
 
 Running = Sequence[tuple[Session, Strategy]]
 Load = tuple[frozenset[str], int, int, int, int]

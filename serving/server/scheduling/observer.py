@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from serving.server.scheduling.ticket import Event, Ticket
+    from draftwell.serving.server.scheduling.ticket import Event, Ticket
 
 log = logging.getLogger(__name__)
 

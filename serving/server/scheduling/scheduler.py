@@ -16,14 +16,14 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from serving.errors import DeviceLost
-from serving.runtime.engine.engine import Engine
-from serving.runtime.session.session import UNLIMITED
-from serving.runtime.strategies import Strategy
-from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
-from serving.server.scheduling.load_control import LoadControl
-from serving.server.scheduling.observer import Observer, Observers
-from serving.server.scheduling.ticket import (
+from draftwell.serving.errors import DeviceLost
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.session.session import UNLIMITED
+from draftwell.serving.runtime.strategies import Strategy
+from draftwell.serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
+from draftwell.serving.server.scheduling.load_control import LoadControl
+from draftwell.serving.server.scheduling.observer import Observer, Observers
+from draftwell.serving.server.scheduling.ticket import (
     Cancelled,
     DeadlineExceeded,
     Delta,
@@ -34,7 +34,7 @@ from serving.server.scheduling.ticket import (
     Ticket,
     TicketGroup,
 )
-from serving.server.settings import QUEUE, PromptSharing
+from draftwell.serving.server.settings import QUEUE, PromptSharing
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.runtime.engine.engine import Job
-from serving.runtime.requests import FinishReason, Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import Strategy
-from serving.server.scheduling.detokenize import TextStream, TokenInfo
+from draftwell.serving.runtime.engine.engine import Job
+from draftwell.serving.runtime.requests import FinishReason, Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import Strategy
+from draftwell.serving.server.scheduling.detokenize import TextStream, TokenInfo
 
 
 @dataclass(frozen=True)

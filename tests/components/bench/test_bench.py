@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from components.bench.bench import gamma_of, run_bench
-from components.bench.metrics import is_baseline
-from components.bench.runner import (
+from draftwell.components.bench.bench import gamma_of, run_bench
+from draftwell.components.bench.metrics import is_baseline
+from draftwell.components.bench.runner import (
     Generation,
     Measurement,
     StrategyContender,
@@ -15,21 +15,26 @@ from components.bench.runner import (
     measure,
     rotated,
 )
-from components.bench.settings import BenchSettings
-from components.bench.target_agreement import (
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.bench.target_agreement import (
     argmax_matches,
     difference,
     first_difference,
     near_tie_gap,
 )
-from components.prompts.prompt import Prompt
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import DraftwellError
-from serving.runtime.pair import over_slots
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import over_slots
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import (
+    PLAIN,
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+)
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.models.tiny import llama_pair, pair_of, table_pair
@@ -275,8 +280,10 @@ def test_a_text_in_which_the_machine_stood_still_is_decoded_once_more():
 def test_the_rate_of_memory_is_kept_with_each_text(monkeypatch, before, after):
     """The lower of both readings: a text that memory slowed down in the middle is not a fast
     one."""
-    monkeypatch.setattr("components.bench.runner.Patience.wait", lambda self: before)
-    monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", lambda self: after)
+    monkeypatch.setattr("draftwell.components.bench.runner.Patience.wait", lambda self: before)
+    monkeypatch.setattr(
+        "draftwell.components.calibrate.memory_rate.MemoryRate.read", lambda self: after
+    )
     entry = run_bench(
         table_pair(),
         [PLAIN],
@@ -288,8 +295,10 @@ def test_the_rate_of_memory_is_kept_with_each_text(monkeypatch, before, after):
 
 
 def test_a_text_that_is_decoded_once_more_has_a_rate_too(monkeypatch):
-    monkeypatch.setattr("components.bench.runner.Patience.wait", lambda self: 50.0)
-    monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", lambda self: 48.0)
+    monkeypatch.setattr("draftwell.components.bench.runner.Patience.wait", lambda self: 50.0)
+    monkeypatch.setattr(
+        "draftwell.components.calibrate.memory_rate.MemoryRate.read", lambda self: 48.0
+    )
     settings = BenchSettings(max_tokens=4, warmup=False, memory_patience=1)
     runs = measure(
         table_pair(), StrategyResources(), [], PROMPTS[:3], settings, extra=[StandsStill()]
@@ -298,7 +307,7 @@ def test_a_text_that_is_decoded_once_more_has_a_rate_too(monkeypatch):
 
 
 def test_without_patience_memory_is_not_read(monkeypatch):
-    monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", None)
+    monkeypatch.setattr("draftwell.components.calibrate.memory_rate.MemoryRate.read", None)
     entry = run_bench(
         table_pair(), [PLAIN], PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=4)
     ).strategies
@@ -312,7 +321,7 @@ def test_standing_still_is_wall_time_without_computing(monkeypatch, computed, in
     """A text of 20 s; a machine that another process has half of computes half of the time, which
     is slow but measured."""
     clock = iter([100.0, 100.0 + computed])
-    monkeypatch.setattr("components.bench.runner.process_time", lambda: next(clock))
+    monkeypatch.setattr("draftwell.components.bench.runner.process_time", lambda: next(clock))
     monkeypatch.setattr(
         Stats, "wall_seconds", property(lambda self: 20.0, lambda self, value: None)
     )

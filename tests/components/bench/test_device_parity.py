@@ -1,13 +1,13 @@
 """A device's outputs against the CPU's: equal ones pass, another model's do not, lossy ones are not
 asked."""
 
-from components.bench.bench import run_bench
-from components.bench.device_parity import check_against
-from components.bench.runner import measure
-from components.bench.settings import BenchSettings
-from components.prompts.prompt import Prompt
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.device_parity import check_against
+from draftwell.components.bench.runner import measure
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import pair_of, table_pair
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from components.bench import families
-from components.bench.families import bytes_read, random_model, table
-from serving.runtime.models.lean_llama import LeanLlama
+from draftwell.components.bench import families
+from draftwell.components.bench.families import bytes_read, random_model, table
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
 
 TINY = {
     "hidden_size": 32,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.bench.forward import Shape, compare, shapes, table, timed, ways
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.transformers_model import TransformersModel
+from draftwell.components.bench.forward import Shape, compare, shapes, table, timed, ways
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from tests.support.models.llama_shapes import llama
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.bench.bench import run_bench
-from components.bench.origins import origins
-from components.bench.settings import BenchSettings
-from components.prompts.prompt import Prompt
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.origins import origins
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Artifact, Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.tiny import table_pair
 
 

@@ -4,11 +4,16 @@ is not."""
 import numpy as np
 import pytest
 
-from components.bench import peak_memory as memory
-from components.bench.peak_memory import peak_during, peaks_over_models, resident, touch_caches
-from components.bench.runner import Generation, contenders_of
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench import peak_memory as memory
+from draftwell.components.bench.peak_memory import (
+    peak_during,
+    peaks_over_models,
+    resident,
+    touch_caches,
+)
+from draftwell.components.bench.runner import Generation, contenders_of
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.tiny import llama_pair
 
 needs_proc = pytest.mark.skipif(

@@ -6,19 +6,19 @@ import json
 
 import pytest
 
-from components.bench.bench import run_bench
-from components.bench.metrics import BenchMetrics, time_share
-from components.bench.peak_memory import reset_peak
-from components.bench.ratios import curves, varied
-from components.bench.report.tables import bench_markdown
-from components.bench.runner import core_plan, labels_of, measure
-from components.bench.schema import BenchEntry, BenchReport
-from components.bench.settings import BenchSettings, QualityFloor
-from components.prompts.prompt import Prompt
-from serving.runtime.models.padding import pad_to, parameter_count
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.metrics import BenchMetrics, time_share
+from draftwell.components.bench.peak_memory import reset_peak
+from draftwell.components.bench.ratios import curves, varied
+from draftwell.components.bench.report.tables import bench_markdown
+from draftwell.components.bench.runner import core_plan, labels_of, measure
+from draftwell.components.bench.schema import BenchEntry, BenchReport
+from draftwell.components.bench.settings import BenchSettings, QualityFloor
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.models.padding import pad_to, parameter_count
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import llama, llama_pair, near, pair_of, table_pair

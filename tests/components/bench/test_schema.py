@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from components.bench.bench import run_bench
-from components.bench.schema import SCHEMA, BenchReport
-from components.bench.settings import BenchSettings
-from components.prompts.prompt import Prompt
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.schema import SCHEMA, BenchReport
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.bench_reports import REPORT
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair

@@ -11,19 +11,24 @@ from typing import Any
 import pytest
 import torch
 
-from components.bench.answers import checks as task_checks
-from components.bench.answers.accuracy import checked, paired_difference, task_accuracy
-from components.bench.answers.sandbox import SandboxUnavailable
-from components.bench.bench import run_bench
-from components.bench.metrics import BenchMetrics
-from components.bench.runner import measure
-from components.bench.schema import BenchReport
-from components.bench.settings import BenchSettings
-from components.bench.target_agreement import TargetAgreement, agreement, agreements, argmax_matches
-from components.gate.verdict_report import bench_markdown
-from components.prompts.prompt import Prompt
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.bench.answers import checks as task_checks
+from draftwell.components.bench.answers.accuracy import checked, paired_difference, task_accuracy
+from draftwell.components.bench.answers.sandbox import SandboxUnavailable
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.metrics import BenchMetrics
+from draftwell.components.bench.runner import measure
+from draftwell.components.bench.schema import BenchReport
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.bench.target_agreement import (
+    TargetAgreement,
+    agreement,
+    agreements,
+    argmax_matches,
+)
+from draftwell.components.gate.verdict_report import bench_markdown
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice
 from tests.support.bench_reports import ENTRY, REPORT
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import VOCAB, table_pair

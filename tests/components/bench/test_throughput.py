@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from components.bench import throughput
-from components.bench.settings import BenchSettings
-from components.bench.throughput import batch_throughput, drive
-from components.prompts.prompt import Prompt
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import PLAIN, StrategyChoice, build_strategy
+from draftwell.components.bench import throughput
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.bench.throughput import batch_throughput, drive
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import VOCAB, table_pair

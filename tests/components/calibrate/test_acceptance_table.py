@@ -4,18 +4,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.calibrate.acceptance_table import (
+from draftwell.components.calibrate.acceptance_table import (
     build_acceptance_table,
     build_sampled_table,
     with_sampled,
 )
-from components.prompts.prompt import Prompt
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop import trace_sets

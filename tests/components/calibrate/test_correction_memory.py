@@ -5,14 +5,14 @@ from collections import Counter
 import pytest
 import torch
 
-from components.calibrate import correction_memory
-from components.calibrate.correction_memory import build_correction_memory, partial_file
-from components.calibrate.settings import MemorySettings
-from components.prompts.prompt import Prompt, prompts_digest
-from serving.artifacts.base import Provenance
-from serving.errors import ContextTooLong, NotFinite
-from serving.runtime.random_streams import Streams
-from serving.runtime.sampling import residual, warp
+from draftwell.components.calibrate import correction_memory
+from draftwell.components.calibrate.correction_memory import build_correction_memory, partial_file
+from draftwell.components.calibrate.settings import MemorySettings
+from draftwell.components.prompts.prompt import Prompt, prompts_digest
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.errors import ContextTooLong, NotFinite
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.sampling import residual, warp
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair
 

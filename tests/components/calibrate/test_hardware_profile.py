@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from components.calibrate import hardware_profile
-from components.calibrate.hardware_profile import (
+from draftwell.components.calibrate import hardware_profile
+from draftwell.components.calibrate.hardware_profile import (
     filler,
     measure_profile,
     overheads_from,
@@ -17,15 +17,15 @@ from components.calibrate.hardware_profile import (
     time_overlapped,
     time_prompts,
 )
-from components.report.provenance import provenance
-from registry.cards.model_card import figures_of
-from serving.artifacts.base import read_manifest
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.device import device_class
-from serving.runtime.models.eagle3_model import head_of
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.session.stats import Stats
-from serving.server.scheduling.costs import from_profile
+from draftwell.components.report.provenance import provenance
+from draftwell.registry.cards.model_card import figures_of
+from draftwell.serving.artifacts.base import read_manifest
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.device import device_class
+from draftwell.serving.runtime.models.eagle3_model import head_of
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.server.scheduling.costs import from_profile
 from tests.support.errors import raises_code
 from tests.support.models.heads import random_eagle3
 from tests.support.models.llama_shapes import llama

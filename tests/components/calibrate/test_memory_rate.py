@@ -3,8 +3,8 @@ lasts."""
 
 import pytest
 
-from components.calibrate import memory_rate as module
-from components.calibrate.memory_rate import MemoryRate, Patience, memory_rate
+from draftwell.components.calibrate import memory_rate as module
+from draftwell.components.calibrate.memory_rate import MemoryRate, Patience, memory_rate
 
 FAST, SLOW = 54.0, 36.0
 

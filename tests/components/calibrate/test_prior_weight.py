@@ -6,11 +6,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.calibrate.acceptance_table import build_acceptance_table
-from components.calibrate.prior_weight import WEIGHTS, estimate_prior_weight, left_out_losses
-from components.prompts.prompt import Prompt
-from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
-from serving.artifacts.base import Provenance
+from draftwell.components.calibrate.acceptance_table import build_acceptance_table
+from draftwell.components.calibrate.prior_weight import (
+    WEIGHTS,
+    estimate_prior_weight,
+    left_out_losses,
+)
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
 from tests.support.collecting import collect_traces
 from tests.support.models.tiny import table_pair
 

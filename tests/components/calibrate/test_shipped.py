@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from registry.pairs import find_pair
-from serving.artifacts.base import read_manifest
-from serving.artifacts.distilled_draft import DistilledDraft
+from draftwell.registry.pairs import find_pair
+from draftwell.serving.artifacts.base import read_manifest
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft
 from tests.support.models.default_pair import default_pair, strategy_of
 
 PAIR = find_pair("default")
@@ -23,8 +23,8 @@ def test_the_qualifier_is_small_and_of_the_drafts_target():
 
 @pytest.mark.slow
 def test_every_starter_artifact_is_of_the_shipped_models():
-    from registry.pairs import fetch
-    from serving.artifacts.pair_files import fingerprint
+    from draftwell.registry.pairs import fetch
+    from draftwell.serving.artifacts.pair_files import fingerprint
 
     wanted = {dtype: fingerprint(fetch(PAIR), dtype) for dtype in ("bfloat16", "float32")}
     assert len(ARTIFACTS) == 9

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components.collect import work as collection
-from components.prompts.prompt import Prompt
-from serving.recording.trace import TraceSet
-from serving.runtime.models.table_model import TableModel
+from draftwell.components.collect import work as collection
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.models.table_model import TableModel
 from tests.support.collecting import collect_traces
 from tests.support.models.tiny import table_pair
 

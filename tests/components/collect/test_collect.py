@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from components.collect import work as collection
-from components.collect.collect import cuts
-from components.collect.plan import exclusive_folder, is_complete
-from components.drift.prompts import prompts_of_trace
-from components.prompts.prompt import Prompt
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.runtime.commands import Forward, Role
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.output import Output
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
+from draftwell.components.collect import work as collection
+from draftwell.components.collect.collect import cuts
+from draftwell.components.collect.plan import exclusive_folder, is_complete
+from draftwell.components.drift.prompts import prompts_of_trace
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from components.collect import work as collection
-from components.collect.plan import is_complete, read_plan
-from serving.runtime.models.table_model import TableModel
+from draftwell.components.collect import work as collection
+from draftwell.components.collect.plan import is_complete, read_plan
+from draftwell.serving.runtime.models.table_model import TableModel
 from tests.components.collect.killed_collector import FILES, POINTS, SHARDS, collect
 from tests.support.paths import REPO
 

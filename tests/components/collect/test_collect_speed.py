@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from components.collect.continuations import room_for_prompts, sampling_of, write_texts
-from components.prompts.prompt import demo_prompts
-from serving.recording.trace_schema import KINDS
-from serving.runtime.pair import LoadedPair
+from draftwell.components.collect.continuations import room_for_prompts, sampling_of, write_texts
+from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.serving.recording.trace_schema import KINDS
+from draftwell.serving.runtime.pair import LoadedPair
 from tests.support.collecting import collect_traces, small
 from tests.support.models.default_pair import two_threads
 
@@ -34,8 +34,8 @@ def written_per_second(pair: LoadedPair) -> float:
 def test_a_collection_is_at_least_half_as_fast_as_the_target_writes(tmp_path: Path) -> None:
     """All four kinds, both passes, rollouts and the files, in bfloat16; the target writes before
     and after, and the faster counts."""
-    from registry.pairs import fetch, find_pair
-    from serving.runtime.pair import LoadSettings, load_pair
+    from draftwell.registry.pairs import fetch, find_pair
+    from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
     pair = load_pair(
         fetch(find_pair("default")), LoadSettings(dtype="bfloat16", slots=BATCH, max_context=512)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from components.collect.continuations import WrittenText, cut_messages, write_texts
-from components.prompts.prompt import Message, Prompt, context_of, ids_of
-from serving.recording.trace_schema import KINDS, TraceError
-from serving.runtime.pair import LoadedPair
+from draftwell.components.collect.continuations import WrittenText, cut_messages, write_texts
+from draftwell.components.prompts.prompt import Message, Prompt, context_of, ids_of
+from draftwell.serving.recording.trace_schema import KINDS, TraceError
+from draftwell.serving.runtime.pair import LoadedPair
 from tests.support.collecting import collect_traces, small
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import MAX_CONTEXT, tiny_pair

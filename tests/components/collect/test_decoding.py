@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.collect.decoding import decode_all, room
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.components.collect.decoding import decode_all, room
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.tiny import table_pair
 
 REQUESTS = [([3, i], Sampling(max_tokens=3 + i)) for i in range(6)]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from components.collect.rollouts import SlowBranches, TransformersBranches, branches
-from serving.runtime.commands import Forward
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.transformers_model import TransformersModel
+from draftwell.components.collect.rollouts import SlowBranches, TransformersBranches, branches
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from tests.support.models.tiny import VOCAB, llama, table_pair
 
 

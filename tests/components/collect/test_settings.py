@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from components.collect.settings import CollectionSettings
+from draftwell.components.collect.settings import CollectionSettings
 from tests.support.errors import raises_code
 
 

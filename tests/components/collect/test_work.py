@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from components.collect.settings import CollectionSettings
-from components.collect.work import work_of
-from components.prompts.prompt import Prompt
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.collect.work import work_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [

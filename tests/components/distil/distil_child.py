@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from components.distil.distil import distil_draft
-from components.distil.training import Recipe
-from serving.artifacts.base import digest_of
+from draftwell.components.distil.distil import distil_draft
+from draftwell.components.distil.training import Recipe
+from draftwell.serving.artifacts.base import digest_of
 from tests.support.models.families import tiny_source
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from components.distil.checkpoint import CHECKPOINT
-from components.distil.curves import Curves
+from draftwell.components.distil.checkpoint import CHECKPOINT
+from draftwell.components.distil.curves import Curves
 
 
 def test_a_run_that_resumes_has_the_steps_of_before_and_repeats_none(tmp_path: Path) -> None:

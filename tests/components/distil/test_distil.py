@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from components.distil import training
-from components.distil.artifact import agreement, to_artifact
-from components.distil.checkpoint import CHECKPOINT
-from components.distil.corpus import (
+from draftwell.components.distil import training
+from draftwell.components.distil.artifact import agreement, to_artifact
+from draftwell.components.distil.checkpoint import CHECKPOINT
+from draftwell.components.distil.corpus import (
     Conversation,
     batches,
     corpus_digest,
@@ -28,9 +28,9 @@ from components.distil.corpus import (
     read_corpus,
     write_corpus,
 )
-from components.distil.distil import distil_draft
-from components.distil.family import grow, keep_layers
-from components.distil.instructions import (
+from draftwell.components.distil.distil import distil_draft
+from draftwell.components.distil.family import grow, keep_layers
+from draftwell.components.distil.instructions import (
     ARTICLE_CHARACTERS,
     detokenise,
     from_articles,
@@ -40,14 +40,14 @@ from components.distil.instructions import (
     questions,
     user_turn,
 )
-from components.distil.lean import BatchedLlama, generate_batch
-from components.distil.training import Recipe, head_of, losses, train_draft
-from components.distil.writers import EngineWriter, LeanWriter, writer_of
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import Prompt
-from serving.artifacts.base import Provenance, digest_of
-from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from serving.runtime.model_files import build_distilled
+from draftwell.components.distil.lean import BatchedLlama, generate_batch
+from draftwell.components.distil.training import Recipe, head_of, losses, train_draft
+from draftwell.components.distil.writers import EngineWriter, LeanWriter, writer_of
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.base import Provenance, digest_of
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from draftwell.serving.runtime.model_files import build_distilled
 from tests.support.errors import raises_code
 from tests.support.models.families import some_prompts, target_pair, tiny_source, tiny_target
 from tests.support.paths import REPO
@@ -473,7 +473,7 @@ def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
     """On a tiny target: a draft, and a qualifier grown out of it, with their provenance."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from components.distil import default_pair
+    from draftwell.components.distil import default_pair
     from tests.support.server.served_pair import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
@@ -529,8 +529,8 @@ def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypat
     there is not made again."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from components.distil import default_pair
-    from serving.artifacts.eagle3_head import Eagle3Head
+    from draftwell.components.distil import default_pair
+    from draftwell.serving.artifacts.eagle3_head import Eagle3Head
     from tests.support.server.served_pair import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
@@ -623,7 +623,7 @@ def recipe_files(folder, names):
 
 
 def test_the_recipes_instructions_are_of_every_source_and_kept(tmp_path, monkeypatch):
-    from components.distil import default_pair
+    from draftwell.components.distil import default_pair
 
     class Inventing:
         identity = "test"
@@ -741,8 +741,8 @@ def test_what_is_shipped_loads_as_it_always_did(role):
 
 
 def test_agreement_of_a_model_with_itself_is_one(target):
-    from serving.runtime.models.transformers_model import TransformersModel
-    from serving.runtime.pair import LoadedPair
+    from draftwell.serving.runtime.models.transformers_model import TransformersModel
+    from draftwell.serving.runtime.pair import LoadedPair
 
     models = {
         "target": TransformersModel(copy.deepcopy(target)),

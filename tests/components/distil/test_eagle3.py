@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from components.distil.corpus import (
+from draftwell.components.distil.corpus import (
     Conversation,
     batches,
     corpus_digest,
@@ -24,26 +24,30 @@ from components.distil.corpus import (
     read_corpus,
     write_corpus,
 )
-from components.distil.distil import Source
-from components.distil.eagle3 import training
-from components.distil.eagle3 import unroll as unrolling
-from components.distil.eagle3.distil import checkpoint_folder, distil_head
-from components.distil.eagle3.loss import Wanted, divergence
-from components.distil.eagle3.measure import reach
-from components.distil.eagle3.network import Eagle3Network, default_features, head_config
-from components.distil.eagle3.objective import head_losses, spread_of
-from components.distil.eagle3.recipe import Borrowed, HeadRecipe
-from components.distil.eagle3.start import check_startable, entering_last, start_from_target
-from components.distil.eagle3.training import train_head
-from components.distil.eagle3.unroll import Batch, Starts, unroll
-from components.distil.lean import rotate
-from components.distil.stored_corpus import read_stored
-from components.distil.writers import LeanWriter
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import Prompt
-from serving.artifacts.base import Provenance
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.runtime.pair import LoadedPair
+from draftwell.components.distil.distil import Source
+from draftwell.components.distil.eagle3 import training
+from draftwell.components.distil.eagle3 import unroll as unrolling
+from draftwell.components.distil.eagle3.distil import checkpoint_folder, distil_head
+from draftwell.components.distil.eagle3.loss import Wanted, divergence
+from draftwell.components.distil.eagle3.measure import reach
+from draftwell.components.distil.eagle3.network import Eagle3Network, default_features, head_config
+from draftwell.components.distil.eagle3.objective import head_losses, spread_of
+from draftwell.components.distil.eagle3.recipe import Borrowed, HeadRecipe
+from draftwell.components.distil.eagle3.start import (
+    check_startable,
+    entering_last,
+    start_from_target,
+)
+from draftwell.components.distil.eagle3.training import train_head
+from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
+from draftwell.components.distil.lean import rotate
+from draftwell.components.distil.stored_corpus import read_stored
+from draftwell.components.distil.writers import LeanWriter
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.runtime.pair import LoadedPair
 from tests.support.errors import raises_code
 
 LAYERS, STEPS = (1, 2, 3), 4
@@ -649,7 +653,7 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     taken in, and on prompts that they lack."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from components.distil import default_pair
+    from draftwell.components.distil import default_pair
     from tests.support.server.served_pair import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()

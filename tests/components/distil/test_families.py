@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from components.distil.artifact import to_artifact, with_draft
-from components.distil.corpus import read_corpus, write_corpus
-from components.distil.family import (
+from draftwell.components.distil.artifact import to_artifact, with_draft
+from draftwell.components.distil.corpus import read_corpus, write_corpus
+from draftwell.components.distil.family import (
     Family,
     Head,
     check_layers,
@@ -21,11 +21,11 @@ from components.distil.family import (
     draft_config,
     keep_layers,
 )
-from components.distil.training import Recipe, head_of, losses, train_draft
-from serving.artifacts.base import Provenance
-from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from serving.runtime.model_files import build_distilled
-from serving.runtime.strategies import build_strategy
+from draftwell.components.distil.training import Recipe, head_of, losses, train_draft
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from draftwell.serving.runtime.model_files import build_distilled
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.families import (
     CONTEXT,

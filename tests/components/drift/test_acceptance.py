@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.drift.acceptance import AcceptanceLine, compare_acceptance, read_lines
-from components.engines.port import Acceptance
-from flows.steps.monitor import load_limits
+from draftwell.components.drift.acceptance import AcceptanceLine, compare_acceptance, read_lines
+from draftwell.components.engines.port import Acceptance
+from draftwell.flows.steps.monitor import load_limits
 from tests.support.errors import raises_code
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -151,7 +151,7 @@ def test_a_file_that_is_removed_while_it_is_read_is_passed_over(tmp_path: Path) 
 
 
 def test_what_the_plug_in_writes_is_read(tmp_path: Path) -> None:
-    from registry.bundles.vllm.plugin.draftwell_vllm.spool import AcceptanceSpool
+    from draftwell.registry.bundles.vllm.plugin.draftwell_vllm.spool import AcceptanceSpool
 
     spool = AcceptanceSpool(
         tmp_path, {"engine": "vllm", "method": "ngram", "num_speculative_tokens": 5}

@@ -11,21 +11,27 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import ks_2samp, permutation_test
 
-from components.calibrate.acceptance_table import build_acceptance_table
-from components.drift.comparison import BINS, Comparison
-from components.drift.prompts import untouched_prompts
-from components.drift.report import drift_json, drift_markdown, drift_plots, drift_table, headline
-from components.drift.schema import CHECKS, DriftLimits, DriftReport
-from components.drift.statistics import exchange, rate_change, share
-from components.drift.traffic import COLUMNS
-from components.prompts.prompt import Prompt
-from components.report.intervals import bootstrap_of_sums
-from components.train.settings import VerifierSettings
-from components.train.verifier import train_verifier
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.recording.trace import TraceSet
+from draftwell.components.calibrate.acceptance_table import build_acceptance_table
+from draftwell.components.drift.comparison import BINS, Comparison
+from draftwell.components.drift.prompts import untouched_prompts
+from draftwell.components.drift.report import (
+    drift_json,
+    drift_markdown,
+    drift_plots,
+    drift_table,
+    headline,
+)
+from draftwell.components.drift.schema import CHECKS, DriftLimits, DriftReport
+from draftwell.components.drift.statistics import exchange, rate_change, share
+from draftwell.components.drift.traffic import COLUMNS
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.intervals import bootstrap_of_sums
+from draftwell.components.train.settings import VerifierSettings
+from draftwell.components.train.verifier import train_verifier
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import LIMITS, LOOSE, compared, rows, traffic, verifier

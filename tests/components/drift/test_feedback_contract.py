@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components.drift.prompts import prompts_of_trace, spooled_prompts
-from components.drift.schema import DRIFTED, STEADY
-from components.drift.spool import read_spool
-from components.drift.traffic import (
+from draftwell.components.drift.prompts import prompts_of_trace, spooled_prompts
+from draftwell.components.drift.schema import DRIFTED, STEADY
+from draftwell.components.drift.spool import read_spool
+from draftwell.components.drift.traffic import (
     HIDDEN,
     NEEDED,
     Traffic,
@@ -22,15 +22,15 @@ from components.drift.traffic import (
     read_traffic,
     shared_kinds,
 )
-from components.prompts.prompt import Prompt
-from serving.artifacts.verifier import Verifier
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import LOSSY
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.server.feedback.feedback import blind
-from serving.server.feedback.record import Record, RecordOrigin
-from serving.server.feedback.spool import Spool
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import LOSSY
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.server.feedback.feedback import blind
+from draftwell.serving.server.feedback.record import Record, RecordOrigin
+from draftwell.serving.server.feedback.spool import Spool
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, compared, rows
@@ -312,7 +312,7 @@ def test_with_texts_the_prompts_come_back(
 def test_a_spool_that_loses_its_oldest_shards_meanwhile_is_read_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components.drift import spool
+    from draftwell.components.drift import spool
 
     for i in range(3):
         served(tmp_path, rows(i, 10, first=10 * i), text=True)

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from components.drift.prompts import prompts_of_trace, spooled_prompts, write_prompts
-from components.drift.recorded_prompts import WITHOUT_TEXT, recorded_prompts
-from components.drift.spool import read_spool
-from components.gate.own_prompts import JudgingPrompts
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import Prompt, read_prompts
-from components.train.datastore import build_datastore
-from flows.context import StepContext, artifact_prompts, prompts_behind
-from flows.steps.train import made_from
-from serving.recording.trace import TraceSet
-from serving.server.feedback.record import Record
-from serving.server.feedback.spool import Spool
+from draftwell.components.drift.prompts import prompts_of_trace, spooled_prompts, write_prompts
+from draftwell.components.drift.recorded_prompts import WITHOUT_TEXT, recorded_prompts
+from draftwell.components.drift.spool import read_spool
+from draftwell.components.gate.own_prompts import JudgingPrompts
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import Prompt, read_prompts
+from draftwell.components.train.datastore import build_datastore
+from draftwell.flows.context import StepContext, artifact_prompts, prompts_behind
+from draftwell.flows.steps.train import made_from
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.server.feedback.record import Record
+from draftwell.serving.server.feedback.spool import Spool
 from tests.support.loop.drift_traffic import FINGERPRINT
 from tests.support.server.feedback_server import PROMPTS, FeedbackServer
 from tests.support.server.served_pair import tiny_pair

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from components.drift.prompts import recorded_prompts, spooled_prompts, write_prompts
-from components.drift.spool import Shard, newest, read_spool
-from components.drift.traffic import shared_kinds
-from components.prompts.prompt import Prompt, ids_of, read_prompts
+from draftwell.components.drift.prompts import recorded_prompts, spooled_prompts, write_prompts
+from draftwell.components.drift.spool import Shard, newest, read_spool
+from draftwell.components.drift.traffic import shared_kinds
+from draftwell.components.prompts.prompt import Prompt, ids_of, read_prompts
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, rows, spool, traffic

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.engines.failures import why_ended
+from draftwell.components.engines.failures import why_ended
 
 WARNING = "WARNING No module named 'vllm._moe_C'\n"
 

@@ -3,10 +3,10 @@ what is refused."""
 
 from __future__ import annotations
 
-from components.engines.ours import OurEngine
-from components.engines.port import EngineSettings
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.components.engines.ours import OurEngine
+from draftwell.components.engines.port import EngineSettings
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.tiny import table_pair
 

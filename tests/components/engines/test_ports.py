@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 
-from components.engines.ports import free_port, refuse_taken
+from draftwell.components.engines.ports import free_port, refuse_taken
 from tests.support.errors import raises_code
 
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from components.bench.peers.group import ProcessPeer
-from components.bench.runner import measure
-from components.bench.settings import BenchSettings
-from components.engines.port import Acceptance, EngineSettings
-from components.engines.process import END_SECONDS, EngineProcess
-from components.prompts.prompt import Prompt
-from serving.errors import DraftwellError
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench.peers.group import ProcessPeer
+from draftwell.components.bench.runner import measure
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.engines.port import Acceptance, EngineSettings
+from draftwell.components.engines.process import END_SECONDS, EngineProcess
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.errors import raises_code
 from tests.support.models.tiny import table_pair
 from tests.support.peers.environments import FAKE_DRIVER, is_stopped

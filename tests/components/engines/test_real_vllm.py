@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from components.engines.environments import INSTALLED
-from components.engines.port import Decoded, EngineSettings
-from components.engines.vllm import VllmEngine
-from components.engines.vllm_methods import Method, VllmFiles
-from components.tune.engines.schedule import Level, schedule_of
-from serving.runtime.requests import Sampling
+from draftwell.components.engines.environments import INSTALLED
+from draftwell.components.engines.port import Decoded, EngineSettings
+from draftwell.components.engines.vllm import VllmEngine
+from draftwell.components.engines.vllm_methods import Method, VllmFiles
+from draftwell.components.tune.engines.schedule import Level, schedule_of
+from draftwell.serving.runtime.requests import Sampling
 
 TOKENS = 24
 
@@ -61,7 +61,7 @@ def test_vllms_own_reader_takes_our_schedules(peers: Path) -> None:
     ids=lambda method: method.label,
 )
 def test_it_decodes_counts_and_ends(peers: Path, method: Method) -> None:
-    from components.bench.peers.model_files import model_folder
+    from draftwell.components.bench.peers.model_files import model_folder
     from tests.support.models.default_pair import default_pair, generated
 
     pair = default_pair()
@@ -96,8 +96,8 @@ def test_it_decodes_counts_and_ends(peers: Path, method: Method) -> None:
 def test_our_proposers_leave_outputs_as_they_are(peers: Path) -> None:
     """float32, where near-ties are rare: greedy texts are plain decoding's, and drafts were made
     and kept."""
-    from components.bench.peers.model_files import model_folder
-    from registry.bundles.vllm.plugin_wheel import PACKAGE
+    from draftwell.components.bench.peers.model_files import model_folder
+    from draftwell.registry.bundles.vllm.plugin_wheel import PACKAGE
     from tests.support.models.default_pair import default_pair, generated
 
     files = VllmFiles(model_folder(default_pair(), "target"))
@@ -134,8 +134,8 @@ def test_it_drafts_with_an_exported_head(peers: Path) -> None:
 
     As of our proposers: float32, where near-ties are rare.
     """
-    from components.bench.peers.model_files import head_folder, model_folder
-    from serving.artifacts.eagle3_head import Eagle3Head
+    from draftwell.components.bench.peers.model_files import head_folder, model_folder
+    from draftwell.serving.artifacts.eagle3_head import Eagle3Head
     from tests.support.models.default_pair import SHIPPED, default_pair, generated
 
     pair = default_pair()
@@ -172,11 +172,11 @@ def test_it_drafts_with_an_exported_head(peers: Path) -> None:
 def test_the_gate_catches_what_is_planted(peers: Path, planted: str) -> None:
     """A setting that is slower than plain decoding, and one whose outputs are another model's
     though it says that it is lossless."""
-    from components.bench.engines.figures import figure_of
-    from components.bench.engines.measure import groups_of, measure_beside
-    from components.bench.peers.model_files import model_folder
-    from components.gate.engine_checks import differences, judge_engine
-    from components.gate.verdict import Thresholds
+    from draftwell.components.bench.engines.figures import figure_of
+    from draftwell.components.bench.engines.measure import groups_of, measure_beside
+    from draftwell.components.bench.peers.model_files import model_folder
+    from draftwell.components.gate.engine_checks import differences, judge_engine
+    from draftwell.components.gate.verdict import Thresholds
     from tests.support.models.default_pair import default_pair, generated
 
     pair = default_pair()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from components.engines.port import EngineSettings
-from components.engines.texts import EngineTexts
-from components.prompts.prompt import Prompt
-from serving.runtime.requests import Sampling
+from draftwell.components.engines.port import EngineSettings
+from draftwell.components.engines.texts import EngineTexts
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.fake_engine import FakeEngine
 

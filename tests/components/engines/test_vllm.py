@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from components.engines import vllm
-from components.engines.port import EngineSettings
-from components.engines.vllm import VllmEngine
-from components.engines.vllm_methods import Method, VllmFiles, parse_methods
-from serving.runtime.requests import Sampling
+from draftwell.components.engines import vllm
+from draftwell.components.engines.port import EngineSettings
+from draftwell.components.engines.vllm import VllmEngine
+from draftwell.components.engines.vllm_methods import Method, VllmFiles, parse_methods
+from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.environments import install
 

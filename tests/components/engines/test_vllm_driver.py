@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.engines.environments import DRIVERS
+from draftwell.components.engines.environments import DRIVERS
 
 SETTINGS: dict[str, Any] = {
     "model": "folder",

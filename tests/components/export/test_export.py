@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.distil.eagle3.network import Eagle3Network, head_config
-from components.export import ENGINES, Weights, export_config, problems, schema
-from components.export.checkpoint import save_head
-from serving.artifacts.base import Provenance
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.artifacts.pair_files import weights_digest
-from serving.runtime.strategies import STRATEGIES
+from draftwell.components.distil.eagle3.network import Eagle3Network, head_config
+from draftwell.components.export import ENGINES, Weights, export_config, problems, schema
+from draftwell.components.export.checkpoint import save_head
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.pair_files import weights_digest
+from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama, near
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.bench.engines.figures import figure_of
-from components.bench.engines.measure import Beside, Side
-from components.engines.port import EngineSettings
-from components.gate.engine_checks import (
+from draftwell.components.bench.engines.figures import figure_of
+from draftwell.components.bench.engines.measure import Beside, Side
+from draftwell.components.engines.port import EngineSettings
+from draftwell.components.gate.engine_checks import (
     Difference,
     EngineGateRecord,
     Null,
@@ -16,8 +16,8 @@ from components.gate.engine_checks import (
     judge_engine,
     null_of,
 )
-from components.gate.verdict import Thresholds
-from serving.runtime.requests import Sampling
+from draftwell.components.gate.verdict import Thresholds
+from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.fake_engine import FakeEngine
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-import components.gate.footprint
-import components.gate.losslessness
-from components.gate.baseline_counts import deterministic_report, fixed_resources
-from components.gate.bench_checks import judge_release
-from components.gate.footprint import footprint, startup_seconds
-from components.gate.losslessness import OutputReader, identity_entry, judge_texts
-from components.gate.verdict import Thresholds
-from components.prompts.prompt import Prompt, ids_of
-from serving.artifacts.pair_files import PairFiles
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import STRATEGIES, StrategyChoice, build_strategy
+import draftwell.components.gate.footprint
+import draftwell.components.gate.losslessness
+from draftwell.components.gate.baseline_counts import deterministic_report, fixed_resources
+from draftwell.components.gate.bench_checks import judge_release
+from draftwell.components.gate.footprint import footprint, startup_seconds
+from draftwell.components.gate.losslessness import OutputReader, identity_entry, judge_texts
+from draftwell.components.gate.verdict import Thresholds
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.artifacts.pair_files import PairFiles
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import STRATEGIES, StrategyChoice, build_strategy
 from tests.support.models.tiny import llama, near, pair_of
 
 PROMPTS = [
@@ -181,7 +181,9 @@ def test_how_an_output_leaves_the_targets_own(monkeypatch: pytest.MonkeyPatch) -
     assert OutputReader(pair, 12).departure(ids, []) == "cut"
     changed = [*own[:-1], (own[-1] + 1) % 24]
     assert OutputReader(pair, len(own)).departure(ids, changed) == "wrong"
-    monkeypatch.setattr(components.gate.losslessness, "near_tie_gap", lambda dtype, row: 1e9)
+    monkeypatch.setattr(
+        draftwell.components.gate.losslessness, "near_tie_gap", lambda dtype, row: 1e9
+    )
     assert OutputReader(pair, len(own)).departure(ids, changed) == "near-tie"
     assert OutputReader(pair, len(own)).departure(ids, own) == "none"
 
@@ -190,7 +192,7 @@ def test_a_start_is_timed_in_a_process_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        components.gate.footprint,
+        draftwell.components.gate.footprint,
         "CHILD",
         "import sys, time; time.sleep(0.3); assert sys.argv[1].endswith('bundle')",
     )
@@ -198,13 +200,13 @@ def test_a_start_is_timed_in_a_process_of_its_own(
     assert failure is None
     assert 0.3 <= seconds < 60
     monkeypatch.setattr(
-        components.gate.footprint, "CHILD", "raise ValueError('the weights are cut')"
+        draftwell.components.gate.footprint, "CHILD", "raise ValueError('the weights are cut')"
     )
     assert (
         startup_seconds(tmp_path, limit=60)[1]
         == "the bundle does not start: ValueError: the weights are cut"
     )
-    monkeypatch.setattr(components.gate.footprint, "CHILD", "import time; time.sleep(60)")
+    monkeypatch.setattr(draftwell.components.gate.footprint, "CHILD", "import time; time.sleep(60)")
     seconds, failure = startup_seconds(tmp_path, limit=0.5)
     assert failure == "the bundle was not ready after 0.5 s"
     assert seconds < 30
@@ -220,12 +222,12 @@ def test_a_bundle_that_is_none_does_not_start(tmp_path: Path) -> None:
 def test_a_start_that_cannot_be_measured_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(components.gate.footprint, "CHILD", "pass")
+    monkeypatch.setattr(draftwell.components.gate.footprint, "CHILD", "pass")
     (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
     files = PairFiles("tiny", tmp_path)
     on_gpu = footprint(tmp_path, 5_000_000, files, "cuda", limit=60)
     assert (on_gpu.bundle_mb, on_gpu.startup_seconds) == (5.0, None)
     assert "cuda" in str(on_gpu.note)
     assert footprint(tmp_path, 1, files, "cpu", limit=60).startup_seconds is not None
-    monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 2000)
+    monkeypatch.setattr(draftwell.components.gate.footprint, "available_memory", lambda: 2000)
     assert "memory" in str(footprint(tmp_path, 1, files, "cpu", limit=60).note)

@@ -5,15 +5,26 @@ from dataclasses import replace
 
 import pytest
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.gate.baseline_checks import compare_with_baseline
-from components.gate.baseline_counts import CountsReport, StrategyCounts, deterministic_report
-from components.gate.bench_checks import judge_release, leaves_doubt
-from components.gate.evidence import Interval, at_least, at_most, prompts_to_decide
-from components.gate.footprint import Footprint, judge_footprint
-from components.gate.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict, Thresholds
-from components.prompts.prompt import Prompt
-from serving.runtime.strategies import PLAIN, StrategyChoice
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.gate.baseline_checks import compare_with_baseline
+from draftwell.components.gate.baseline_counts import (
+    CountsReport,
+    StrategyCounts,
+    deterministic_report,
+)
+from draftwell.components.gate.bench_checks import judge_release, leaves_doubt
+from draftwell.components.gate.evidence import Interval, at_least, at_most, prompts_to_decide
+from draftwell.components.gate.footprint import Footprint, judge_footprint
+from draftwell.components.gate.verdict import (
+    FAILED,
+    PASSED,
+    UNDECIDED,
+    Check,
+    GateVerdict,
+    Thresholds,
+)
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair
 
@@ -328,7 +339,7 @@ def test_counts_repeat_exactly_and_need_no_calibrated_artifact():
 
 
 def test_a_recorded_report_is_what_the_registry_reads():
-    from registry.gates import Baseline
+    from draftwell.registry.gates import Baseline
 
     report = deterministic_report(table_pair(), CONFIGS[:2], PROMPTS, 8).model_dump()
     assert Baseline.model_validate(report).model_dump() == report

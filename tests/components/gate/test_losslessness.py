@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from components.bench.target_agreement import difference
-from serving.runtime.pair import LoadedPair
+from draftwell.components.bench.target_agreement import difference
+from draftwell.serving.runtime.pair import LoadedPair
 from tests.support.models.default_pair import (
     LOSSLESS,
     PROMPTS,

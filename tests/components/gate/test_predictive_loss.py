@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-import components.gate.predictions.verifier_loss
-from components.calibrate.acceptance_table import build_acceptance_table
-from components.collect.plan import prompt_hashes
-from components.gate.predictions.losses import PredictiveLoss
-from components.gate.predictions.predictive_loss import judge_predictions, predictions
-from components.gate.predictions.verifier_loss import incomparable, scores_of
-from components.gate.verdict import FAILED, UNDECIDED, Check, Thresholds
-from components.prompts.prompt import Prompt
-from components.train.examples import Examples, read_examples, split_by_prompt
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.verifier import Verifier
-from serving.recording.trace import TraceSet
+import draftwell.components.gate.predictions.verifier_loss
+from draftwell.components.calibrate.acceptance_table import build_acceptance_table
+from draftwell.components.collect.plan import prompt_hashes
+from draftwell.components.gate.predictions.losses import PredictiveLoss
+from draftwell.components.gate.predictions.predictive_loss import judge_predictions, predictions
+from draftwell.components.gate.predictions.verifier_loss import incomparable, scores_of
+from draftwell.components.gate.verdict import FAILED, UNDECIDED, Check, Thresholds
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.train.examples import Examples, read_examples, split_by_prompt
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair
@@ -191,7 +191,7 @@ def test_a_verifier_that_cannot_be_scored_is_refused(
         {"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt
     )
     monkeypatch.setattr(
-        components.gate.predictions.verifier_loss, "read_examples", lambda trace: poor
+        draftwell.components.gate.predictions.verifier_loss, "read_examples", lambda trace: poor
     )
     with raises_code("feature_missing", "feature before"):
         predictions(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.gate.temperatures import (
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.gate.temperatures import (
     greedy_on_trial,
     judge_artifacts,
     judge_sampled,
@@ -17,11 +17,18 @@ from components.gate.temperatures import (
     sampled_temperature,
     untuned,
 )
-from components.gate.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict, Thresholds
-from flows.steps.verdict import only_sampled
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.gate.verdict import (
+    FAILED,
+    PASSED,
+    UNDECIDED,
+    Check,
+    GateVerdict,
+    Thresholds,
+)
+from draftwell.flows.steps.verdict import only_sampled
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.runtime.strategies import StrategyChoice
 from tests.support.models.resources import ORIGIN
 
 SPIDE = SampledChoice(0.7, "spide", {})

@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from components.bench.report.plots import bench_plots
-from components.bench.report.tables import rouge_l_column
-from components.bench.schema import BenchReport
-from components.calibrate.plots import acceptance_plot, rejection_tail
-from components.gate.verdict import Check, GateVerdict
-from components.gate.verdict_report import (
+from draftwell.components.bench.report.plots import bench_plots
+from draftwell.components.bench.report.tables import rouge_l_column
+from draftwell.components.bench.schema import BenchReport
+from draftwell.components.calibrate.plots import acceptance_plot, rejection_tail
+from draftwell.components.gate.verdict import Check, GateVerdict
+from draftwell.components.gate.verdict_report import (
     bench_markdown,
     bench_table,
     markdown_table,
@@ -21,7 +21,7 @@ from components.gate.verdict_report import (
     verdict_table,
     write_json,
 )
-from serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from tests.support.bench_reports import ENTRY, PLAIN, REPORT
 from tests.support.models.resources import ORIGIN
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
-from components.gate.weights_check import judge_weights, weights_agreement
-from components.prompts.prompt import Prompt
-from serving.runtime.pair import LoadedPair, over_slots
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
+from draftwell.components.gate.weights_check import judge_weights, weights_agreement
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from tests.support.models.tiny import llama, near, pair_of
 
 PROMPTS = [

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from components.papers.certainty import certainty, certainty_of
-from components.prompts.prompt import Prompt
+from draftwell.components.papers.certainty import certainty, certainty_of
+from draftwell.components.prompts.prompt import Prompt
 from tests.support.models.tiny import llama_pair, table_pair
 
 PROMPTS = [Prompt("a", "code", ["the man in the inn"]), Prompt("b", "code", ["ten men"])]

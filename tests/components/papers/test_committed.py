@@ -8,18 +8,24 @@ from statistics import mean
 
 import pytest
 
-from components.bench.schema import BenchEntry
-from components.papers import committed
-from components.papers.asides import contention_words, curves, identity_words, memory_words, tried
-from components.papers.catalogue import PAPERS
-from components.papers.cell_file import CellFile, counted_texts
-from components.papers.cells import FULL, Cell
-from components.papers.comparison import results
-from components.papers.page import CONFIDENCE, POINTS, further, render
-from components.papers.prompts import choose
-from components.papers.public import STAND_IN
-from components.papers.tables import without_replayed
-from components.papers.verdicts import Verdict
+from draftwell.components.bench.schema import BenchEntry
+from draftwell.components.papers import committed
+from draftwell.components.papers.asides import (
+    contention_words,
+    curves,
+    identity_words,
+    memory_words,
+    tried,
+)
+from draftwell.components.papers.catalogue import PAPERS
+from draftwell.components.papers.cell_file import CellFile, counted_texts
+from draftwell.components.papers.cells import FULL, Cell
+from draftwell.components.papers.comparison import results
+from draftwell.components.papers.page import CONFIDENCE, POINTS, further, render
+from draftwell.components.papers.prompts import choose
+from draftwell.components.papers.public import STAND_IN
+from draftwell.components.papers.tables import without_replayed
+from draftwell.components.papers.verdicts import Verdict
 from tests.support.paths import REPO
 
 CELLS = {table.cell.name: table.cell for paper in PAPERS.values() for table in paper.tables(FULL)}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from components.papers.confidence import BINS, FIGURE_4, counts_of, row_words, share_kept
-from components.replay.traced_text import TracedText
-from serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.components.papers.confidence import BINS, FIGURE_4, counts_of, row_words, share_kept
+from draftwell.components.replay.traced_text import TracedText
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 
 
 def text(tokens: list[list[int]], confidence: list[list[float]]) -> TracedText:

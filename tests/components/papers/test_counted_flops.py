@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from serving.artifacts.base import Provenance
-from serving.artifacts.verifier import Verifier
-from serving.runtime.commands import Forward
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.tiny import llama_pair
 
 TOKENS = 24

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.papers.estimates import (
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers.estimates import (
     SEQUENCES,
     Estimate,
     argmax_difference,

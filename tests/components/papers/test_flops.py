@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.papers.flops import counts_of, flops_table
-from components.papers.formulas import Flops
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers.flops import counts_of, flops_table
+from draftwell.components.papers.formulas import Flops
 
 FLOPS = Flops("two models", draft=1.0, target=10.0)
 

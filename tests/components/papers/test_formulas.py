@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from components.papers import formulas
-from components.papers.sprinter import FIGURE_10, computation_saved
+from draftwell.components.papers import formulas
+from draftwell.components.papers.sprinter import FIGURE_10, computation_saved
 
 FLAT = {1: 1.0, 64: 1.0}
 

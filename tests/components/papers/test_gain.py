@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.papers import formulas
-from components.papers.cell_file import Costs
-from components.papers.gain import by_papers_conditions, gain_steps, spides_formula
-from components.papers.tables import PublishedPair
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers import formulas
+from draftwell.components.papers.cell_file import Costs
+from draftwell.components.papers.gain import by_papers_conditions, gain_steps, spides_formula
+from draftwell.components.papers.tables import PublishedPair
 
 PAPER = PublishedPair(alpha=0.9, gamma=6, tau=0.6, ratio=8, sd_share=0.8, gain=1.5)
 ALONE, BUSY, ALL = (0.01, {1: 0.1, 8: 0.16}), (0.02, {1: 0.12, 8: 0.2}), {1: 0.06, 8: 0.07}

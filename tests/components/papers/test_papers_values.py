@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from components.bench.runner import core_plan
-from components.papers import csd, duodecoding, pyramidsd, spide
-from components.papers.catalogue import PAPERS
-from components.papers.cells import FULL, PLAIN, PLAIN_SHARE, choice_of
-from components.papers.committed import committed_cells
-from components.papers.formulas import token_acceptance
-from components.papers.page import closing
-from components.papers.tables import EQUAL_PLAIN
-from registry.pairs import find_pair
-from serving.runtime.strategies import find_strategy
+from draftwell.components.bench.runner import core_plan
+from draftwell.components.papers import csd, duodecoding, pyramidsd, spide
+from draftwell.components.papers.catalogue import PAPERS
+from draftwell.components.papers.cells import FULL, PLAIN, PLAIN_SHARE, choice_of
+from draftwell.components.papers.committed import committed_cells
+from draftwell.components.papers.formulas import token_acceptance
+from draftwell.components.papers.page import closing
+from draftwell.components.papers.tables import EQUAL_PLAIN
+from draftwell.registry.pairs import find_pair
+from draftwell.serving.runtime.strategies import find_strategy
 from tests.support.paths import REPO
 
 

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from components.calibrate import hardware_profile
-from components.papers import pass_times
-from components.papers.cell_file import Costs
-from components.papers.pass_times import WAITS, PassTimes
-from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.runtime.pair import LoadedPair
+from draftwell.components.calibrate import hardware_profile
+from draftwell.components.papers import pass_times
+from draftwell.components.papers.cell_file import Costs
+from draftwell.components.papers.pass_times import WAITS, PassTimes
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
+from draftwell.serving.runtime.pair import LoadedPair
 from tests.support.models.priced import Clock, Priced
 from tests.support.models.tiny import pair_of, table_pair
 
@@ -154,7 +158,8 @@ def test_slow_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     patience nothing reads memory."""
     waits: list[int] = []
     monkeypatch.setattr(
-        "components.papers.pass_times.Patience.wait", lambda self: waits.append(self.waits)
+        "draftwell.components.papers.pass_times.Patience.wait",
+        lambda self: waits.append(self.waits),
     )
     for patience in (0.0, 50.0):
         machine = Machine(monkeypatch)

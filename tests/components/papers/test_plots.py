@@ -7,12 +7,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from components.papers import plots
-from components.papers.asides import Curve
-from components.papers.catalogue import PAPERS
-from components.papers.cells import FULL
-from components.papers.estimates import Estimate, Loss
-from components.papers.rounds import RoundCost
+from draftwell.components.papers import plots
+from draftwell.components.papers.asides import Curve
+from draftwell.components.papers.catalogue import PAPERS
+from draftwell.components.papers.cells import FULL
+from draftwell.components.papers.estimates import Estimate, Loss
+from draftwell.components.papers.rounds import RoundCost
 
 TABLE = PAPERS["csd"].tables(FULL)[0]
 

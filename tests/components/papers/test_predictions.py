@@ -6,10 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.papers import formulas
-from components.papers.cell_file import Costs
-from components.papers.predictions import agreement_words, decoding_speed, sd_row, spide_rows
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers import formulas
+from draftwell.components.papers.cell_file import Costs
+from draftwell.components.papers.predictions import (
+    agreement_words,
+    decoding_speed,
+    sd_row,
+    spide_rows,
+)
 
 VERIFY = {1: 0.1, 8: 0.1}
 COSTS = Costs(t_draft=0.01, t_verify=VERIFY, t_rest=0.0)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from components.papers.prompts import choose
-from components.prompts.overlap import TrainingPrompts, hash_of
-from components.prompts.prompt import demo_prompts
-from serving.errors import DraftwellError
+from draftwell.components.papers.prompts import choose
+from draftwell.components.prompts.overlap import TrainingPrompts, hash_of
+from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.serving.errors import DraftwellError
 
 
 def test_prompts_that_an_artifact_was_made_from_are_left_out() -> None:

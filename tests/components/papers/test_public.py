@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from components.papers import committed
-from components.papers.catalogue import PAPERS
-from components.papers.cells import FULL
-from components.papers.prompts import SETS, choose
-from components.papers.public import DATA_WORDS, PUBLIC, main, make
-from serving.errors import DraftwellError
+from draftwell.components.papers import committed
+from draftwell.components.papers.catalogue import PAPERS
+from draftwell.components.papers.cells import FULL
+from draftwell.components.papers.prompts import SETS, choose
+from draftwell.components.papers.public import DATA_WORDS, PUBLIC, main, make
+from draftwell.serving.errors import DraftwellError
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from components.collect.collect import collect_traces
-from components.collect.settings import CollectionSettings
-from components.papers.catalogue import PAPERS
-from components.papers.cells import FULL
-from components.papers.plots import draw_ratios
-from components.papers.rejections import RejectedPair, rejected_pairs, rejections_table
-from components.prompts.prompt import Prompt, ids_of
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import build_strategy
+from draftwell.components.collect.collect import collect_traces
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.papers.catalogue import PAPERS
+from draftwell.components.papers.cells import FULL
+from draftwell.components.papers.plots import draw_ratios
+from draftwell.components.papers.rejections import RejectedPair, rejected_pairs, rejections_table
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from components.bench.bench import run_bench
-from components.bench.settings import BenchSettings
-from components.papers import runner
-from components.papers.cell_file import CellFile, read_cell
-from components.papers.cells import Cell, Scale, sized
-from components.papers.committed import compact
-from components.papers.comparison import results
-from components.papers.prompts import choose
-from components.papers.rejections import RejectedPair
-from components.papers.replays import constant_costs
-from components.papers.spide import OURS, SHIPS_A_TABLE, counted
-from components.papers.tables import PaperTable, Row
-from components.papers.verdicts import Verdict
-from components.prompts.prompt import ids_of
-from flows.workspace import Workspace
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.papers import runner
+from draftwell.components.papers.cell_file import CellFile, read_cell
+from draftwell.components.papers.cells import Cell, Scale, sized
+from draftwell.components.papers.committed import compact
+from draftwell.components.papers.comparison import results
+from draftwell.components.papers.prompts import choose
+from draftwell.components.papers.rejections import RejectedPair
+from draftwell.components.papers.replays import constant_costs
+from draftwell.components.papers.spide import OURS, SHIPS_A_TABLE, counted
+from draftwell.components.papers.tables import PaperTable, Row
+from draftwell.components.papers.verdicts import Verdict
+from draftwell.components.prompts.prompt import ids_of
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.tiny import llama_pair
 
 TINY = Scale(
@@ -222,7 +222,7 @@ def test_a_collection_that_was_cut_short_goes_on(
         raise RuntimeError("cut")
 
     run = runner.Run(tmp_path, data=sets)
-    monkeypatch.setattr("components.papers.replays.replay_strategy", broken)
+    monkeypatch.setattr("draftwell.components.papers.replays.replay_strategy", broken)
     assert runner.run_cells([CELL], run, open_pair) == {"tiny-counts": "RuntimeError: cut"}
     monkeypatch.undo()
     shards = list((tmp_path / "traces").rglob("*.parquet"))

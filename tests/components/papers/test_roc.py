@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.papers.catalogue import PAPERS
-from components.papers.cells import FULL
-from components.papers.plots import draw_roc
-from components.papers.roc import Roc, measured_roc, roc_table
-from components.prompts.prompt import Prompt
-from serving.artifacts.base import Provenance
-from serving.artifacts.verifier import Verifier
+from draftwell.components.papers.catalogue import PAPERS
+from draftwell.components.papers.cells import FULL
+from draftwell.components.papers.plots import draw_roc
+from draftwell.components.papers.roc import Roc, measured_roc, roc_table
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.verifier import Verifier
 from tests.support.models.tiny import llama_pair
 
 PROMPTS = [

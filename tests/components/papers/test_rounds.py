@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.bench.schema import BenchEntry, PromptRow
-from components.papers.rounds import round_cost
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers.rounds import round_cost
 
 
 def entry(**shares: float) -> BenchEntry:

@@ -12,32 +12,45 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from components.bench.bench import run_bench
-from components.bench.runner import Generation, StrategyContender
-from components.bench.schema import BenchEntry, PromptRow
-from components.papers import runner
-from components.papers.asides import asides, over_by_seed, sequence_words
-from components.papers.cell_file import CellFile, Costs, cell_of, read_cell
-from components.papers.cells import FULL, PLAIN, PLAIN_SHARE, QUICK, Cell, Scale, choice_of, sized
-from components.papers.committed import FOLDER
-from components.papers.comparison import remark_on, results
-from components.papers.estimates import Estimate
-from components.papers.made_of import MadeOf
-from components.papers.page import POINTS, render
-from components.papers.pass_times import PassTimes
-from components.papers.plots import draw_points, draw_table
-from components.papers.points import measured_points, published_points
-from components.papers.tables import Paper, PaperTable, Row
-from components.papers.verdicts import Verdict
-from components.report.machine import cpu_model
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.artifacts.verifier import Verifier
-from serving.device import usable_cores
-from serving.errors import DraftwellError
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyResources
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.runner import Generation, StrategyContender
+from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers import runner
+from draftwell.components.papers.asides import asides, over_by_seed, sequence_words
+from draftwell.components.papers.cell_file import CellFile, Costs, cell_of, read_cell
+from draftwell.components.papers.cells import (
+    FULL,
+    PLAIN,
+    PLAIN_SHARE,
+    QUICK,
+    Cell,
+    Scale,
+    choice_of,
+    sized,
+)
+from draftwell.components.papers.committed import FOLDER
+from draftwell.components.papers.comparison import remark_on, results
+from draftwell.components.papers.estimates import Estimate
+from draftwell.components.papers.made_of import MadeOf
+from draftwell.components.papers.page import POINTS, render
+from draftwell.components.papers.pass_times import PassTimes
+from draftwell.components.papers.plots import draw_points, draw_table
+from draftwell.components.papers.points import measured_points, published_points
+from draftwell.components.papers.tables import Paper, PaperTable, Row
+from draftwell.components.papers.verdicts import Verdict
+from draftwell.components.report.machine import cpu_model
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.device import usable_cores
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 
 TINY = Scale(
@@ -561,7 +574,7 @@ def test_the_most_telling_pair_is_measured_first() -> None:
 def test_a_cell_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the pace of its texts: training a verifier before them may take minutes."""
     said, now = list[str](), [0.0]
-    monkeypatch.setattr("components.papers.runner.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("draftwell.components.papers.runner.time.monotonic", lambda: now[0])
     pace = runner.Pace("[1/2] tiny", said.append)
     for now[0], done in ((600.0, 1), (630.0, 6), (715.0, 21), (716.0, 22)):
         pace(done, 61, "spide")
@@ -741,9 +754,9 @@ def test_cells_survive_their_file(measured: tuple[Path, CellFile]) -> None:
 def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
     """Roles exist, specs are strategies with valid parameters, cells of one name are one cell, and
     both sizes have the same tables."""
-    from components.bench.runner import core_plan
-    from components.papers.catalogue import PAPERS
-    from serving.runtime.strategies import build_strategy
+    from draftwell.components.bench.runner import core_plan
+    from draftwell.components.papers.catalogue import PAPERS
+    from draftwell.serving.runtime.strategies import build_strategy
 
     for name, paper in PAPERS.items():
         tables = paper.tables(scale)

@@ -11,25 +11,25 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from components.bench.runner import StrategyContender
-from components.collect.collect import collect_traces
-from components.collect.settings import CollectionSettings
-from components.papers import runner, trained
-from components.papers.asides import tried
-from components.papers.cell_file import CellFile
-from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
-from components.papers.comparison import results
-from components.papers.page import render
-from components.papers.prompts import choose
-from components.papers.sprinter import tables
-from components.papers.tables import Paper, PaperTable, Row
-from components.papers.trained import contender
-from components.prompts.overlap import hash_of
-from components.train.examples import read_examples
-from components.train.verifier import train_verifier
-from serving.artifacts.base import Provenance
-from serving.artifacts.verifier import Verifier
-from serving.runtime.strategies import StrategyResources
+from draftwell.components.bench.runner import StrategyContender
+from draftwell.components.collect.collect import collect_traces
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.papers import runner, trained
+from draftwell.components.papers.asides import tried
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
+from draftwell.components.papers.comparison import results
+from draftwell.components.papers.page import render
+from draftwell.components.papers.prompts import choose
+from draftwell.components.papers.sprinter import tables
+from draftwell.components.papers.tables import Paper, PaperTable, Row
+from draftwell.components.papers.trained import contender
+from draftwell.components.prompts.overlap import hash_of
+from draftwell.components.train.examples import read_examples
+from draftwell.components.train.verifier import train_verifier
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 
 TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1,), gammas_all=(1,), taus=(0.7,))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.papers.estimates import Estimate
-from components.papers.verdicts import Verdict, verdict
+from draftwell.components.papers.estimates import Estimate
+from draftwell.components.papers.verdicts import Verdict, verdict
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from components.prompts.overlap import TrainingPrompts, different, hash_of, hashes_of
-from components.prompts.prompt import DEMO, Prompt, read_prompts
-from flows.loading import prompts_of
-from flows.settings import PipelineSettings
+from draftwell.components.prompts.overlap import TrainingPrompts, different, hash_of, hashes_of
+from draftwell.components.prompts.prompt import DEMO, Prompt, read_prompts
+from draftwell.flows.loading import prompts_of
+from draftwell.flows.settings import PipelineSettings
 from tests.support.errors import raises_code
 
 ROWS = [Prompt(f"p{i}", None, [f"question {i}"]) for i in range(10)]
@@ -76,7 +76,7 @@ def test_the_steps_of_a_pipeline_share_no_prompt(tmp_path: Path) -> None:
 
 
 def test_the_shipped_prompts_suffice_for_the_demo_and_for_each_command() -> None:
-    from flows.cli.learn.shared import COLLECTED
+    from draftwell.flows.cli.learn.shared import COLLECTED
 
     rows = read_prompts(DEMO)
     assert len(different(rows)) == len(rows) >= COLLECTED + 24 + 12 + 16, (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from components.bench.answers.checks import checker_for
-from components.prompts.prompt import Prompt, demo_prompts, read_prompts
+from draftwell.components.bench.answers.checks import checker_for
+from draftwell.components.prompts.prompt import Prompt, demo_prompts, read_prompts
 from tests.support.errors import raises_code
 
 GOOD = '{"prompt": "Hello"}\n'

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.prompts.prompt import Prompt
-from components.prompts.sources import load_prompts
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.prompts.sources import load_prompts
 from tests.support.errors import raises_code
 
 SCRIPTS = ["今天天气怎么样？", "كيف حالك؟", "🙂 ok\nin two lines"]

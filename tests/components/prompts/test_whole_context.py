@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from components.bench.bench import run_bench
-from components.bench.device_parity import check_against
-from components.bench.runner import measure
-from components.bench.settings import BenchSettings
-from components.bench.throughput import batch_throughput
-from components.calibrate.correction_memory import MemorySettings, build_correction_memory
-from components.gate.baseline_counts import deterministic_report
-from components.prompts.prompt import Prompt, ids_of, prompts_digest
-from components.tune.evaluator import Evaluator, Measured, QualityReader
-from components.tune.resume import ResumableEvaluator
-from serving.artifacts.base import Provenance
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.device_parity import check_against
+from draftwell.components.bench.runner import measure
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.bench.throughput import batch_throughput
+from draftwell.components.calibrate.correction_memory import MemorySettings, build_correction_memory
+from draftwell.components.gate.baseline_counts import deterministic_report
+from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest
+from draftwell.components.tune.evaluator import Evaluator, Measured, QualityReader
+from draftwell.components.tune.resume import ResumableEvaluator
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import table_pair
 

@@ -9,19 +9,23 @@ from typing import Any
 
 import pytest
 
-from components.calibrate.hardware_profile import measure_profile
-from components.prompts.prompt import Prompt
-from components.replay.costs import costs_of
-from components.replay.replay import replay_strategy
-from components.replay.texts import Texts, read_texts
-from components.report.provenance import provenance
-from serving.artifacts.base import Provenance
-from serving.artifacts.forward_costs import seconds_table
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.calibrate.hardware_profile import measure_profile
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.costs import costs_of
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.report.provenance import provenance
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.forward_costs import seconds_table
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.collecting import collect_traces
 from tests.support.models.tiny import pair_of, table_pair
 from tests.support.replay_check import Prediction, check_prediction, median_error, tiled

@@ -12,23 +12,32 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.prompts.prompt import Prompt
-from components.replay.head_scores import score_rollouts
-from components.replay.replay import replay_strategy
-from components.replay.texts import Texts, read_texts
-from components.replay.trace_model import NotInTrace, RolloutExhausted, TracedText, TraceModel
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.head_scores import score_rollouts
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.replay.trace_model import (
+    NotInTrace,
+    RolloutExhausted,
+    TracedText,
+    TraceModel,
+)
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.cases import first_of_each
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code

@@ -24,20 +24,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.calibrate.hardware_profile import measure_profile
-from components.prompts.prompt import demo_prompts
-from components.replay.head_scores import score_rollouts
-from components.replay.replay import replay_strategy
-from components.replay.sampled import read_sampled, replay_expected
-from components.replay.texts import Texts, read_texts
-from components.report.provenance import provenance
-from components.tune.search.space import REPLAYED, replayable
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
+from draftwell.components.calibrate.hardware_profile import measure_profile
+from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.components.replay.head_scores import score_rollouts
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.sampled import read_sampled, replay_expected
+from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.report.provenance import provenance
+from draftwell.components.tune.search.space import REPLAYED, replayable
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, resources_of, two_threads
@@ -99,8 +99,8 @@ def threads() -> Iterator[None]:
 
 @functools.cache
 def pair_in(dtype: str) -> LoadedPair:
-    from registry.pairs import fetch, find_pair
-    from serving.runtime.pair import LoadSettings, load_pair
+    from draftwell.registry.pairs import fetch, find_pair
+    from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
     if dtype == "float32":
         return default_pair()

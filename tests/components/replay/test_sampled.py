@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from components.prompts.prompt import Prompt
-from components.replay.replay import replay_strategy
-from components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
-from components.replay.texts import Texts, read_texts
-from components.replay.trace_model import TracedText
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.recording.trace_schema import HEADER, TraceError
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import residual, warp
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
+from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.replay.trace_model import TracedText
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.recording.trace_schema import HEADER, TraceError
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import residual, warp
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models import tiny

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from components.report.intervals import (
+from draftwell.components.report.intervals import (
     bootstrap_of_sums,
     expanded_tail,
     paired_bootstrap_ratio,

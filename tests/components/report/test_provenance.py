@@ -4,15 +4,15 @@ import platform
 import subprocess
 from pathlib import Path
 
-from components.report import provenance as module
-from components.report.provenance import (
+from draftwell.components.report import provenance as module
+from draftwell.components.report.provenance import (
     code_digest,
     device_class,
     git_commit,
     library_versions,
     provenance,
 )
-from serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.base import Provenance
 from tests.support.models.tiny import table_pair
 
 

@@ -11,17 +11,26 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from components.prompts.prompt import Prompt
-from components.train.acceptance_head import head_metrics, ranking_of, train_acceptance_head
-from components.train.examples import Examples
-from components.train.head_examples import labels_of, read_mixed
-from components.train.head_network import HeadTrainingSettings, fit, rate_at, weighted_loss
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.base import Provenance
-from serving.recording.trace import TraceSet
-from serving.runtime.commands import Forward
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.train.acceptance_head import (
+    head_metrics,
+    ranking_of,
+    train_acceptance_head,
+)
+from draftwell.components.train.examples import Examples
+from draftwell.components.train.head_examples import labels_of, read_mixed
+from draftwell.components.train.head_network import (
+    HeadTrainingSettings,
+    fit,
+    rate_at,
+    weighted_loss,
+)
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, pair_of

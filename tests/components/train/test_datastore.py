@@ -10,10 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.prompts.prompt import Prompt
-from components.train.datastore import build_datastore, held_out_figures, longest_common, read_texts
-from serving.artifacts.base import Provenance
-from serving.recording.trace import TraceSet
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.train.datastore import (
+    build_datastore,
+    held_out_figures,
+    longest_common,
+    read_texts,
+)
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import table_pair

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.prompts.prompt import Prompt
-from components.train.medusa import (
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.train.medusa import (
     UNKNOWN,
     MedusaSettings,
     ReadText,
@@ -17,13 +17,13 @@ from components.train.medusa import (
     split,
     train_medusa_heads,
 )
-from serving.artifacts.base import Provenance
-from serving.artifacts.medusa_heads import MedusaHeads
-from serving.recording.trace import TraceSet
-from serving.runtime.engine.engine import Engine
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.medusa_heads import MedusaHeads
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair

@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from components.train import score_cost
-from components.train.examples import Examples, VerifierLabel
-from components.train.metrics import intervals, ranking, reliability_bins, weighted_auc
-from components.train.report.plots import verifier_plots
-from components.train.report.verifier_page import verifier_markdown
-from components.train.reports import ScoreCost, VerifierReport
-from components.train.score_cost import time_score
-from components.train.settings import VerifierSettings
-from components.train.verifier import train_verifier
-from serving.artifacts.base import Provenance
-from serving.artifacts.verifier import Verifier
-from serving.runtime.commands import Forward
-from serving.runtime.types import Rows
+from draftwell.components.train import score_cost
+from draftwell.components.train.examples import Examples, VerifierLabel
+from draftwell.components.train.metrics import intervals, ranking, reliability_bins, weighted_auc
+from draftwell.components.train.report.plots import verifier_plots
+from draftwell.components.train.report.verifier_page import verifier_markdown
+from draftwell.components.train.reports import ScoreCost, VerifierReport
+from draftwell.components.train.score_cost import time_score
+from draftwell.components.train.settings import VerifierSettings
+from draftwell.components.train.verifier import train_verifier
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.types import Rows
 from tests.support.errors import raises_code
 from tests.support.loop.verifier_trace import ORIGIN, trace
 from tests.support.models.priced import Clock, Priced

@@ -11,21 +11,27 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components.collect.trace_columns import column
-from components.prompts.prompt import Prompt
-from components.train import examples as verifier_data
-from components.train import verifier as verifier_training
-from components.train.examples import Examples, VerifierLabel, folds, read_examples, split_by_prompt
-from components.train.logistic import cross_validate, fit, sigmoid
-from components.train.metrics import auc_of
-from components.train.reports import VerifierReport
-from components.train.row_split import compare_splits
-from components.train.settings import LabelKind, VerifierSettings
-from components.train.verifier import choose_threshold, train_verifier
-from serving.artifacts.verifier import Verifier, scalar_features
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import KINDS, TraceHeader, trace_schema
+from draftwell.components.collect.trace_columns import column
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.train import examples as verifier_data
+from draftwell.components.train import verifier as verifier_training
+from draftwell.components.train.examples import (
+    Examples,
+    VerifierLabel,
+    folds,
+    read_examples,
+    split_by_prompt,
+)
+from draftwell.components.train.logistic import cross_validate, fit, sigmoid
+from draftwell.components.train.metrics import auc_of
+from draftwell.components.train.reports import VerifierReport
+from draftwell.components.train.row_split import compare_splits
+from draftwell.components.train.settings import LabelKind, VerifierSettings
+from draftwell.components.train.verifier import choose_threshold, train_verifier
+from draftwell.serving.artifacts.verifier import Verifier, scalar_features
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import KINDS, TraceHeader, trace_schema
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.verifier_trace import ORIGIN, trace
@@ -375,7 +381,8 @@ def with_state(value: float) -> pa.Table:
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_in_a_line(table, options, code, named):
-    """Codes of None are those of `components.collect`, which refuses values that are not finite."""
+    """Codes of None are those of `draftwell.components.collect`, which refuses values that are not
+    finite."""
     with pytest.raises(DraftwellError, match=named) as error:
         train_verifier(table, ORIGIN, VerifierSettings(**options))
     assert code in (None, error.value.code)

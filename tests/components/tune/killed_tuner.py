@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from components.prompts.prompt import Prompt
-from components.tune.search import search, trial_log
-from serving.recording.trace import TraceSet
-from serving.runtime.strategies import StrategyResources
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.search import search, trial_log
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.strategies import StrategyResources
 from tests.components.collect.killed_collector import deadly
 from tests.support.loop.scripted_clock import Clock
 from tests.support.loop.tuning import PROFILE, run_tuner

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from components.calibrate.acceptance_table import build_acceptance_table
-from components.calibrate.correction_memory import MemorySettings, build_correction_memory
-from components.calibrate.hardware_profile import measure_profile
-from components.prompts.prompt import demo_prompts
-from components.report.provenance import provenance
-from components.train.acceptance_head import train_acceptance_head
-from components.train.verifier import train_verifier
-from components.tune.evaluator import Evaluator, Quality
-from components.tune.settings import Constraints, TuneSettings
-from components.tune.tune import TuneInputs, tune_strategy
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.calibrate.acceptance_table import build_acceptance_table
+from draftwell.components.calibrate.correction_memory import MemorySettings, build_correction_memory
+from draftwell.components.calibrate.hardware_profile import measure_profile
+from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.components.report.provenance import provenance
+from draftwell.components.train.acceptance_head import train_acceptance_head
+from draftwell.components.train.verifier import train_verifier
+from draftwell.components.tune.evaluator import Evaluator, Quality
+from draftwell.components.tune.settings import Constraints, TuneSettings
+from draftwell.components.tune.tune import TuneInputs, tune_strategy
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair
 

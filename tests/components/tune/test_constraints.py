@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.prompts.prompt import Prompt
-from components.report.intervals import lower_bound
-from components.tune.constraints import ConstraintChecker, ConstraintViolation, VanillaBaseline
-from components.tune.evaluator import Measured, Quality
-from components.tune.settings import Constraints
-from components.tune.successive_halving import successive_halving
-from serving.runtime.strategies import PLAIN, StrategyChoice
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.intervals import lower_bound
+from draftwell.components.tune.constraints import (
+    ConstraintChecker,
+    ConstraintViolation,
+    VanillaBaseline,
+)
+from draftwell.components.tune.evaluator import Measured, Quality
+from draftwell.components.tune.settings import Constraints
+from draftwell.components.tune.successive_halving import successive_halving
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.loop.scripted_clock import Clock
 
 PROMPTS = [Prompt(f"p{i}", None, [f"prompt {i}"]) for i in range(8)]

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from components.bench.runner import Generation, StrategyContender
-from components.bench.target_agreement import TargetAgreement, argmax_matches
-from components.prompts.prompt import Prompt
-from components.tune import evaluator as module
-from components.tune.evaluator import Evaluator, Measured, QualityReader
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.pair import LoadedPair
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
+from draftwell.components.bench.runner import Generation, StrategyContender
+from draftwell.components.bench.target_agreement import TargetAgreement, argmax_matches
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune import evaluator as module
+from draftwell.components.tune.evaluator import Evaluator, Measured, QualityReader
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.tune.pareto import front
+from draftwell.components.tune.pareto import front
 from tests.support.errors import raises_code
 
 # few values, so that ties in one objective, and in all of them, are common

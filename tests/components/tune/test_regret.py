@@ -12,22 +12,27 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from components.prompts.prompt import Prompt
-from components.report.intervals import FEWEST_PROMPTS
-from components.tune import regret as module
-from components.tune.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
-from components.tune.evaluator import Measured
-from components.tune.evidence import Metrics
-from components.tune.regret import GRID, SETTINGS, RegretStudy, fastest, sum_of, summary
-from components.tune.successive_halving import successive_halving
-from components.tune.tune import TuneInputs
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadSettings
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.intervals import FEWEST_PROMPTS
+from draftwell.components.tune import regret as module
+from draftwell.components.tune.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
+from draftwell.components.tune.evaluator import Measured
+from draftwell.components.tune.evidence import Metrics
+from draftwell.components.tune.regret import GRID, SETTINGS, RegretStudy, fastest, sum_of, summary
+from draftwell.components.tune.successive_halving import successive_halving
+from draftwell.components.tune.tune import TuneInputs
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadSettings
+from draftwell.serving.runtime.strategies import (
+    PLAIN,
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+)
 from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.tiny import table_pair
@@ -97,7 +102,7 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
         loaded.append((files.roles(), settings))
         raise DraftwellError("far enough")
 
-    monkeypatch.setattr("serving.runtime.pair.load_pair", load_pair)
+    monkeypatch.setattr("draftwell.serving.runtime.pair.load_pair", load_pair)
     folders = [
         word
         for role in ("target", "draft", "qualifier")

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.collect.trace_checks import check_temperature
-from components.prompts.prompt import Prompt
-from components.replay.replay import replay_strategy
-from components.replay.sampled import DRAWS, read_sampled, replay_expected, texts_of
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from draftwell.components.collect.trace_checks import check_temperature
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.sampled import DRAWS, read_sampled, replay_expected, texts_of
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.scripted_clock import Clock

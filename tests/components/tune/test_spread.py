@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from components.collect import work as collection
-from components.collect.plan import ForeignTrace, is_complete
-from components.prompts.prompt import Prompt
-from components.tune.evidence import Trial
-from components.tune.search.search import Search
-from components.tune.search.trial_log import TrialLog
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.collect import work as collection
+from draftwell.components.collect.plan import ForeignTrace, is_complete
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.evidence import Trial
+from draftwell.components.tune.search.search import Search
+from draftwell.components.tune.search.trial_log import TrialLog
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice
 from tests.support.collecting import collect_shard, collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.scripted_clock import Clock
@@ -168,7 +168,7 @@ Found = Callable[[Trial], None]
 
 def replays(search: Search, choices: Sequence[StrategyChoice], found: Found) -> None:
     """Three workers with a log of their own, the last one first, as
-    `flows.workers.worker_jobs.replay_configs` does it."""
+    `draftwell.flows.workers.worker_jobs.replay_configs` does it."""
     worker = replace(search, trials=TrialLog(None))
     for part in (2, 1, 0):
         for choice in choices[part::3]:

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from components.prompts.prompt import Prompt
-from components.tune.constraints import ConstraintViolation
-from components.tune.evaluator import Measured, measure_all
-from components.tune.evidence import Row
-from components.tune.resume import ResumableEvaluator
-from components.tune.successive_halving import (
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.constraints import ConstraintViolation
+from draftwell.components.tune.evaluator import Measured, measure_all
+from draftwell.components.tune.evidence import Row
+from draftwell.components.tune.resume import ResumableEvaluator
+from draftwell.components.tune.successive_halving import (
     TAIL,
     HalvingResult,
     compare_with_plain,
     successive_halving,
 )
-from serving.runtime.strategies import PLAIN, StrategyChoice
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.errors import raises_code
 from tests.support.loop.scripted_clock import Clock, gamma
 

@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 
-from components.prompts.prompt import Prompt
-from components.replay.replay import replay_strategy
-from components.replay.texts import Texts, read_texts
-from components.replay.trace_model import RolloutExhausted, TracedText
-from components.report.intervals import FEWEST_PROMPTS
-from components.report.machine import using_threads
-from components.tune import tune as tune_step
-from components.tune.evaluator import Measured, Quality
-from components.tune.evidence import Trial, TuningEvidence
-from components.tune.search import search
-from components.tune.search.rescue_model import (
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.replay.trace_model import RolloutExhausted, TracedText
+from draftwell.components.report.intervals import FEWEST_PROMPTS
+from draftwell.components.report.machine import using_threads
+from draftwell.components.tune import tune as tune_step
+from draftwell.components.tune.evaluator import Measured, Quality
+from draftwell.components.tune.evidence import Trial, TuningEvidence
+from draftwell.components.tune.search import search
+from draftwell.components.tune.search.rescue_model import (
     RESCUING,
     RescueModel,
     estimate_rescues,
     fastest_for_losses,
 )
-from components.tune.search.search import artifact_digest
-from components.tune.search.space import (
+from draftwell.components.tune.search.search import artifact_digest
+from draftwell.components.tune.search.space import (
     MEASURED,
     REPLAYED,
     Span,
@@ -41,15 +41,15 @@ from components.tune.search.space import (
     space_of,
     start,
 )
-from components.tune.settings import Constraints, TuneSettings
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import ContextTooLong, DraftwellError
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import (
+from draftwell.components.tune.settings import Constraints, TuneSettings
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import ContextTooLong, DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import (
     PLAIN,
     STRATEGIES,
     StrategyChoice,

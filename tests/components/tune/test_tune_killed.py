@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from components.tune.search import search
+from draftwell.components.tune.search import search
 from tests.components.tune.killed_tuner import PROMPTS, run
 from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from flows.cli.bench import parse_wanted
-from serving.artifacts.pair_files import draftwell_home
-from serving.errors import DraftwellError
+from draftwell.flows.cli.bench import parse_wanted
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
 from tests.support.loop.publishing import artifacts
 
 PADDED = 120_000.0
@@ -67,7 +67,7 @@ def written(
     """The report of a padded bench, and the folder with all that it wrote."""
     from typer.testing import CliRunner
 
-    from flows.cli.main import app
+    from draftwell.flows.cli.main import app
 
     folder = tmp_path_factory.mktemp("bench")
     texts = [
@@ -171,7 +171,7 @@ def test_a_padded_profile_is_never_kept(
 ) -> None:
     """duo_decoding, or spide, asks for a hardware profile: that of a padded target must not be
     found by the plain one."""
-    from flows.workspace import Workspace
+    from draftwell.flows.workspace import Workspace
 
     workspace = Workspace(str(pair_file), say=lambda line: None)
     pair = workspace.load(pad_target=PADDED)
@@ -193,11 +193,11 @@ def test_the_draft_can_compute_elsewhere(
 ) -> None:
     """The place reaches the loader, the report names one that is not the target's, and a profile of
     such a pair is not kept."""
-    from components.bench.report import tables as bench_report
-    from components.bench.schema import BenchReport
-    from components.report import machine
-    from flows.workspace import Workspace
-    from serving.runtime import pair as pair_module
+    from draftwell.components.bench.report import tables as bench_report
+    from draftwell.components.bench.schema import BenchReport
+    from draftwell.components.report import machine
+    from draftwell.flows.workspace import Workspace
+    from draftwell.serving.runtime import pair as pair_module
 
     places: list[Any] = []
     load = pair_module.load_pair

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import prompts_digest, read_prompts
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.recording.trace import TraceSet
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import prompts_digest, read_prompts
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.loop.bad_traces import BAD, changed, contents, refused, with_values
 
 Spoil = Callable[[Path, Path], Path]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from registry.pairs import fetch, find_pair
-from registry.store import Store
+from draftwell.registry.pairs import fetch, find_pair
+from draftwell.registry.store import Store
 from tests.support.bench_reports import REPORT
 from tests.support.loop.publishing import release, table
 from tests.support.loop.refusals import refused
@@ -50,7 +50,7 @@ HEAVY = ("torch", "transformers", "mlflow", "prefect")
 HELP = f"""
 import json, sys
 from typer.testing import CliRunner
-from flows.cli.main import app
+from draftwell.flows.cli.main import app
 shown = [CliRunner().invoke(app, [*words, "--help"]).output for words in {[[], *([c] for c in COMMANDS)]}]
 print(json.dumps([shown, [name for name in {HEAVY} if name in sys.modules]]))
 """  # noqa: E501
@@ -72,7 +72,7 @@ def test_help_lists_every_command_and_stays_light(help_pages: tuple[list[str], l
 
 
 def test_no_command_is_missing_from_these_tests() -> None:
-    from flows.cli.main import app
+    from draftwell.flows.cli.main import app
 
     assert {(c.name or c.callback.__name__) for c in app.registered_commands if c.callback} == set(
         COMMANDS
@@ -229,7 +229,7 @@ def test_usage_errors(run: Any, place: Path, arguments: tuple[str, ...]) -> None
 def test_the_installed_command_ends_with_two() -> None:
     """The entry point, in a process of its own: nothing of the refusal is lost between Typer and
     the shell."""
-    command = [sys.executable, "-m", "flows.cli.main", *GENERATE, "--pair", "nope"]
+    command = [sys.executable, "-m", "draftwell.flows.cli.main", *GENERATE, "--pair", "nope"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
@@ -428,7 +428,7 @@ GATED: dict[str, tuple[dict[str, Any], int, str]] = {
 
 def test_the_demos_figures_of_the_choice_are_the_gates() -> None:
     """Tuning measured it too, in another run: its figure would contradict the table."""
-    from flows.cli.demo import outcome_lines
+    from draftwell.flows.cli.demo import outcome_lines
 
     result = {
         "strategy": "hybrid",
@@ -447,8 +447,8 @@ def test_the_demos_figures_of_the_choice_are_the_gates() -> None:
 
 def test_the_demo_shows_what_the_gate_measured_again() -> None:
     """These rows alone were judged."""
-    from components.bench.schema import BenchReport
-    from flows.cli.demo import tables
+    from draftwell.components.bench.schema import BenchReport
+    from draftwell.flows.cli.demo import tables
 
     report = BenchReport.from_json(REPORT)
     assert list(tables(report)) == [report]
@@ -468,8 +468,8 @@ def test_the_demo_ends_with_the_gates_exit_code(
 ) -> None:
     """What serves is its last line: 0 although the gate refused would let a script go on with the
     champion of before."""
-    import flows.orchestration.pipeline_flow as flow
-    from flows.steps.verdict import result_of
+    import draftwell.flows.orchestration.pipeline_flow as flow
+    from draftwell.flows.steps.verdict import result_of
 
     gated, code, line = GATED[case]
     plain = {"strategy": "autoregressive", "parameters": {}, "reason": "few prompts"}

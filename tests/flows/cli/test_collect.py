@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace import TraceSet
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ def test_sources_that_are_none(collect: Callable[..., Any], tmp_path: Path) -> N
 def test_slots_are_as_long_as_the_longest_conversation_needs(
     pair_file: Path, tmp_path: Path
 ) -> None:
-    from components.prompts.prompt import Prompt
-    from flows.steps.collect import context_for
-    from flows.workspace import Workspace
-    from serving.runtime.pair import LoadSettings, load_pair
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.steps.collect import context_for
+    from draftwell.flows.workspace import Workspace
+    from draftwell.serving.runtime.pair import LoadSettings, load_pair
     from tests.support.collecting import small
 
     space = Workspace(str(pair_file))
@@ -136,12 +136,12 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(
     pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bool
 ) -> None:
     """Its own words take a hundred tokens around every message; of raw text nothing is added."""
-    from components.collect.continuations import write_texts
-    from components.prompts.prompt import Prompt, ids_of
-    from flows.steps.collect import context_for
-    from flows.workspace import Workspace
-    from serving.runtime import model_files
-    from serving.runtime import pair as loading
+    from draftwell.components.collect.continuations import write_texts
+    from draftwell.components.prompts.prompt import Prompt, ids_of
+    from draftwell.flows.steps.collect import context_for
+    from draftwell.flows.workspace import Workspace
+    from draftwell.serving.runtime import model_files
+    from draftwell.serving.runtime import pair as loading
     from tests.support.collecting import small
 
     real = loading.load_tokenizer

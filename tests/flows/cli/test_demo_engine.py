@@ -179,7 +179,7 @@ def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is
 ) -> None:
     """Plain texts do not depend on the head; texts of other lengths are collected again instead of
     being refused."""
-    from flows.steps.engine.space import EngineSpace
+    from draftwell.flows.steps.engine.space import EngineSpace
 
     assert demo().exit_code == 0
     texts = (folder / "loop-texts.jsonl").read_bytes()
@@ -197,8 +197,8 @@ def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is
 def test_steps_take_prompts_of_their_own(
     demo: Callable[..., Any], folder: Path, prompts: Path
 ) -> None:
-    from components.prompts.overlap import hashes_of
-    from components.prompts.prompt import read_prompts
+    from draftwell.components.prompts.overlap import hashes_of
+    from draftwell.components.prompts.prompt import read_prompts
 
     assert demo().exit_code == 0
     tuned = set(json.loads((folder / "tuned.json").read_text())["prompt_hashes"])
@@ -320,7 +320,7 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(
 def test_other_judged_prompts_are_judged_and_a_tuning_without_time_is_continued(
     demo: Callable[..., Any], folder: Path, tmp_path: Path
 ) -> None:
-    from components.tune.engines.budget import NO_TIME
+    from draftwell.components.tune.engines.budget import NO_TIME
 
     assert demo().exit_code == 0
     assert any((folder / "trial-spool").iterdir())
@@ -473,7 +473,7 @@ def test_a_planted_setting_is_caught_and_not_deployed(
 ) -> None:
     """A setting that is 15 % slower than plain decoding; and one that is fast and called lossless,
     whose outputs are not the target's, or whose rejection is none of the target's distribution."""
-    from components.engines.vllm_methods import Method
+    from draftwell.components.engines.vllm_methods import Method
 
     assert demo().exit_code == 0
     deployed = (tmp_path / "dist" / "vllm" / "tiny" / "current").resolve()
@@ -538,9 +538,9 @@ def test_asked_to_end_it_leaves_no_engine_behind(
     """While the server of the bundle runs."""
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     program = (
-        "import pathlib, sys; from components.engines import environments; "
+        "import pathlib, sys; from draftwell.components.engines import environments; "
         "environments.DRIVERS['vllm'] = "
-        f"pathlib.Path({str(FAKE_DRIVER)!r}); from flows.cli.main import main; main()"
+        f"pathlib.Path({str(FAKE_DRIVER)!r}); from draftwell.flows.cli.main import main; main()"
     )
     command = [sys.executable, "-c", program, *words, "--serve-seconds", "300"]
     with subprocess.Popen(
@@ -562,7 +562,7 @@ def test_asked_to_end_it_leaves_no_engine_behind(
 
 
 def test_a_closed_terminal_is_ignored_where_nohup_says_so() -> None:
-    from flows.cli.signals import ends_what_it_started
+    from draftwell.flows.cli.signals import ends_what_it_started
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

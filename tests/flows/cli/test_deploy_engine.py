@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from registry.bundles.vllm.settings import SCHEDULE
+from draftwell.registry.bundles.vllm.settings import SCHEDULE
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_the_bundle_starts_what_was_judged(
     command = [
         sys.executable,
         "-m",
-        "flows.cli.main",
+        "draftwell.flows.cli.main",
         "serve",
         "--engine",
         "vllm",
@@ -219,7 +219,7 @@ def test_a_class_of_our_plug_in_comes_with_its_wheel(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from registry.bundles.vllm.plugin_wheel import plugin_wheel
+    from draftwell.registry.bundles.vllm.plugin_wheel import plugin_wheel
 
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"custom_class": 1.5}))
     assert vllm("tune", "--methods", "cascade", "--limit", 8).exit_code == 0
@@ -304,9 +304,9 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """vLLM for CPUs on a machine with a CUDA device."""
-    import flows.steps.engine.monitor
-    import serving.device
-    from serving.errors import DraftwellError
+    import draftwell.flows.steps.engine.monitor
+    import draftwell.serving.device
+    from draftwell.serving.errors import DraftwellError
 
     seen: list[str] = []
 
@@ -314,8 +314,8 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(
         seen.append(space.workspace.device)
         raise DraftwellError("seen")
 
-    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
-    monkeypatch.setattr(flows.steps.engine.monitor, "check_engine", looked)
+    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr(draftwell.flows.steps.engine.monitor, "check_engine", looked)
     assert "seen" in line(
         run("monitor", "--engine", "vllm", "--pair", pair_file, "--spool", tmp_path)
     )

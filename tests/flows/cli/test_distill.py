@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from registry.pairs import find_pair
-from registry.store import Store
-from serving.artifacts.base import digest_of
-from serving.errors import DraftwellError
+from draftwell.registry.pairs import find_pair
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import digest_of
+from draftwell.serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_prompts
 
 QUICK = ("--tokens", 2000, "--max-tokens", 12, "--head-tokens", 64, "--dtype", "float32")
@@ -102,7 +102,7 @@ def test_a_target_that_asks_itself(
 ) -> None:
     """Without prompts the target invents them; layers, loss and folders are the user's; a pair's
     name names its target."""
-    from components.prompts import prompt as prompts
+    from draftwell.components.prompts import prompt as prompts
 
     monkeypatch.setattr(prompts, "DEMO", write_prompts(place / "demo.jsonl"))
     folders = ("--out", place / "draft", "--work", place / "shards")
@@ -193,7 +193,7 @@ def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -
 def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(
     run: Any, place: Path, pair_file: Path, prompts_file: Path, held: str
 ) -> None:
-    from components.collect.plan import exclusive_folder
+    from draftwell.components.collect.plan import exclusive_folder
 
     command = (
         "distill",
@@ -222,7 +222,7 @@ def test_prompts_of_any_source(
 ) -> None:
     """A table with a column of the user's own, and a spool of served traffic, as `collect` takes
     them."""
-    from flows.steps import distil as distil_step
+    from draftwell.flows.steps import distil as distil_step
 
     asked: list[distil_step.DistilRequest] = []
 
@@ -273,8 +273,8 @@ def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
 
 def test_what_is_measured_is_not_learnt() -> None:
     """A prompt that stands twice in a file cannot be on both sides."""
-    from components.distil.instructions import split
-    from components.prompts.prompt import Prompt
+    from draftwell.components.distil.instructions import split
+    from draftwell.components.prompts.prompt import Prompt
 
     learnt, untouched = split([Prompt(str(i), None, [f"text {i % 45}"]) for i in range(60)])
     assert len(untouched) == 6
@@ -290,9 +290,9 @@ def test_a_prompt_is_what_stands_before_it_too(
 ) -> None:
     """The target is asked with the system message, and the same turn behind another one is another
     prompt."""
-    from components.distil.instructions import split
-    from components.prompts.prompt import Prompt, ids_of
-    from flows.steps import distil as distil_step
+    from draftwell.components.distil.instructions import split
+    from draftwell.components.prompts.prompt import Prompt, ids_of
+    from draftwell.flows.steps import distil as distil_step
     from tests.support.models.tiny import table_pair
 
     system = {"role": "system", "content": "be brief"}
@@ -303,8 +303,12 @@ def test_a_prompt_is_what_stands_before_it_too(
     bare = [Prompt(f"bare{i}", None, prompt.turns) for i, prompt in enumerate(told)]
     learnt, untouched = split([*told, *bare])
     assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
-    monkeypatch.setattr("serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64)
-    monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch, governor: None)
+    monkeypatch.setattr(
+        "draftwell.serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64
+    )
+    monkeypatch.setattr(
+        "draftwell.components.distil.writers.writer_of", lambda pair, batch, governor: None
+    )
     pair, files = table_pair(), distil_step.PairFiles("tiny", tmp_path)
     source = distil_step.source_of(
         pair,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from components.export import schema
-from registry.pairs import fetch, find_pair, model_records
-from registry.releases import create_release
-from registry.store import Store
-from serving.artifacts.base import Provenance
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.pair_files import fingerprint
+from draftwell.components.export import schema
+from draftwell.registry.pairs import fetch, find_pair, model_records
+from draftwell.registry.releases import create_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.pair_files import fingerprint
 from tests.support.loop.publishing import publish
 
 
@@ -176,9 +176,9 @@ def test_a_distilled_draft_is_asked_for(run: Any, config: Path) -> None:
 
 def distilled(folder: Path, into: Path, seed: int) -> Path:
     """A draft of the target in `folder`, with weights of its own."""
-    from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-    from serving.artifacts.pair_files import weights_digest
-    from serving.runtime.model_files import load_module
+    from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
+    from draftwell.serving.artifacts.pair_files import weights_digest
+    from draftwell.serving.runtime.model_files import load_module
 
     donor = load_module(folder, torch.float32, "cpu")
     generator = torch.Generator().manual_seed(seed)
@@ -227,8 +227,8 @@ def released(pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_draft_that_a_release_pins_is_saved_and_not_the_pairs_present_one(
     run: Any, released: Path, tmp_path: Path
 ) -> None:
-    from components.export.checkpoint import save_draft
-    from serving.artifacts.pair_files import weights_digest
+    from draftwell.components.export.checkpoint import save_draft
+    from draftwell.serving.artifacts.pair_files import weights_digest
 
     done = run(
         "export",
@@ -301,10 +301,10 @@ def test_a_distilled_draft_as_a_folder_that_transformers_reads(tmp_path: Path) -
     """The same logits as the draft behind the engine, over the tokens of its head."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from components.export.checkpoint import save_draft
-    from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-    from serving.artifacts.pair_files import weights_digest
-    from serving.runtime.model_files import build_distilled, load_module
+    from draftwell.components.export.checkpoint import save_draft
+    from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
+    from draftwell.serving.artifacts.pair_files import weights_digest
+    from draftwell.serving.runtime.model_files import build_distilled, load_module
     from tests.support.server.served_pair import tiny_pair
 
     pair = tiny_pair(1)

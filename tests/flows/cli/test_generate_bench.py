@@ -97,7 +97,7 @@ def report(
 ) -> dict[str, Any]:
     from typer.testing import CliRunner
 
-    from flows.cli.main import app
+    from draftwell.flows.cli.main import app
 
     out = tmp_path_factory.mktemp("bench") / "report.json"
     done = CliRunner().invoke(

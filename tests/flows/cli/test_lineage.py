@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from flows.steps.lineage import Node
-from registry.store import Store
-from serving.artifacts.base import Provenance, digest_of
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.recording.trace import TraceSet
+from draftwell.flows.steps.lineage import Node
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import Provenance, digest_of
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.loop.publishing import config, publish, table, verifier
 from tests.support.loop.tiny_files import snapshot
 from tests.support.loop.trace_sets import make, row
@@ -223,7 +223,7 @@ def test_a_tuning_report_leads_over_its_choice(run: Any, home: Path, space: Path
 
 
 def test_artifacts_that_a_pair_ships_with_are_found(run: Any, home: Path) -> None:
-    from registry.pairs import catalogue
+    from draftwell.registry.pairs import catalogue
 
     shipped = (
         Path(catalogue.__file__).parent

@@ -15,16 +15,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.drift.schema import CHECKS
-from components.drift.traffic import COLUMNS
-from flows.cli.monitor import DRIFT
-from flows.context import StepContext
-from flows.orchestration.monitor_flow import announce_once, announced, announcement
-from flows.steps import monitor as monitor_step
-from flows.steps.reference_traces import kept_reference
-from flows.workspace import Workspace
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.recording.trace import TraceSet
+from draftwell.components.drift.schema import CHECKS
+from draftwell.components.drift.traffic import COLUMNS
+from draftwell.flows.cli.monitor import DRIFT
+from draftwell.flows.context import StepContext
+from draftwell.flows.orchestration.monitor_flow import announce_once, announced, announcement
+from draftwell.flows.steps import monitor as monitor_step
+from draftwell.flows.steps.reference_traces import kept_reference
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.errors import raises_code
 from tests.support.loop import drift_traffic as drifting
 from tests.support.loop import traffic
@@ -73,10 +73,10 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(
     older ones changed, hour by hour."""
     import pyarrow.compute as pc
 
-    from components.drift.prompts import write_prompts
-    from flows.loading import prompts_of
-    from flows.steps.monitor import DriftSettings
-    from flows.steps.traffic_prompts import newest_prompts, on_prompts
+    from draftwell.components.drift.prompts import write_prompts
+    from draftwell.flows.loading import prompts_of
+    from draftwell.flows.steps.monitor import DriftSettings
+    from draftwell.flows.steps.traffic_prompts import newest_prompts, on_prompts
 
     first = traffic.prompts(150, seed=2)
     others = [
@@ -120,8 +120,8 @@ def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(
     step: StepContext, pool: pa.Table, pair_file: Path, tmp_path: Path
 ) -> None:
     """Nine of ten requests name no temperature: the others are looked at, as many as there are."""
-    from flows.steps.monitor import DriftSettings
-    from flows.steps.traffic_prompts import newest_prompts
+    from draftwell.flows.steps.monitor import DriftSettings
+    from draftwell.flows.steps.traffic_prompts import newest_prompts
 
     greedy, other = traffic.some(pool, 40, seed=3), traffic.sampled(pool)
     folder = traffic.spool(tmp_path, greedy)
@@ -450,8 +450,8 @@ def test_an_event_that_no_server_has_taken_is_not_remembered(
     import httpx
     from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    from flows.orchestration.monitor_flow import check_task
-    from flows.steps.monitor import DriftSettings
+    from draftwell.flows.orchestration.monitor_flow import check_task
+    from draftwell.flows.steps.monitor import DriftSettings
 
     spool = traffic.spool(tmp_path / "spool", traffic.elsewhere(traffic.some(pool, 40, seed=3)))
     settings = DriftSettings(pair=str(pair_file), spool=spool)

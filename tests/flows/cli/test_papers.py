@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from components.papers import catalogue, runner
-from components.papers.cells import FULL, PLAIN, Scale, sized
-from components.papers.tables import Paper, PaperTable, Row
-from serving.artifacts.pair_files import fingerprint
+from draftwell.components.papers import catalogue, runner
+from draftwell.components.papers.cells import FULL, PLAIN, Scale, sized
+from draftwell.components.papers.tables import Paper, PaperTable, Row
+from draftwell.serving.artifacts.pair_files import fingerprint
 from tests.support.models.tiny import table_pair
 from tests.support.paths import REPO
 
@@ -188,8 +188,8 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(
 def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(
     run: Callable[..., Any], tmp_path: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.steps import papers as steps
-    from serving.errors import DraftwellError
+    from draftwell.flows.steps import papers as steps
+    from draftwell.serving.errors import DraftwellError
 
     def refuse(*arguments: Any) -> Any:
         raise DraftwellError("the models are too large", code="pair_too_large")
@@ -208,7 +208,7 @@ def test_the_page_is_there_after_every_cell(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is ended by hand leaves what it has on the page."""
-    from flows.steps import papers as steps
+    from draftwell.flows.steps import papers as steps
 
     def interrupted(*arguments: Any) -> Any:
         raise KeyboardInterrupt
@@ -220,7 +220,7 @@ def test_the_page_is_there_after_every_cell(
 
 @pytest.mark.usefixtures("tiny_paper")
 def test_a_picture_that_another_run_left_is_not_shown(tmp_path: Path) -> None:
-    from flows.steps.papers import Page
+    from draftwell.flows.steps.papers import Page
 
     page = Page(tmp_path / "page.md", list(catalogue.PAPERS.values()), TINY)
     (tmp_path / "images").mkdir()
@@ -233,7 +233,7 @@ def test_a_picture_that_another_run_left_is_not_shown(tmp_path: Path) -> None:
 def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(
     run: Callable[..., Any], prompts: Path, tmp_path: Path, own_stores: Path, empty_database: Path
 ) -> None:
-    from registry.connection import SQLITE, connect, default_uri
+    from draftwell.registry.connection import SQLITE, connect, default_uri
 
     arguments = (
         "papers",
@@ -270,10 +270,10 @@ def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(
 @pytest.fixture
 def shipping_pair(own_stores: Path, pair_file: Path) -> Path:
     """A pair that ships an acceptance table, while the workspace holds another one."""
-    from flows.workspace import Workspace
-    from registry.pairs import fetch, find_pair
-    from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
-    from serving.artifacts.base import Provenance
+    from draftwell.flows.workspace import Workspace
+    from draftwell.registry.pairs import fetch, find_pair
+    from draftwell.serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+    from draftwell.serving.artifacts.base import Provenance
 
     copy = pair_file.with_name("shipping.yaml")
     copy.write_text(pair_file.read_text().replace("name: tiny", "name: shipping", 1))
@@ -296,9 +296,9 @@ def shipping_pair(own_stores: Path, pair_file: Path) -> Path:
 def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Path) -> None:
     """What was calibrated on this machine has no part in the papers' tables; the file and the key
     name what has."""
-    from flows.steps.papers import made_of, open_cells
-    from flows.workspace import Workspace
-    from serving.artifacts.base import digest_of
+    from draftwell.flows.steps.papers import made_of, open_cells
+    from draftwell.flows.workspace import Workspace
+    from draftwell.serving.artifacts.base import digest_of
 
     cell = sized(
         TINY, name="shipped", pair=str(shipping_pair), data="code", contenders={"SPIDE": ("spide",)}
@@ -317,7 +317,7 @@ def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Pat
 def test_shipped_artifacts_of_other_files_are_left_out_and_named(shipping_pair: Path) -> None:
     """Another version of transformers may write another tokenizer: who is asked to make artifacts
     should know why those are not used."""
-    from flows.workspace import Workspace
+    from draftwell.flows.workspace import Workspace
 
     said: list[str] = []
     space = Workspace(str(shipping_pair), "float32", said.append, "cpu")
@@ -364,10 +364,10 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(
 ) -> None:
     """What it measured on shipped prompts is on its own page, which says so however it is written,
     and not among the kept cells."""
-    from components.papers import runner
-    from components.papers.cells import FULL
-    from components.papers.committed import committed_cells
-    from components.papers.public import STAND_IN
+    from draftwell.components.papers import runner
+    from draftwell.components.papers.cells import FULL
+    from draftwell.components.papers.committed import committed_cells
+    from draftwell.components.papers.public import STAND_IN
 
     kept = committed_cells([table.cell for table in catalogue.PAPERS["csd"].tables(FULL)])[
         "csd-code"
@@ -391,8 +391,8 @@ def test_a_cells_profile_leaves_out_what_only_whole_requests_need(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No table predicts one, and prompts of 512 tokens take long on a padded target."""
-    from components.calibrate import hardware_profile
-    from flows.steps import papers as steps
+    from draftwell.components.calibrate import hardware_profile
+    from draftwell.flows.steps import papers as steps
 
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
@@ -411,7 +411,7 @@ def test_a_replay_needs_no_profile(
     own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its costs are the paper's ratio; a profile takes minutes on a real pair."""
-    from flows.steps import papers as steps
+    from draftwell.flows.steps import papers as steps
 
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("a profile is measured")

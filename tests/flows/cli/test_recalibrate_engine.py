@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from components.engines.ports import free_port, listening
-from flows.steps.engine.processes import replicas_of
-from flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine
-from flows.steps.engine.serve import server_environment
-from flows.steps.engine.space import engine_space
+from draftwell.components.engines.ports import free_port, listening
+from draftwell.flows.steps.engine.processes import replicas_of
+from draftwell.flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine
+from draftwell.flows.steps.engine.serve import server_environment
+from draftwell.flows.steps.engine.space import engine_space
 from tests.support.errors import raises_code
 from tests.support.peers.environments import install, with_server
 from tests.support.server.server_process import wait_until
@@ -335,7 +335,7 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from flows.steps.engine import recalibrate
+    from draftwell.flows.steps.engine import recalibrate
 
     asked: list[EngineDriftSettings] = []
     outcome = {"state": "refused", "why": "the gate failed"}

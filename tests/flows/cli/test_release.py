@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-import serving.device
-from components.gate.verdict import Check, GateVerdict
-from flows.cli.release import exit_code, release_to_judge
-from flows.context import StepContext
-from registry.gates import GateCheck
-from registry.pairs import fetch, find_pair
-from registry.promotion import promote
-from registry.releases import ReleaseVersion, find_release, gate_record, record_gate
-from registry.store import Store
+import draftwell.serving.device
+from draftwell.components.gate.verdict import Check, GateVerdict
+from draftwell.flows.cli.release import exit_code, release_to_judge
+from draftwell.flows.context import StepContext
+from draftwell.registry.gates import GateCheck
+from draftwell.registry.pairs import fetch, find_pair
+from draftwell.registry.promotion import promote
+from draftwell.registry.releases import ReleaseVersion, find_release, gate_record, record_gate
+from draftwell.registry.store import Store
 from tests.support.errors import raises_code
 from tests.support.loop import publishing
 
@@ -31,7 +31,7 @@ BAD = Check("speedup", 0.8, 1.0, False, "0.80 x autoregressive")
 @pytest.fixture
 def tiny(own_stores: Path, empty_database: Path, pair_file: Path) -> Callable[..., ReleaseVersion]:
     """Register a release of the tiny pair for a device."""
-    from registry.connection import SQLITE, default_uri
+    from draftwell.registry.connection import SQLITE, default_uri
 
     database = Path(default_uri().removeprefix(SQLITE))
     database.parent.mkdir(parents=True, exist_ok=True)
@@ -47,14 +47,14 @@ def tiny(own_stores: Path, empty_database: Path, pair_file: Path) -> Callable[..
 @pytest.fixture
 def cuda_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a CUDA device, as far as its one question goes."""
-    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
 
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Any]]:
     """(device, release) of everything that would be measured; all of it passes."""
-    import flows.loading
-    import flows.steps.gate
+    import draftwell.flows.loading
+    import draftwell.flows.steps.gate
 
     seen: list[tuple[str | None, Any]] = []
 
@@ -65,9 +65,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Any]]:
         return {"release": alias, "verdict": GateVerdict((GOOD,))}
 
     monkeypatch.setattr(
-        flows.loading, "open_pair", lambda *names, **options: StepContext(None, None)
+        draftwell.flows.loading, "open_pair", lambda *names, **options: StepContext(None, None)
     )  # type: ignore[arg-type]
-    monkeypatch.setattr(flows.steps.gate, "gate_release", passing)
+    monkeypatch.setattr(draftwell.flows.steps.gate, "gate_release", passing)
     return seen
 
 
@@ -203,8 +203,8 @@ def test_a_champion_of_each_device_keeps_its_own_artifacts(
 
 
 def test_the_gate_refuses_models_on_another_device() -> None:
-    from components.gate.settings import GateSettings
-    from flows.steps.gate import gated_device
+    from draftwell.components.gate.settings import GateSettings
+    from draftwell.flows.steps.gate import gated_device
 
     step: Any = SimpleNamespace(pair=SimpleNamespace(device="cuda:0"))
     assert [gated_device(step, GateSettings(device=device)) for device in (None, "cuda")] == [

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from flows.steps.champion import champion_number, champion_of, serving_release
-from flows.steps.deploy import Synced, promote_and_deploy, sync_champion
-from flows.steps.reference_traces import served
-from flows.workspace import Workspace
-from registry.promotion import promote, rollback
-from registry.releases import ReleaseVersion, create_release, record_gate
-from registry.store import Store
-from serving.artifacts.pair_files import fingerprint
+from draftwell.flows.steps.champion import champion_number, champion_of, serving_release
+from draftwell.flows.steps.deploy import Synced, promote_and_deploy, sync_champion
+from draftwell.flows.steps.reference_traces import served
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.releases import ReleaseVersion, create_release, record_gate
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import fingerprint
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import publish, release, table, verdict, verifier
 

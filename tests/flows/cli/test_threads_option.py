@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from flows.cli.options import read_thread_count
+from draftwell.flows.cli.options import read_thread_count
 
 
 def test_threads_are_auto_or_a_number() -> None:

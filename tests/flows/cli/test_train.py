@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.report.drawing import drawn_of
-from serving.artifacts.base import digest_of
-from serving.recording.trace import TraceSet
+from draftwell.components.report.drawing import drawn_of
+from draftwell.serving.artifacts.base import digest_of
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.loop.bad_traces import (
     BAD,
     changed,
@@ -56,7 +56,7 @@ def traces(pair_file: Path, isolated_stores: Path) -> dict[str, Path]:
     """Two traces of different prompts with the same ids."""
     from typer.testing import CliRunner
 
-    from flows.cli.main import app
+    from draftwell.flows.cli.main import app
 
     made = {}
     for name, beginning in (("learn", "see"), ("test", "and now")):
@@ -102,7 +102,7 @@ def space(own_stores: Path) -> Path:
 def test_a_test_trace_of_its_own(
     train: Callable[..., Any], space: Path, traces: dict[str, Path]
 ) -> None:
-    from serving.artifacts.verifier import Verifier
+    from draftwell.serving.artifacts.verifier import Verifier
 
     done = train(
         "--test",
@@ -202,7 +202,7 @@ def test_what_is_known_is_published_with_it(
 ) -> None:
     """The transfer table reaches MLflow as Markdown and JSON beside the pictures, and its means as
     metrics."""
-    from registry.store import Store
+    from draftwell.registry.store import Store
 
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run(
@@ -342,7 +342,7 @@ def test_wrong_options_change_nothing(
 def test_a_datastore_of_the_targets_texts(
     train: Callable[..., Any], run: Any, pair_file: Path, space: Path, traces: dict[str, Path]
 ) -> None:
-    from serving.artifacts.datastore import Datastore
+    from draftwell.serving.artifacts.datastore import Datastore
 
     done = train("--kind", "datastore")
     assert done.exit_code == 0, (done.output, done.exception)

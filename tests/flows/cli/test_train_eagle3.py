@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.distil.eagle3.recipe import HeadRecipe
-from flows.steps.eagle3 import curves_of
-from flows.workspace import Workspace
-from registry.store import Store
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.errors import DraftwellError
+from draftwell.components.distil.eagle3.recipe import HeadRecipe
+from draftwell.flows.steps.eagle3 import curves_of
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.errors import DraftwellError
 
 QUICK = ("--tokens", 3000, "--no-publish")
 
@@ -48,7 +48,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     monkeypatch.setattr(
-        "components.distil.eagle3.recipe.HeadRecipe", partial(HeadRecipe, measure_steps=1)
+        "draftwell.components.distil.eagle3.recipe.HeadRecipe", partial(HeadRecipe, measure_steps=1)
     )
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
@@ -204,21 +204,22 @@ def test_the_recipe_is_given_the_seed(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
-        "flows.steps.eagle3.load_target",
+        "draftwell.flows.steps.eagle3.load_target",
         lambda *_: SimpleNamespace(
             modules={"target": SimpleNamespace(config=SimpleNamespace(num_hidden_layers=12))}
         ),
     )
-    monkeypatch.setattr("flows.steps.eagle3.source_of", lambda *_: None)
+    monkeypatch.setattr("draftwell.flows.steps.eagle3.source_of", lambda *_: None)
     monkeypatch.setattr(
-        "components.distil.eagle3.distil.checkpoint_folder", lambda *_: own_stores / "head"
+        "draftwell.components.distil.eagle3.distil.checkpoint_folder",
+        lambda *_: own_stores / "head",
     )
 
     def distil_head(source: Any, recipe: HeadRecipe, *_: Any, **__: Any) -> Any:
         asked.append(recipe.seed)
         raise DraftwellError("enough", code="enough")
 
-    monkeypatch.setattr("components.distil.eagle3.distil.distil_head", distil_head)
+    monkeypatch.setattr("draftwell.components.distil.eagle3.distil.distil_head", distil_head)
     monkeypatch.chdir(own_stores)
     for seed in ((), ("--seed", 7)):
         run("train", "--kind", "eagle3_head", "--pair", pair_file, "--device", "cpu", *seed)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import prompts_digest, read_prompts
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import prompts_digest, read_prompts
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
 from tests.support.loop.bad_traces import foreign
 from tests.support.loop.tiny_files import snapshot
 
@@ -60,7 +60,7 @@ def refused(done: Any, *words: str) -> None:
 def test_what_is_kept_and_that_it_goes_on(
     tune: Callable[..., Any], space: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components.tune import evaluator as contest
+    from draftwell.components.tune import evaluator as contest
 
     real, counted = contest.Evaluator.__call__, []
 
@@ -281,11 +281,11 @@ def test_each_class_of_temperatures_is_tuned_by_itself(
 def test_the_champion_is_asked_of_a_registry_that_exists(
     tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path, empty_database: Path
 ) -> None:
-    from flows.loading import open_pair
-    from flows.steps.tune import champion_decoding
-    from registry.pairs import fetch, find_pair
-    from registry.promotion import promote
-    from registry.store import Store
+    from draftwell.flows.loading import open_pair
+    from draftwell.flows.steps.tune import champion_decoding
+    from draftwell.registry.pairs import fetch, find_pair
+    from draftwell.registry.promotion import promote
+    from draftwell.registry.store import Store
     from tests.support.loop.publishing import release, verdict
 
     step = open_pair(str(pair_file))

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from transformers import LlamaForCausalLM
 
-from flows.workspace import Workspace
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.pair_files import fingerprint
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.pair_files import fingerprint
 from tests.support.models.heads import random_eagle3
 
 

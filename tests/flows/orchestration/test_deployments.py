@@ -28,51 +28,51 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import ObjectNotFound
 from sqlalchemy.exc import OperationalError
 
-from flows.context import StepContext
-from flows.failures import DiskFull, disk_full_as_error, is_full, worth_retrying
-from flows.orchestration import (
+from draftwell.flows.context import StepContext
+from draftwell.flows.failures import DiskFull, disk_full_as_error, is_full, worth_retrying
+from draftwell.flows.orchestration import (
     cached_steps,
 )
-from flows.orchestration import (
+from draftwell.flows.orchestration import (
     concurrency as concurrency_slots,
 )
-from flows.orchestration import (
+from draftwell.flows.orchestration import (
     deployments as schedules,
 )
-from flows.orchestration import (
+from draftwell.flows.orchestration import (
     learn_tasks as learn,
 )
-from flows.orchestration import (
+from draftwell.flows.orchestration import (
     prefect_artifacts as showing,
 )
-from flows.orchestration import (
+from draftwell.flows.orchestration import (
     release_tasks as release,
 )
-from flows.orchestration import (
+from draftwell.flows.orchestration import (
     scheduled_flows as scheduled,
 )
-from flows.orchestration.automations import (
+from draftwell.flows.orchestration.automations import (
     CRASH_SILENT_RUNS,
     HEARTBEAT,
     SILENCE,
     TAG,
     make_automations,
 )
-from flows.orchestration.cached_steps import once, run_once, standing
-from flows.orchestration.learn_tasks import RETRY, within
-from flows.settings import PipelineSettings, TrafficSettings
-from flows.steps.champion import champion_number
-from flows.steps.deploy import deploy_champion, promote_and_deploy
-from flows.steps.publish import run_publish
-from flows.workspace import Workspace
-from registry import gates
-from registry.gates import GateCheck
-from registry.promotion import promote, rollback
-from registry.releases import record_gate
-from serving.artifacts.pair_files import fingerprint
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceError
+from draftwell.flows.orchestration.cached_steps import once, run_once, standing
+from draftwell.flows.orchestration.learn_tasks import RETRY, within
+from draftwell.flows.settings import PipelineSettings, TrafficSettings
+from draftwell.flows.steps.champion import champion_number
+from draftwell.flows.steps.deploy import deploy_champion, promote_and_deploy
+from draftwell.flows.steps.publish import run_publish
+from draftwell.flows.workspace import Workspace
+from draftwell.registry import gates
+from draftwell.registry.gates import GateCheck
+from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.releases import record_gate
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceError
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, table, verdict
 from tests.support.loop.publishing import release as make_release
@@ -185,7 +185,7 @@ def test_every_flow_and_task_has_a_time_limit() -> None:
     import importlib
 
     modules = [
-        importlib.import_module(f"flows.orchestration.{name}")
+        importlib.import_module(f"draftwell.flows.orchestration.{name}")
         for name in (
             "learn_tasks",
             "release_tasks",
@@ -394,7 +394,7 @@ def test_given_settings_reach_the_flows_that_have_them_and_leave_the_file_as_it_
 def test_prompts_of_other_flows_are_none_of_an_engines_recalibration() -> None:
     """`--prompts` was taken for its recorded requests, and with `collect_prompts=200` its window
     never held enough of them."""
-    from flows.steps.engine.recalibrate import EngineDriftSettings
+    from draftwell.flows.steps.engine.recalibrate import EngineDriftSettings
 
     contents = {
         "deployments": [
@@ -439,7 +439,7 @@ def test_a_pair_of_ones_own_is_named_by_its_absolute_path(
 def test_folders_are_named_by_their_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.cli.schedule import read_settings
+    from draftwell.flows.cli.schedule import read_settings
 
     monkeypatch.chdir(tmp_path)
     given = read_settings("default", None, "cpu", None, ["spool=spool", "out=~/dist", "trials=3"])
@@ -516,7 +516,7 @@ def test_no_server_is_told_without_a_password(run: Any, place: Path, pair_file: 
 
 
 def test_what_is_published_names_no_place_of_this_machine(pair_file: Path, tmp_path: Path) -> None:
-    from flows.steps.monitor import DriftSettings
+    from draftwell.flows.steps.monitor import DriftSettings
 
     given = DriftSettings(
         pair=str(pair_file),
@@ -539,7 +539,7 @@ def test_what_is_published_names_no_place_of_this_machine(pair_file: Path, tmp_p
 
 def test_a_gate_on_a_full_disk_says_so_in_its_files(tmp_path: Path) -> None:
     """An error without a file's name, as of a library that hides it, is no fault of ours."""
-    from flows.cli import release as commands
+    from draftwell.flows.cli import release as commands
 
     path = tmp_path / "gate.md"
     with pytest.raises(DiskFull, match="free some space"), commands.errors_are_reported(path, None):
@@ -834,7 +834,7 @@ def test_delays_double_with_jitter(module: Any) -> None:
 def test_lines_are_in_the_log_of_the_run_that_says_them(
     prefect_server: None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from flows.progress import announce
+    from draftwell.flows.progress import announce
 
     announce("said outside")
     flow(announce)("said inside")
@@ -893,7 +893,9 @@ def test_a_step_runs_once_for_what_it_is_made_of(
             again(given=settings.model_copy(update={"trials": 7, "workers": 2, "runner": "ray"}))
             == 5
         )
-        monkeypatch.setattr("components.report.provenance.code_digest", lambda: "other sources")
+        monkeypatch.setattr(
+            "draftwell.components.report.provenance.code_digest", lambda: "other sources"
+        )
         assert again() == 6
 
     all_in_one()
@@ -905,7 +907,7 @@ def test_two_devices_of_one_pair_do_not_replace_each_others_results(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one file for both, the flows of two devices on one machine computed again in turn."""
-    from flows.orchestration.learn_tasks import within
+    from draftwell.flows.orchestration.learn_tasks import within
 
     runs = list[str]()
 
@@ -915,7 +917,7 @@ def test_two_devices_of_one_pair_do_not_replace_each_others_results(
 
     step.name = "a step"  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        "components.report.provenance.device_class", lambda device: f"{device}-of-a-test"
+        "draftwell.components.report.provenance.device_class", lambda device: f"{device}-of-a-test"
     )
     assert within(settings, step) is step  # type: ignore[arg-type]  # a plain function in the place of a task
     for device in ("cpu", "cuda", "cpu", "cuda"):
@@ -977,7 +979,7 @@ def test_collection(
 ) -> None:
     """A full disk, then room, then nothing to do, then a broken shard: no shard by half, one
     attempt each, no computing twice."""
-    from serving import files
+    from draftwell.serving import files
 
     tried: list[str] = []
     written: list[int] = []
@@ -1125,7 +1127,7 @@ def test_what_is_registered_is_linked_and_drawn(
 
 
 def scheduled_store() -> Any:
-    from registry.store import Store
+    from draftwell.registry.store import Store
 
     return Store()
 
@@ -1254,7 +1256,7 @@ def test_a_promotion_without_its_bundle_is_deployed_by_the_next_run(
     promote_and_deploy(space, "cpu", one.version, out)
     record_gate(store, verdict(two, beside=one.version))
     with monkeypatch.context() as patch:
-        patch.setattr("registry.bundles.build.build_bundle", full_disk)
+        patch.setattr("draftwell.registry.bundles.build.build_bundle", full_disk)
         with pytest.raises(OSError, match="No space left"):
             promote_and_deploy(space, "cpu", two.version, out)
     assert (champion_number(space, "cpu"), (out / "tiny" / "current").resolve().name) == (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows.orchestration import engine_flow
-from flows.steps.engine.recalibrate import EngineDriftSettings
+from draftwell.flows.orchestration import engine_flow
+from draftwell.flows.steps.engine.recalibrate import EngineDriftSettings
 
 
 def test_the_flow_returns_what_became_of_it_and_shows_it(
@@ -29,7 +29,7 @@ def test_the_flow_returns_what_became_of_it_and_shows_it(
             "report": {"long": 1},
         }
 
-    monkeypatch.setattr("flows.steps.engine.space.engine_space", lambda *of, **_: of[:4])
+    monkeypatch.setattr("draftwell.flows.steps.engine.space.engine_space", lambda *of, **_: of[:4])
     monkeypatch.setattr(engine_flow, "recalibrate_engine", instead)
     settings = EngineDriftSettings(pair=str(pair_file), device="cpu", minutes=5.0)
     found = engine_flow.engine_recalibration(settings)

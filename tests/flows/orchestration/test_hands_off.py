@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from flows.context import StepContext
-from flows.orchestration import recalibrate_flow as recalibrate
-from flows.progress import announce
-from flows.steps import monitor as monitor_step
-from registry.store import Store
-from serving.recording.trace import TraceSet
+from draftwell.flows.context import StepContext
+from draftwell.flows.orchestration import recalibrate_flow as recalibrate
+from draftwell.flows.progress import announce
+from draftwell.flows.steps import monitor as monitor_step
+from draftwell.registry.store import Store
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.loop import languages, traffic
 from tests.support.loop.unattended import (
     place,

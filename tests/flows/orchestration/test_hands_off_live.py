@@ -25,14 +25,14 @@ from typing import Any
 
 import pytest
 
-from components.prompts.prompt import Prompt
-from flows.context import StepContext
-from flows.orchestration import recalibrate_flow as recalibrate
-from flows.progress import announce
-from flows.steps import monitor as monitor_step
-from flows.steps.monitor import DriftSettings, load_limits
-from registry.store import Store
-from serving.recording.trace import TraceSet
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.flows.context import StepContext
+from draftwell.flows.orchestration import recalibrate_flow as recalibrate
+from draftwell.flows.progress import announce
+from draftwell.flows.steps import monitor as monitor_step
+from draftwell.flows.steps.monitor import DriftSettings, load_limits
+from draftwell.registry.store import Store
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.loop import languages
 from tests.support.loop.unattended import (
     place,
@@ -65,7 +65,7 @@ def server(bundle: Path, spool: Path, log: Path) -> Iterator[str]:
     command = [
         sys.executable,
         "-m",
-        "serving.server.main",
+        "draftwell.serving.server.main",
         "--bundle",
         str(bundle),
         "--port",

@@ -11,12 +11,12 @@ import pytest
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
 
-from flows.orchestration import learn_tasks as learn
-from flows.orchestration import pipeline_flow as pipeline
-from flows.orchestration import release_tasks as release
-from registry.store import Store
-from serving.artifacts.pair_files import draftwell_home
-from serving.recording.trace import TraceSet
+from draftwell.flows.orchestration import learn_tasks as learn
+from draftwell.flows.orchestration import pipeline_flow as pipeline
+from draftwell.flows.orchestration import release_tasks as release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.recording.trace import TraceSet
 
 # the first test runs the whole loop: a minute, three on a busy machine
 pytestmark = pytest.mark.slow
@@ -42,8 +42,8 @@ def run_pipeline(
         temporary_settings,
     )
 
-    from flows.orchestration.pipeline_flow import pipeline
-    from flows.settings import PipelineSettings
+    from draftwell.flows.orchestration.pipeline_flow import pipeline
+    from draftwell.flows.settings import PipelineSettings
 
     settings = PipelineSettings(
         pair=str(pair_file),
@@ -73,9 +73,9 @@ def run_pipeline(
 def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A first run whose gate refuses what was tuned, whatever this machine's speed says of it:
     first for sampled requests, then for all."""
-    import flows.orchestration.release_tasks
+    import draftwell.flows.orchestration.release_tasks
 
-    gate = flows.orchestration.release_tasks.gate_release
+    gate = draftwell.flows.orchestration.release_tasks.gate_release
     verdicts = [
         {
             "passed": False,
@@ -94,7 +94,7 @@ def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return result | (verdicts.pop(0) if verdicts else {})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flows.orchestration.release_tasks, "gate_release", refuse)
+        patch.setattr(draftwell.flows.orchestration.release_tasks, "gate_release", refuse)
         return run_pipeline()
 
 
@@ -141,7 +141,7 @@ def test_both_classes_are_tuned_and_a_sampled_choice_alone_gives_way_first(
 def test_the_plain_release_is_what_its_bundle_holds(
     refused_once: dict[str, Any], place: Path
 ) -> None:
-    from serving.bundle.bundle import open_bundle
+    from draftwell.serving.bundle.bundle import open_bundle
 
     config: Any = open_bundle(place / refused_once["bundle"]).artifacts()["decoding_config"]
     assert config.strategy == "autoregressive"
@@ -168,8 +168,8 @@ def test_ends_with_a_champion(
 ) -> None:
     """Speed decides whether the second choice passes; either way the champion passed, and `current`
     leads to its bundle."""
-    from registry.releases import find_release, gate_record
-    from serving.bundle.bundle import open_bundle
+    from draftwell.registry.releases import find_release, gate_record
+    from draftwell.serving.bundle.bundle import open_bundle
 
     champion = find_release(Store(), "tiny", "cpu", "champion")
     assert made["release"] == 4

@@ -15,28 +15,32 @@ from typing import Any
 import pytest
 import torch
 
-from components.bench.runner import Generation, StrategyContender
-from components.gate.baseline_checks import COUNTS, compare_with_baseline
-from components.gate.baseline_counts import CountsReport, StrategyCounts, deterministic_report
-from components.gate.bench_checks import judge_release
-from components.gate.losslessness import OutputReader, identity_entry
-from components.gate.predictions.predictive_loss import judge_predictions, predictions
-from components.gate.settings import GateSettings
-from components.gate.verdict import FAILED, GateVerdict, Thresholds
-from components.prompts.prompt import Prompt, demo_prompts, ids_of
-from flows.context import StepContext
-from flows.steps.gate_parts.bench import BenchJudge, measured
-from flows.steps.gate_parts.champion import ChampionComparison
-from flows.steps.gate_parts.checks import IDENTITY_PROMPTS, IDENTITY_TOKENS
-from registry.gates import load_gates
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.verifier import Verifier
-from serving.recording.trace import TraceSet
-from serving.runtime.commands import Forward
-from serving.runtime.output import Output
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, StrategyChoice, StrategyResources
+from draftwell.components.bench.runner import Generation, StrategyContender
+from draftwell.components.gate.baseline_checks import COUNTS, compare_with_baseline
+from draftwell.components.gate.baseline_counts import (
+    CountsReport,
+    StrategyCounts,
+    deterministic_report,
+)
+from draftwell.components.gate.bench_checks import judge_release
+from draftwell.components.gate.losslessness import OutputReader, identity_entry
+from draftwell.components.gate.predictions.predictive_loss import judge_predictions, predictions
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.verdict import FAILED, GateVerdict, Thresholds
+from draftwell.components.prompts.prompt import Prompt, demo_prompts, ids_of
+from draftwell.flows.context import StepContext
+from draftwell.flows.steps.gate_parts.bench import BenchJudge, measured
+from draftwell.flows.steps.gate_parts.champion import ChampionComparison
+from draftwell.flows.steps.gate_parts.checks import IDENTITY_PROMPTS, IDENTITY_TOKENS
+from draftwell.registry.gates import load_gates
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, StrategyChoice, StrategyResources
 from tests.support.loop.unattended import quick_dtype
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
@@ -55,7 +59,7 @@ LOSSY = [(name, {}) for name in ("sprinter", "csd", "fuzzy_sd", "lossy_sd")]
 @pytest.fixture(scope="module")
 def space() -> Any:
     """The default pair's workspace, empty but for what ships with the pair."""
-    from flows.workspace import Workspace
+    from draftwell.flows.workspace import Workspace
 
     return Workspace("default")
 

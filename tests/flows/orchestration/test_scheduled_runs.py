@@ -28,11 +28,11 @@ import yaml
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows.orchestration.automations import CRASH_SILENT_RUNS, SILENCE
-from flows.orchestration.concurrency import LEASE
-from flows.orchestration.deployments import KEPT_LEASES
-from flows.settings import PipelineSettings
-from serving.recording.trace import TraceSet
+from draftwell.flows.orchestration.automations import CRASH_SILENT_RUNS, SILENCE
+from draftwell.flows.orchestration.concurrency import LEASE
+from draftwell.flows.orchestration.deployments import KEPT_LEASES
+from draftwell.flows.settings import PipelineSettings
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.loop import secrets
 from tests.support.loop.tiny_files import PROMPTS
 from tests.support.paths import REPO
@@ -195,7 +195,7 @@ class Place:
         command = [
             sys.executable,
             "-m",
-            "flows.cli.main",
+            "draftwell.flows.cli.main",
             "schedule",
             "--pair",
             str(self.pair),
@@ -417,9 +417,9 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
 def test_a_killed_run_loses_nothing_and_the_next_goes_on(
     place: Place, deployment: Any, first: Any, pair_file: Path
 ) -> None:
-    from components.collect.settings import CollectionSettings
-    from flows.loading import open_pair, prompts_of
-    from flows.steps import collect as collect_step
+    from draftwell.components.collect.settings import CollectionSettings
+    from draftwell.flows.loading import open_pair, prompts_of
+    from draftwell.flows.steps import collect as collect_step
 
     wait_for(
         "quiet",

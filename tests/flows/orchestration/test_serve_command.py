@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from serving.server import main as server
-from serving.server.settings import ServerSettings
+from draftwell.serving.server import main as server
+from draftwell.serving.server.settings import ServerSettings
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.paths import REPO
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def collect(
     command = [
         sys.executable,
         "-m",
-        "flows.cli.main",
+        "draftwell.flows.cli.main",
         "collect",
         "--pair",
         str(pair),

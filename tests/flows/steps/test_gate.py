@@ -12,18 +12,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-import serving.device
-from components.prompts.overlap import hashes_of
-from components.prompts.prompt import read_prompts
-from registry import gates
-from registry.releases import find_release, gate_record
-from registry.store import Store
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance, read_manifest
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-from serving.artifacts.pair_files import draftwell_home
-from serving.bundle.bundle import open_bundle
-from serving.runtime.strategies import STRATEGIES
+import draftwell.serving.device
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import read_prompts
+from draftwell.registry import gates
+from draftwell.registry.releases import find_release, gate_record
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance, read_manifest
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.errors import raises_code
 from tests.support.loop.thresholds import ANY_SPEED
 
@@ -44,7 +44,7 @@ def call(place: Path, pair_file: Path) -> Callable[..., Any]:
     """Run a command of `draftwell` on the tiny pair."""
     from typer.testing import CliRunner
 
-    from flows.cli.main import app
+    from draftwell.flows.cli.main import app
 
     return lambda name, *words: CliRunner().invoke(
         app, [name, "--pair", str(pair_file), *map(str, words)]
@@ -79,7 +79,7 @@ def starts_are_not_timed() -> None:
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """After that a process that does nothing will do."""
-    monkeypatch.setattr("components.gate.footprint.CHILD", "pass")
+    monkeypatch.setattr("draftwell.components.gate.footprint.CHILD", "pass")
 
 
 def suites(file: Path) -> dict[str, list[str]]:
@@ -99,9 +99,9 @@ def suites(file: Path) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def release_now(pair_file: Path) -> Callable[[], int]:
     """Publish the workspace as it is; the number of its release."""
-    from flows.context import StepContext
-    from flows.steps.publish import run_publish
-    from flows.workspace import Workspace
+    from draftwell.flows.context import StepContext
+    from draftwell.flows.steps.publish import run_publish
+    from draftwell.flows.workspace import Workspace
 
     return lambda: (
         run_publish(
@@ -115,7 +115,7 @@ def champion(tuned: Path, call: Callable[..., Any], few: tuple[Any, ...], place:
     """The first release, gated, promoted and deployed; the workspace that it was made from. A dry
     run before starts no process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("components.gate.footprint.CHILD", "pass")
+        patch.setattr("draftwell.components.gate.footprint.CHILD", "pass")
         done = call("gate", *few, "--dry-run", "--markdown", place / "dry.md")
     assert done.exit_code == 0, (done.output, done.exception)
     assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
@@ -260,15 +260,17 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
 ) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release
     passed."""
-    import flows.steps.gate_parts.counts
-    from components.gate.verdict import Check, GateVerdict
+    import draftwell.flows.steps.gate_parts.counts
+    from draftwell.components.gate.verdict import Check, GateVerdict
 
     failed = GateVerdict(
         (Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),)
     )
     # the shipped prompts do not fit into the tiny pair
     monkeypatch.setattr(gates, "load_baseline", lambda pair: object())
-    monkeypatch.setattr(flows.steps.gate_parts.counts, "judge_baseline", lambda *arguments: failed)
+    monkeypatch.setattr(
+        draftwell.flows.steps.gate_parts.counts, "judge_baseline", lambda *arguments: failed
+    )
     folder = champion / "artifacts" / "acceptance_table"
     table = AcceptanceTable.load(folder)
     AcceptanceTable(
@@ -315,7 +317,9 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(
         with raises_code("artifact_of_another_temperature", "acceptance_table", "spide"):
             release_now()
         with monkeypatch.context() as patch:  # as if pinned past that check
-            patch.setattr("flows.steps.publish.check_temperatures", lambda *arguments: None)
+            patch.setattr(
+                "draftwell.flows.steps.publish.check_temperatures", lambda *arguments: None
+            )
             number = release_now()
         done = call("gate", *few, "--junit", place / "gate.xml", "--markdown", place / "gate.md")
         assert done.exit_code == 1, (done.output, done.exception)
@@ -364,7 +368,7 @@ def test_a_host_with_cuda_does_not_pass_over_a_candidate_for_the_cpu(
 ) -> None:
     """Whether the device was named or picked; without this the counts alone would be judged, and
     the gate be green."""
-    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
     done = call("gate", *words, "--junit", place / "none.xml")
     assert done.exit_code == 2
     assert "release.tiny.cuda has no candidate" in done.stderr
@@ -454,7 +458,7 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 2, an error in JUnit, and no verdict of an earlier gate left to be read."""
-    import flows.steps.gate
+    import draftwell.flows.steps.gate
 
     files = ("--junit", place / "gate.xml", "--markdown", place / "gate.md")
     done = call("gate", *few, "--release", 99, *files)
@@ -465,7 +469,7 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(
     def broken(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(flows.steps.gate, "gate_release", broken)
+    monkeypatch.setattr(draftwell.flows.steps.gate, "gate_release", broken)
     done = call("gate", *few, *files)
     assert done.exit_code == 2, "Python's own exit code would say that the gate failed"
     assert 'errors="1"' in (place / "gate.xml").read_text()
@@ -473,7 +477,7 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(
 
 
 def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> None:
-    from registry.promotion import promote
+    from draftwell.registry.promotion import promote
     from tests.support.loop.publishing import verdict
 
     done = call("rollback", "--reason", "a trial")

@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.distil.artifact import to_artifact
-from components.distil.family import keep_layers
-from components.gate.settings import GateSettings
-from components.gate.verdict import UNDECIDED, GateVerdict, Thresholds
-from components.prompts.prompt import Prompt
-from components.report.provenance import provenance
-from flows.context import StepContext
-from flows.steps.gate import gate_release
-from flows.steps.gate_parts.checks import prediction_check
-from flows.steps.publish import run_publish
-from flows.workspace import Workspace
-from registry import gates
-from registry.promotion import promote
-from registry.releases import find_release, gate_record
-from registry.store import Store
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.pair_files import weights_digest
+from draftwell.components.distil.artifact import to_artifact
+from draftwell.components.distil.family import keep_layers
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.verdict import UNDECIDED, GateVerdict, Thresholds
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.provenance import provenance
+from draftwell.flows.context import StepContext
+from draftwell.flows.steps.gate import gate_release
+from draftwell.flows.steps.gate_parts.checks import prediction_check
+from draftwell.flows.steps.publish import run_publish
+from draftwell.flows.workspace import Workspace
+from draftwell.registry import gates
+from draftwell.registry.promotion import promote
+from draftwell.registry.releases import find_release, gate_record
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.pair_files import weights_digest
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import verdict
 from tests.support.loop.thresholds import ANY_SPEED
@@ -115,14 +115,14 @@ def accepted(verdict: GateVerdict) -> tuple[float, float]:
 def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_why(
     release_with: Callable[[float], StepContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import components.gate.footprint
+    import draftwell.components.gate.footprint
 
     release_with(0.02)
     store = Store()
     promote(store, "drafted", "cpu", 1, verdict(find_release(store, "drafted", "cpu", 1)))
     step = release_with(0.1)
     # no room for a second pair
-    monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 0)
+    monkeypatch.setattr(draftwell.components.gate.footprint, "available_memory", lambda: 0)
     found = gate_release(step, ROWS[:2], GateSettings(max_tokens=8), alias=2)["verdict"]
     assert "regression" not in {check.name for check in found.checks}
     assert [check.name for check in found.checks if not check.passed] == ["champion measured"]

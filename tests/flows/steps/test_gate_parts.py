@@ -12,34 +12,34 @@ from typing import Any
 import pytest
 import torch
 
-import flows.steps.gate
-from components.bench.runner import StrategyContender
-from components.gate.baseline_counts import fixed_resources
-from components.gate.settings import GateSettings
-from components.gate.verdict import UNDECIDED, Thresholds
-from components.prompts.prompt import Prompt
-from flows.context import StepContext
-from flows.steps.gate_parts import checks
-from flows.steps.gate_parts.bench import (
+import draftwell.flows.steps.gate
+from draftwell.components.bench.runner import StrategyContender
+from draftwell.components.gate.baseline_counts import fixed_resources
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.verdict import UNDECIDED, Thresholds
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.flows.context import StepContext
+from draftwell.flows.steps.gate_parts import checks
+from draftwell.flows.steps.gate_parts.bench import (
     SHOWN,
     BenchJudge,
     SampledVerdict,
     measured,
     sampled_verdict,
 )
-from flows.steps.gate_parts.champion import ChampionComparison
-from flows.steps.gate_parts.checks import (
+from draftwell.flows.steps.gate_parts.champion import ChampionComparison
+from draftwell.flows.steps.gate_parts.checks import (
     float32_pair,
     identity_verdict,
     prediction_check,
     weights_check,
 )
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-from serving.artifacts.verifier import Verifier
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair
@@ -132,12 +132,12 @@ def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) ->
 def test_both_counts_of_a_table_are_judged_each_on_traces_of_its_class(step: StepContext) -> None:
     """Counts for sampled requests that say the opposite fail, and the greedy ones of the same table
     pass."""
-    from components.calibrate.acceptance_table import (
+    from draftwell.components.calibrate.acceptance_table import (
         build_acceptance_table,
         build_sampled_table,
         with_sampled,
     )
-    from serving.recording.trace import TraceSet
+    from draftwell.serving.recording.trace import TraceSet
 
     collect(step, 0.0)
     greedy, warm = (
@@ -166,8 +166,8 @@ def test_both_counts_of_a_table_are_judged_each_on_traces_of_its_class(step: Ste
 def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not_judged(
     step: StepContext,
 ) -> None:
-    from components.collect.plan import prompt_hashes
-    from serving.recording.trace import TraceSet
+    from draftwell.components.collect.plan import prompt_hashes
+    from draftwell.serving.recording.trace import TraceSet
 
     collect(step, 0.0)
     hashes = prompt_hashes(TraceSet(step.workspace.traces_at(0.0)))
@@ -407,16 +407,18 @@ def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(
     tuned_on_cpu = DecodingConfig(
         "vanilla_sd", {}, {}, ORIGIN.model_copy(update={"device_class": "cpu-x86-2c"})
     )
-    monkeypatch.setattr("registry.releases.find_release", lambda *arguments: release)
+    monkeypatch.setattr("draftwell.registry.releases.find_release", lambda *arguments: release)
     monkeypatch.setattr(
-        flows.steps.gate, "artifacts_of", lambda *arguments: {"decoding_config": tuned_on_cpu}
+        draftwell.flows.steps.gate,
+        "artifacts_of",
+        lambda *arguments: {"decoding_config": tuned_on_cpu},
     )
     store: Any = None
     with raises_code(
         "made_on_other_device",
         "the decoding_config of release.tiny.cuda version 3 was made on cpu-x86-2c",
     ):
-        flows.steps.gate.open_candidate(step, store, "cuda", 3)
+        draftwell.flows.steps.gate.open_candidate(step, store, "cuda", 3)
 
 
 def test_rounded_weights_are_compared_with_the_full_ones_and_identity_keeps_them(

@@ -12,20 +12,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.collect import collect as collection
-from components.drift.prompts import prompts_of_trace
-from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
-from flows.context import StepContext
-from flows.steps import monitor as monitor_step
-from flows.steps import publish as publish_step
-from flows.steps import reference_traces
-from flows.steps.reference_traces import Served, of_release, served_reference
-from registry.releases import ReleaseVersion
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import LOSSY
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.collect import collect as collection
+from draftwell.components.drift.prompts import prompts_of_trace
+from draftwell.components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
+from draftwell.flows.context import StepContext
+from draftwell.flows.steps import monitor as monitor_step
+from draftwell.flows.steps import publish as publish_step
+from draftwell.flows.steps import reference_traces
+from draftwell.flows.steps.reference_traces import Served, of_release, served_reference
+from draftwell.registry.releases import ReleaseVersion
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import LOSSY
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.loop import traffic
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.progress import counting, settle_prefect
+from draftwell.flows.progress import counting, settle_prefect
 
 
 def test_lines_come_at_most_every_five_seconds_and_at_the_end(capsys):

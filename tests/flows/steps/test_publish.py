@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from components.tune.report.html import CAPTIONS
+from draftwell.components.tune.report.html import CAPTIONS
 from tests.support.loop.tiny_files import snapshot
 
 
@@ -133,12 +133,12 @@ def test_the_pipeline_collects_what_the_command_line_collects(
     run: Any, pair_file: Path, prompts_file: Path, own_stores: Path, tmp_path: Path
 ) -> None:
     """As many texts at once, in slots as long; and one pair at a time in memory."""
-    from flows import loading as context
-    from flows.orchestration import learn_tasks as learn
-    from flows.settings import PipelineSettings
-    from flows.steps.collect import SAMPLED_ROLLOUT
-    from flows.workspace import Workspace
-    from serving.recording.trace import TraceSet
+    from draftwell.flows import loading as context
+    from draftwell.flows.orchestration import learn_tasks as learn
+    from draftwell.flows.settings import PipelineSettings
+    from draftwell.flows.steps.collect import SAMPLED_ROLLOUT
+    from draftwell.flows.workspace import Workspace
+    from draftwell.serving.recording.trace import TraceSet
 
     settings = PipelineSettings(
         pair=str(pair_file),
@@ -189,7 +189,7 @@ def test_calibration_decodes_several_prompts_at_once(
     prompts_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from components.calibrate import correction_memory
+    from draftwell.components.calibrate import correction_memory
 
     real, at_once = correction_memory.decode_all, []
     monkeypatch.setattr(
@@ -213,8 +213,8 @@ def test_baseline_of_a_pair_named_by_its_file(
 ) -> None:
     """What is recorded is found again, a second run counts the same, and twice the target calls
     fail with exit code 1."""
-    from components.prompts import prompt as prompts
-    from registry import gates
+    from draftwell.components.prompts import prompt as prompts
+    from draftwell.registry import gates
 
     (own_stores / "baselines").mkdir()
     shutil.copyfile(gates.HERE / "gates.yaml", own_stores / "gates.yaml")

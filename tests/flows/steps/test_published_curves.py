@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from flows.context import StepContext
-from flows.steps.publish import run_publish
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.decoding_config import DecodingConfig
+from draftwell.flows.context import StepContext
+from draftwell.flows.steps.publish import run_publish
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
 CURVE = [[1, 0.25], [2, 0.5]]
 MADE = Provenance(pair="tiny", fingerprint="f" * 64)
@@ -38,9 +38,9 @@ def test_curves_are_those_of_the_published_head(
     def enough(*_: Any, **__: Any) -> None:
         raise EnoughError
 
-    monkeypatch.setattr("registry.store.Store", Store)
-    monkeypatch.setattr("registry.pairs.model_records", lambda *_: {})
-    monkeypatch.setattr("registry.releases.create_release", enough)
+    monkeypatch.setattr("draftwell.registry.store.Store", Store)
+    monkeypatch.setattr("draftwell.registry.pairs.model_records", lambda *_: {})
+    monkeypatch.setattr("draftwell.registry.releases.create_release", enough)
     # any artifact has a digest
     digest = AcceptanceTable([0] * 20, [0] * 20, MADE).save(tmp_path / "eagle3_head")
     DecodingConfig("autoregressive", {}, {}, MADE).save(tmp_path / "decoding_config")

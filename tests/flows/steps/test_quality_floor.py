@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from components.bench import bench
-from components.bench.settings import BenchSettings, QualityFloor
-from components.gate.settings import GateSettings
-from components.tune.regret import SETTINGS
-from flows.settings import PipelineSettings, quality_floor
-from flows.steps.gate_parts.bench import measured
-from flows.steps.gate_parts.champion import ChampionComparison
-from flows.steps.tune import constraints_of, tune_settings_of
-from registry import gates
+from draftwell.components.bench import bench
+from draftwell.components.bench.settings import BenchSettings, QualityFloor
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.tune.regret import SETTINGS
+from draftwell.flows.settings import PipelineSettings, quality_floor
+from draftwell.flows.steps.gate_parts.bench import measured
+from draftwell.flows.steps.gate_parts.champion import ChampionComparison
+from draftwell.flows.steps.tune import constraints_of, tune_settings_of
+from draftwell.registry import gates
 
 
 def test_the_gates_file_is_the_one_floor_of_bench_tuner_and_gate(

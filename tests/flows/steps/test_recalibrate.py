@@ -18,15 +18,15 @@ import pytest
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
 
-from flows.context import StepContext
-from flows.orchestration import monitor_flow as monitor
-from flows.orchestration import recalibrate_flow as recalibrate
-from flows.orchestration import recalibration as recalibrating
-from flows.orchestration.monitor_flow import announced
-from flows.steps import monitor as monitor_step
-from flows.steps import tune as tune_step
-from flows.steps.monitor import DriftSettings
-from registry.store import Store
+from draftwell.flows.context import StepContext
+from draftwell.flows.orchestration import monitor_flow as monitor
+from draftwell.flows.orchestration import recalibrate_flow as recalibrate
+from draftwell.flows.orchestration import recalibration as recalibrating
+from draftwell.flows.orchestration.monitor_flow import announced
+from draftwell.flows.steps import monitor as monitor_step
+from draftwell.flows.steps import tune as tune_step
+from draftwell.flows.steps.monitor import DriftSettings
+from draftwell.registry.store import Store
 from tests.support.errors import raises_code
 from tests.support.loop import traffic
 from tests.support.loop.tiny_files import snapshot
@@ -157,7 +157,7 @@ def untouched(refused: Any, place: Path, step: StepContext) -> dict[str, Any]:
 def killed(untouched: Any, raised: list[dict[str, Any]]) -> int:
     """The second: killed when the new champion stands, but its bundle does not; returns the
     champion then."""
-    from registry.bundles import build as bundles
+    from draftwell.registry.bundles import build as bundles
 
     def die(*arguments: Any, **options: Any) -> Path:
         raise KeyboardInterrupt
@@ -243,7 +243,7 @@ def test_a_killed_run_goes_on_with_the_release_that_it_made(
 
 
 def test_a_new_champion_stands_deployed(deployed: dict[str, Any], place: Path) -> None:
-    from serving.bundle.bundle import open_bundle
+    from draftwell.serving.bundle.bundle import open_bundle
 
     assert deployed["state"] == "deployed"
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == deployed["release"] > 1
@@ -272,7 +272,7 @@ def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], step: StepCont
     }
     assert asked <= {prompt.prompt for prompt in traffic.prompts(40, seed=4, words=traffic.OTHERS)}
     assert len(asked) == 40, "all that the monitor looks at"
-    from serving.recording.trace import TraceSet
+    from draftwell.serving.recording.trace import TraceSet
 
     assert TraceSet(folder / "traces").digest() == table.tags["trace_digest"]
 
@@ -388,7 +388,7 @@ def test_with_other_settings_what_depends_on_them_is_made_anew(
 ) -> None:
     """Killed in tuning, and started again with fewer tokens: an artifact of the first traces would
     name what is not there any more."""
-    from serving.recording.trace import TraceSet
+    from draftwell.serving.recording.trace import TraceSet
 
     learnt: list[str] = []
     champion: list[int | None] = [None]

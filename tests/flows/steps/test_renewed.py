@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.prompts.prompt import Prompt
-from flows.context import StepContext
-from flows.steps.monitor import heads_left
-from flows.steps.reference_traces import Served
-from flows.steps.train import renew_datastore
-from serving.artifacts.base import Provenance
-from serving.artifacts.datastore import Datastore
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.flows.context import StepContext
+from draftwell.flows.steps.monitor import heads_left
+from draftwell.flows.steps.reference_traces import Served
+from draftwell.flows.steps.train import renew_datastore
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair
 
@@ -66,8 +66,10 @@ def test_the_champions_datastore_is_made_again_of_new_traces(
         reports=tmp_path,
         spec=SimpleNamespace(name="tiny"),
     )
-    monkeypatch.setattr("flows.steps.champion.champion_of", lambda *_: SimpleNamespace(pins=pins))
-    monkeypatch.setattr("flows.steps.tune.champion_decoding", lambda *_: config(strategy))
+    monkeypatch.setattr(
+        "draftwell.flows.steps.champion.champion_of", lambda *_: SimpleNamespace(pins=pins)
+    )
+    monkeypatch.setattr("draftwell.flows.steps.tune.champion_decoding", lambda *_: config(strategy))
     report = renew_datastore(StepContext(space, pair), "cpu")
     assert [artifact.kind for artifact in saved] == (["datastore"] if made else [])
     assert (report is not None) is made

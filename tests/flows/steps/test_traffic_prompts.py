@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from components.prompts.prompt import Prompt
-from flows.failures import worth_retrying
-from flows.loading import prompts_of
-from flows.orchestration import scheduled_flows as scheduled
-from flows.settings import TrafficSettings
-from flows.steps import monitor as monitor_step
-from flows.steps import traffic_prompts as served
-from flows.workspace import Workspace
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.flows.failures import worth_retrying
+from draftwell.flows.loading import prompts_of
+from draftwell.flows.orchestration import scheduled_flows as scheduled
+from draftwell.flows.settings import TrafficSettings
+from draftwell.flows.steps import monitor as monitor_step
+from draftwell.flows.steps import traffic_prompts as served
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.errors import raises_code
 from tests.support.loop import traffic
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from components.collect import work as collection
-from components.collect.plan import ForeignTrace
-from flows.workers import task_runners as runners
-from flows.workers.task_runners import WorkerPool, failure_of, worker_pool_for
-from serving.errors import DraftwellError
-from serving.recording.trace import TraceSet
+from draftwell.components.collect import work as collection
+from draftwell.components.collect.plan import ForeignTrace
+from draftwell.flows.workers import task_runners as runners
+from draftwell.flows.workers.task_runners import WorkerPool, failure_of, worker_pool_for
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
 from tests.support.errors import raises_code
 from tests.support.paths import REPO
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-import registry.bundles.build
-from registry.bundles.build import build_bundle, bundle_bytes, relink
-from registry.bundles.places import link_current
-from registry.bundles.requirements import pinned_torch
-from registry.bundles.retention import prune
-from registry.bundles.wheel import Wheel, runtime_wheel
-from registry.pairs import PairSpec, fetch, model_records
-from registry.promotion import promote, rollback
-from registry.releases import create_release, find_release, record_gate
-from registry.store import Store
-from serving.artifacts.base import digest_of
-from serving.artifacts.compiled_libraries import LIBRARY, libraries_folder, note_used
-from serving.artifacts.pair_files import PairFiles, fingerprint, models_root
-from serving.bundle.bundle import open_bundle
-from serving.errors import DraftwellError
+import draftwell.registry.bundles.build
+from draftwell.registry.bundles.build import build_bundle, bundle_bytes, relink
+from draftwell.registry.bundles.places import link_current
+from draftwell.registry.bundles.requirements import pinned_torch
+from draftwell.registry.bundles.retention import prune
+from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
+from draftwell.registry.pairs import PairSpec, fetch, model_records
+from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.releases import create_release, find_release, record_gate
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import digest_of
+from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder, note_used
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, models_root
+from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, distilled, model_folder, publish, release, verdict
 
@@ -280,7 +280,7 @@ def test_a_bundle_that_stands_is_not_touched_by_one_with_another_runtime(
     first = build_bundle(champion, spec, files, out=out)
     before = contents(first)
     newer = Wheel("draftwell_runtime-9-py3-none-any.whl", "9", b"another")
-    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", lambda: newer)
+    monkeypatch.setattr(draftwell.registry.bundles.build, "runtime_wheel", lambda: newer)
     second = build_bundle(champion, spec, files, out=out)
     assert (first.name, second.name) == ("1-cpu", "1-cpu.2")
     assert os.readlink(out / "tiny" / "current") == "1-cpu.2"
@@ -305,7 +305,9 @@ def test_a_gap_that_prune_left_hides_no_newer_bundle_and_is_not_filled(
     build_bundle(champion, spec, files, out=out)
     for number in ("9", "10"):
         newer = Wheel(f"draftwell_runtime-{number}-py3-none-any.whl", number, number.encode())
-        monkeypatch.setattr(registry.bundles.build, "runtime_wheel", lambda newer=newer: newer)
+        monkeypatch.setattr(
+            draftwell.registry.bundles.build, "runtime_wheel", lambda newer=newer: newer
+        )
         if number == "10":
             (out / "tiny" / "current").unlink()
             assert [path.name for path in prune(out / "tiny", keep=1)] == ["1-cpu"]
@@ -444,7 +446,7 @@ def test_deployments_of_a_pair_wait_for_each_other(
         )
         return runtime_wheel()
 
-    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", wheel)
+    monkeypatch.setattr(draftwell.registry.bundles.build, "runtime_wheel", wheel)
     build_bundle(champion, spec, files, out=tmp_path / "dist")
     assert tried == [1]
     assert subprocess.run([sys.executable, "-c", free, str(home)], check=False).returncode == 0
@@ -493,7 +495,7 @@ def test_a_rollback_is_not_undone_by_a_build_that_still_runs(
         )
         return runtime_wheel()
 
-    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", held_up)
+    monkeypatch.setattr(draftwell.registry.bundles.build, "runtime_wheel", held_up)
     with raises_code(
         "current_not_moved",
         "release.tiny.cpu version 2",
@@ -515,7 +517,7 @@ def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs
         return runtime_wheel()
 
     with monkeypatch.context() as patch:
-        patch.setattr(registry.bundles.build, "runtime_wheel", held_up)
+        patch.setattr(draftwell.registry.bundles.build, "runtime_wheel", held_up)
         with raises_code("current_not_moved", "not the champion"):
             build_bundle(second, spec, files, alias="2", out=tmp_path / "dist")
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
@@ -540,7 +542,7 @@ def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
             )
         link_current(home, bundle)
 
-    monkeypatch.setattr(registry.bundles.build, "link_current", slowly)
+    monkeypatch.setattr(draftwell.registry.bundles.build, "link_current", slowly)
     build_bundle(second, spec, files, out=out)
     workers[0].join(60)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"

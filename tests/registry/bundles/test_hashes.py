@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from registry.bundles.hashes import recorded_hashes
-from registry.bundles.requirements import closure, locked, runtime_requirements
-from registry.bundles.text import install_command
+from draftwell.registry.bundles.hashes import recorded_hashes
+from draftwell.registry.bundles.requirements import closure, locked, runtime_requirements
+from draftwell.registry.bundles.text import install_command
 
 
 def tiny_wheel(

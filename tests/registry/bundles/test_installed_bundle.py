@@ -24,24 +24,32 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from registry.bundles.build import build_bundle
-from registry.bundles.requirements import CPU_INDEX, locked
-from registry.bundles.text import install_command
-from registry.pairs import PairSpec, fetch, find_pair, model_records
-from registry.releases import create_release
-from registry.store import Store
-from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.pair_files import fingerprint
-from serving.device import device_class
+from draftwell.registry.bundles.build import build_bundle
+from draftwell.registry.bundles.requirements import CPU_INDEX, locked
+from draftwell.registry.bundles.text import install_command
+from draftwell.registry.pairs import PairSpec, fetch, find_pair, model_records
+from draftwell.registry.releases import create_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import Artifact, Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.device import device_class
 from tests.support.loop.publishing import config, publish
 from tests.support.server.served_pair import tiny_pair
 
 READY = 10
 """Seconds from the start of the process until it answers; a tiny model's weights take no time to
 read."""
-PIPELINE = ("prefect", "mlflow", "datasets", "sklearn", "flows", "components", "registry")
+PIPELINE = (
+    "prefect",
+    "mlflow",
+    "datasets",
+    "sklearn",
+    "draftwell.flows",
+    "draftwell.components",
+    "draftwell.registry",
+)
 
 
 @pytest.fixture
@@ -120,7 +128,8 @@ def clean(venv: Path) -> dict[str, str]:
 def check_clean(venv: Path) -> None:
     """Nothing of the pipeline can be imported there, but the runtime can."""
     code = (
-        f"import importlib.util as u, serving; print([n for n in {PIPELINE} if "
+        "import importlib.util as u; from draftwell import serving; "
+        f"print([n for n in {PIPELINE} if "
         "u.find_spec(n)]); print(serving.__file__)"
     )
     done = run([str(venv / "bin" / "python"), "-c", code], cwd=venv, env=clean(venv))

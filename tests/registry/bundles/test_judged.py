@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-import registry.bundles.build
-from registry.bundles.build import build_bundle, build_to_judge, relink
-from registry.bundles.judged import deviation, find_judged, judged_folder, keep_judged
-from registry.bundles.wheel import Wheel
-from registry.pairs import PairSpec
-from registry.promotion import promote
-from registry.releases import ReleaseVersion, find_release
-from registry.store import Store
-from serving.artifacts.pair_files import PairFiles
-from serving.bundle.bundle import open_bundle
+import draftwell.registry.bundles.build
+from draftwell.registry.bundles.build import build_bundle, build_to_judge, relink
+from draftwell.registry.bundles.judged import deviation, find_judged, judged_folder, keep_judged
+from draftwell.registry.bundles.wheel import Wheel
+from draftwell.registry.pairs import PairSpec
+from draftwell.registry.promotion import promote
+from draftwell.registry.releases import ReleaseVersion, find_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import PairFiles
+from draftwell.serving.bundle.bundle import open_bundle
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import release, verdict
 
@@ -43,7 +43,7 @@ def judged(
     record = verdict(made).model_copy(update={"bundle_digest": open_bundle(bundle).manifest.digest})
     promote(store, "tiny", "cpu", made.version, record)
     newer = Wheel("draftwell_runtime-9-py3-none-any.whl", "9", b"another")
-    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", lambda: newer)
+    monkeypatch.setattr(draftwell.registry.bundles.build, "runtime_wheel", lambda: newer)
     return found
 
 

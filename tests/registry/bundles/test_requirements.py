@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from registry.bundles.requirements import closure, locked, runtime_requirements
+from draftwell.registry.bundles.requirements import closure, locked, runtime_requirements
 from tests.support.errors import raises_code
 
 

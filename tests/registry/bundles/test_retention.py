@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.bundles.retention import prune
+from draftwell.registry.bundles.retention import prune
 from tests.support.errors import raises_code
 
 

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from registry.bundles.build import build_bundle
-from registry.bundles.hashes import recorded_hashes
-from registry.bundles.requirements import locked
-from registry.bundles.sbom import SBOM
-from registry.bundles.signing import hashes_remark, sign, signature_remark
-from registry.pairs import PairSpec
-from registry.promotion import promote
-from registry.store import Store
-from serving.artifacts.pair_files import PairFiles
-from serving.bundle.bundle import open_bundle
-from serving.bundle.signature import SIGNATURE, check_signature, split_flags
-from serving.server.model.loading import from_bundle
-from serving.server.settings import ServerSettings
+from draftwell.registry.bundles.build import build_bundle
+from draftwell.registry.bundles.hashes import recorded_hashes
+from draftwell.registry.bundles.requirements import locked
+from draftwell.registry.bundles.sbom import SBOM
+from draftwell.registry.bundles.signing import hashes_remark, sign, signature_remark
+from draftwell.registry.pairs import PairSpec
+from draftwell.registry.promotion import promote
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import PairFiles
+from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.bundle.signature import SIGNATURE, check_signature, split_flags
+from draftwell.serving.server.model.loading import from_bundle
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import release, verdict
 
@@ -64,7 +64,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_cosign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
-    monkeypatch.setattr("registry.bundles.signing.shutil.which", lambda name: None)
+    monkeypatch.setattr("draftwell.registry.bundles.signing.shutil.which", lambda name: None)
 
 
 def test_the_bill_of_materials_is_valid_and_complete(

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import serving
-from registry.bundles.wheel import Wheel, runtime_wheel
+from draftwell import serving
+from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
 
 PACKAGE = Path(serving.__file__).parent
 BUILD = """
 import os, sys
 from pathlib import Path
 os.umask(int(sys.argv[1], 8))
-from registry.bundles.wheel import build_wheel
+from draftwell.registry.bundles.wheel import build_wheel
 wheel = build_wheel(Path(sys.argv[2]))
 Path(sys.argv[3]).write_bytes(wheel.data)
 print(wheel.name)
@@ -48,7 +48,6 @@ def built_elsewhere(place: Path, zone: str, umask: str, date: int) -> tuple[str,
     package = Path(
         shutil.copytree(PACKAGE, place / "serving", ignore=shutil.ignore_patterns("__pycache__"))
     )
-    shutil.copyfile(PACKAGE.parent / "LICENSE", place / "LICENSE")
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "types.cpython-311.pyc").write_bytes(zone.encode())
     (package / ".types.py.swp").write_text(zone)
@@ -81,12 +80,11 @@ def test_the_same_sources_give_the_same_bytes_anywhere_and_at_any_time(
 
 def test_other_sources_have_another_version(wheel: Wheel, tmp_path: Path) -> None:
     """pip leaves a package alone whose version is installed already."""
-    from registry.bundles.wheel import build_wheel
+    from draftwell.registry.bundles.wheel import build_wheel
 
     package = Path(
         shutil.copytree(PACKAGE, tmp_path / "serving", ignore=shutil.ignore_patterns("__pycache__"))
     )
-    shutil.copyfile(PACKAGE.parent / "LICENSE", tmp_path / "LICENSE")
     (package / "runtime" / "types.py").write_text(
         (PACKAGE / "runtime" / "types.py").read_text() + "\n# one more line\n"
     )
@@ -98,15 +96,17 @@ def test_other_sources_have_another_version(wheel: Wheel, tmp_path: Path) -> Non
 
 def test_it_holds_every_file_of_serving_and_nothing_of_the_rest(unpacked: Path) -> None:
     expected = {
-        f"serving/{path.relative_to(PACKAGE).as_posix()}"
+        f"draftwell/serving/{path.relative_to(PACKAGE).as_posix()}"
         for path in PACKAGE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     }
     found = {
         path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()
     }
-    assert {name for name in found if ".dist-info/" not in name} == expected
-    assert "serving/runtime/strategies/PAPERS.md" in expected
+    assert {name for name in found if ".dist-info/" not in name} == {
+        "draftwell/__init__.py"
+    } | expected
+    assert "draftwell/serving/runtime/strategies/PAPERS.md" in expected
     assert any(name.endswith("/licenses/LICENSE") for name in found)
 
 
@@ -121,7 +121,10 @@ def test_it_needs_what_runtime_and_server_need(unpacked: Path) -> None:
     assert {"torch", "transformers", "safetensors", "pydantic", "fastapi", "uvicorn"} <= needed
     assert not {"prefect", "mlflow", "datasets", "pytest", "scikit-learn"} & needed
     assert not any("extra ==" in line for line in lines)
-    assert "draftwell-serve = serving.server.main:main" in (info / "entry_points.txt").read_text()
+    assert (
+        "draftwell-serve = draftwell.serving.server.main:main"
+        in (info / "entry_points.txt").read_text()
+    )
 
 
 def test_pip_installs_it(wheel: Wheel, tmp_path: Path) -> None:
@@ -144,8 +147,8 @@ def test_pip_installs_it(wheel: Wheel, tmp_path: Path) -> None:
         capture_output=True,
     )
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import json, serving, "
-        "importlib.metadata as m;"
+        "import sys; sys.path.insert(0, sys.argv[1]); import json, "
+        "importlib.metadata as m; from draftwell import serving;"
         "print(json.dumps([serving.__file__, m.version('draftwell-runtime')]))"
     )
     done = subprocess.run(

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-import registry.pairs
-from registry.pairs import ModelSource, find_pair, list_pairs
-from registry.pairs.catalogue import write_pair
-from serving.errors import DraftwellError
+import draftwell.registry.pairs
+from draftwell.registry.pairs import ModelSource, find_pair, list_pairs
+from draftwell.registry.pairs.catalogue import write_pair
+from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 
-CATALOGUE = sorted(Path(registry.pairs.__file__).parent.glob("*.yaml"))
+CATALOGUE = sorted(Path(draftwell.registry.pairs.__file__).parent.glob("*.yaml"))
 MINE = """name: mine
 description: my own pair
 licence: mine

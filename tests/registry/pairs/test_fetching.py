@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-import registry.pairs.fetching as fetching
-from registry.pairs import ModelSource, PairSpec, fetch, find_pair, model_records
-from registry.pairs.convert import convert_pickled
-from registry.pairs.fetching import place
-from serving.artifacts.near_copy import RECIPE, read_near_copy
-from serving.artifacts.pair_files import PairFiles, is_artifact, model_digest, weights_digest
-from serving.files import sha256_file
+import draftwell.registry.pairs.fetching as fetching
+from draftwell.registry.pairs import ModelSource, PairSpec, fetch, find_pair, model_records
+from draftwell.registry.pairs.convert import convert_pickled
+from draftwell.registry.pairs.fetching import place
+from draftwell.serving.artifacts.near_copy import RECIPE, read_near_copy
+from draftwell.serving.artifacts.pair_files import (
+    PairFiles,
+    is_artifact,
+    model_digest,
+    weights_digest,
+)
+from draftwell.serving.files import sha256_file
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import distilled, model_folder
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import registry.pairs.fitting as fitting
-from flows.workspace import Workspace
-from registry.pairs import PairSpec, find_pair, list_pairs
-from registry.pairs.fitting import check_fits, device_gigabytes, export_only, too_large
+import draftwell.registry.pairs.fitting as fitting
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.pairs import PairSpec, find_pair, list_pairs
+from draftwell.registry.pairs.fitting import check_fits, device_gigabytes, export_only, too_large
 from tests.support.errors import raises_code
 
 
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused_before_it_is_fetched(
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setattr(fitting, "device_gigabytes", lambda: {"cpu": 16.0, "cuda": 80.0})
     monkeypatch.setattr(
-        "flows.workspace.fetch", lambda *words, **options: pytest.fail("it was fetched")
+        "draftwell.flows.workspace.fetch", lambda *words, **options: pytest.fail("it was fetched")
     )
     space = Workspace("llama3-1b-70b", device="cuda")
     with raises_code(

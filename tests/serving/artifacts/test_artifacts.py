@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import ArtifactError, digest_of
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-from serving.artifacts.distilled_draft import DistilledDraft, quantise
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.kinds import other_temperature
-from serving.artifacts.verifier import Verifier
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import ArtifactError, digest_of
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft, quantise
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.kinds import other_temperature
+from draftwell.serving.artifacts.verifier import Verifier
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, random_head
 
@@ -177,7 +177,7 @@ def test_onnx_and_torch_score_alike(tmp_path):
     session = onnxruntime.InferenceSession(verifier.to_onnx(), providers=["CPUExecutionProvider"])
     raw = torch.randn(30).softmax(-1)
     before = torch.randn(6)
-    from serving.artifacts.verifier import scalar_features
+    from draftwell.serving.artifacts.verifier import scalar_features
 
     features = torch.cat([before, scalar_features(raw, 4)])[None].numpy().astype(np.float32)
     assert verifier.score(before, None, raw, 4) == pytest.approx(

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.artifacts.compiled_libraries import LIBRARY, libraries_folder, note_used, used_by
+from draftwell.serving.artifacts.compiled_libraries import (
+    LIBRARY,
+    libraries_folder,
+    note_used,
+    used_by,
+)
 
 
 @pytest.fixture
@@ -54,6 +59,6 @@ def test_a_home_that_may_only_be_read_is_no_error(
     def refuse(*_: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr("serving.artifacts.compiled_libraries.write_json", refuse)
+    monkeypatch.setattr("draftwell.serving.artifacts.compiled_libraries.write_json", refuse)
     note_used("print", [kept(home, "1")])
     assert used_by("print") == []

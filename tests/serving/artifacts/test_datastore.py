@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.artifacts.base import Provenance
-from serving.artifacts.datastore import (
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.datastore import (
     END,
     LONGEST,
     MAX_TOKENS,

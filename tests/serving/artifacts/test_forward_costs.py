@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.artifacts.base import Provenance
-from serving.artifacts.forward_costs import ascending, extended, seconds_at, seconds_table
-from serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.forward_costs import ascending, extended, seconds_at, seconds_table
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 
 MEASURED = st.dictionaries(st.integers(1, 40), st.floats(1e-4, 1.0), min_size=1, max_size=6)
 

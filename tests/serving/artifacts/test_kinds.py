@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from components.drift.drift import WatchedArtifacts
-from serving.artifacts.kinds import KINDS, READ_BY_STRATEGIES, ArtifactKind, find_kind
-from serving.runtime.strategies import STRATEGIES
+from draftwell.components.drift.drift import WatchedArtifacts
+from draftwell.serving.artifacts.kinds import KINDS, READ_BY_STRATEGIES, ArtifactKind, find_kind
+from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import every_kind
 
@@ -49,7 +49,8 @@ def test_an_unknown_kind_is_refused_by_name() -> None:
 
 def test_the_table_imports_no_torch() -> None:
     code = (
-        "import sys, serving.artifacts.kinds; sys.exit('torch' in sys.modules or 'numpy' in "
+        "import sys, draftwell.serving.artifacts.kinds; sys.exit('torch' in sys.modules or "
+        "'numpy' in "
         "sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

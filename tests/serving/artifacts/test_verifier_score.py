@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.replay.trace_model import NotInTrace, TraceModel, TraceRows
-from serving.artifacts.verifier import Verifier, logistic
-from serving.errors import NotFinite
-from serving.runtime.output import Output
-from serving.runtime.random_streams import RandomStream
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.session.row_view import RowView
+from draftwell.components.replay.trace_model import NotInTrace, TraceModel, TraceRows
+from draftwell.serving.artifacts.verifier import Verifier, logistic
+from draftwell.serving.errors import NotFinite
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.random_streams import RandomStream
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.session.row_view import RowView
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.pair_files import (
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.pair_files import (
     SIDECAR,
     PairFiles,
     combine_digests,
@@ -26,7 +26,7 @@ from serving.artifacts.pair_files import (
     tokenizer_digest,
     weights_digest,
 )
-from serving.bundle.bundle import (
+from draftwell.serving.bundle.bundle import (
     SCHEMA,
     Bundle,
     BundleError,
@@ -35,8 +35,8 @@ from serving.bundle.bundle import (
     ModelRecord,
     open_bundle,
 )
-from serving.errors import DraftwellError
-from serving.files import sha256_file
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import sha256_file
 from tests.support.errors import raises_code
 
 
@@ -385,7 +385,7 @@ def test_a_folder_that_cannot_be_written_to_is_only_slower(
     def read_only(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("serving.artifacts.pair_files.write_atomically", read_only)
+    monkeypatch.setattr("draftwell.serving.artifacts.pair_files.write_atomically", read_only)
     assert weights_digest(folder) == sha256_file(folder / "model.safetensors")
     assert not (folder / SIDECAR).exists()
 
@@ -436,10 +436,10 @@ def test_a_bundle_opens_where_mlflow_prefect_and_the_registry_cannot_be_imported
 ) -> None:
     code = """
 import sys
-for name in ("mlflow", "prefect", "registry", "components", "flows"):
+for name in ("mlflow", "prefect", "draftwell.registry", "draftwell.components", "draftwell.flows"):
     sys.modules[name] = None
 from pathlib import Path
-from serving.bundle.bundle import open_bundle
+from draftwell.serving.bundle.bundle import open_bundle
 assert "torch" not in sys.modules
 print(sorted(open_bundle(Path(sys.argv[1])).artifacts()))
 """

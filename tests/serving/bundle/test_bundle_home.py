@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from serving.artifacts.pair_files import SIDECAR
-from serving.bundle.bundle import open_bundle
-from serving.device import device_class
-from serving.errors import DraftwellError
-from serving.runtime.commands import Role
-from serving.runtime.models.onnx.onnx_export import GRAPH, exportable
-from serving.server.main import run
-from serving.server.settings import ServerSettings
+from draftwell.serving.artifacts.pair_files import SIDECAR
+from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.device import device_class
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.models.onnx.onnx_export import GRAPH, exportable
+from draftwell.serving.server.main import run
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.served_pair import tiny_tokenizer
 
@@ -112,7 +112,7 @@ def test_the_server_makes_no_folder_inside_the_bundle(
     def not_refused(*arguments: Any, **options: Any) -> None:
         raise AssertionError("the bundle is being loaded")
 
-    monkeypatch.setattr("serving.server.lifecycle.from_bundle", not_refused)
+    monkeypatch.setattr("draftwell.serving.server.lifecycle.from_bundle", not_refused)
     before = names(bundle)
     (tmp_path / "current").symlink_to("1-cpu")
     folders = {

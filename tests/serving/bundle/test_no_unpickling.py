@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.device import device_class
-from serving.runtime.commands import Role
+from draftwell.serving.device import device_class
+from draftwell.serving.runtime.commands import Role
 from tests.support.loop.publishing import every_kind
 from tests.support.server.bundles import make_bundle
 from tests.support.server.pickle_guard import Unpickled, forbid_pickles, in_a_child

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from serving.recording.prompt_ratings import PART, RatedPrompt
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine, Job
-from serving.runtime.grammar.finite import FiniteGrammar
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import Emitted
+from draftwell.serving.recording.prompt_ratings import PART, RatedPrompt
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.grammar.finite import FiniteGrammar
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.runtime.types import Emitted
 from tests.support.models.resources import table_pair, table_resources
 
 VOCAB = 8
@@ -148,7 +148,7 @@ def test_nothing_is_rated_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def costly(*arguments: Any) -> Any:
         raise AssertionError("the hot path rates tokens")
 
-    monkeypatch.setattr("serving.runtime.session.session.rate", costly)
+    monkeypatch.setattr("draftwell.serving.runtime.session.session.rate", costly)
     _, handed = decode("vanilla_sd")
     assert {token.rating for token in handed} == {None}
 

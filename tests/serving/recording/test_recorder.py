@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from serving.recording import recorder as recording
-from serving.recording.recorder import PositionRecorder
-from serving.recording.shadow import MOST_UNREAD, read_along
-from serving.runtime.engine.engine import Engine, Job
-from serving.runtime.models.cuda.static_llama import StaticLlama
-from serving.runtime.output import Output
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import warp
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.recording import recorder as recording
+from draftwell.serving.recording.recorder import PositionRecorder
+from draftwell.serving.recording.shadow import MOST_UNREAD, read_along
+from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import warp
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
 from tests.support.models.counters import counters
 from tests.support.models.llama_shapes import MODULES, random_tokens

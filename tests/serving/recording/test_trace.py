@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import KINDS, TRACE_VERSION, TraceError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import KINDS, TRACE_VERSION, TraceError
 from tests.support.errors import raises_code
 from tests.support.loop.trace_sets import HEADER, make, row, table
 
@@ -248,6 +248,6 @@ def test_a_known_digest_hides_neither_a_foreign_pair_nor_a_folder_that_cannot_be
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "read-only")
 
-    monkeypatch.setattr("serving.recording.trace.write_atomically", refuse)
+    monkeypatch.setattr("draftwell.serving.recording.trace.write_atomically", refuse)
     assert TraceSet(tmp_path).digest() == digest
     assert not (tmp_path / TraceSet.SIDECAR).exists()

@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.errors import NotFinite
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.cuda.static_llama import StaticLlama
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.random_streams import Streams
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, residual, warp
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.errors import NotFinite
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows, residual, warp
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.counters import counters
 from tests.support.models.llama_shapes import MODULES, random_tokens
 

@@ -9,22 +9,22 @@ import re
 import pytest
 import torch
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.verifier import Verifier
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.acceptance.rescue import Rescue
-from serving.runtime.drafting.cascade import Cascade
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.ngram import NGram
-from serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
-from serving.runtime.drafting.trust import Untrusted
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.schedules.intertwined import intertwined
-from serving.runtime.schedules.serial import serial
-from serving.runtime.strategies import Strategy, build_strategy
-from serving.runtime.strategies.compose import compose
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.acceptance.rescue import Rescue
+from draftwell.serving.runtime.drafting.cascade import Cascade
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.ngram import NGram
+from draftwell.serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
+from draftwell.serving.runtime.drafting.trust import Untrusted
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.schedules.intertwined import intertwined
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.strategies import Strategy, build_strategy
+from draftwell.serving.runtime.strategies.compose import compose
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime.custom_generate import draftwell_generate
+from draftwell.serving.runtime.custom_generate import draftwell_generate
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import EOS, llama, near

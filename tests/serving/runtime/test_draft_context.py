@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from serving.errors import ContextTooLong
-from serving.runtime.custom_generate import draftwell_generate
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.runtime.custom_generate import draftwell_generate
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import distance, joint_law, true_law

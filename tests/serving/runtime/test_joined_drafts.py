@@ -6,19 +6,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.acceptance.relaxed import could_be_rejected, raw_of
-from serving.runtime.drafting.cascade import Cascade
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.ngram import NGram
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.schedules.intertwined import intertwined
-from serving.runtime.schedules.parallel import parallel
-from serving.runtime.strategies import Strategy
-from serving.runtime.strategies.compose import compose
-from serving.runtime.types import Draft
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.acceptance.relaxed import could_be_rejected, raw_of
+from draftwell.serving.runtime.drafting.cascade import Cascade
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.ngram import NGram
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.schedules.intertwined import intertwined
+from draftwell.serving.runtime.schedules.parallel import parallel
+from draftwell.serving.runtime.strategies import Strategy
+from draftwell.serving.runtime.strategies.compose import compose
+from draftwell.serving.runtime.types import Draft
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import table_pair

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from serving.artifacts.pair_files import PairFiles
-from serving.runtime.commands import Forward, Role
-from serving.runtime.model_files import context_within, load_module, released_as_read
-from serving.runtime.models import lean_llama
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.pair import LoadSettings, load_pair, over_slots
+from draftwell.serving.artifacts.pair_files import PairFiles
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.model_files import context_within, load_module, released_as_read
+from draftwell.serving.runtime.models import lean_llama
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.pair import LoadSettings, load_pair, over_slots
 from tests.support.models.llama_shapes import llama, random_tokens
 
 LAYERS = 4

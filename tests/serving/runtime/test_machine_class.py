@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from serving.device import device_class
-from serving.runtime.machine_class import machine_class, without_layers
+from draftwell.serving.device import device_class
+from draftwell.serving.runtime.machine_class import machine_class, without_layers
 
 
 def pair(**steps: Any) -> Any:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import NUCLEUS, nucleus, warp
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import NUCLEUS, nucleus, warp
 
 ROWS = st.lists(
     st.lists(

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import NotFinite
-from serving.runtime import sampling as sampling_module
-from serving.runtime.engine.engine import Engine
-from serving.runtime.output import Output, share_top
-from serving.runtime.random_streams import RandomStream
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import largest_with_place
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.errors import NotFinite
+from draftwell.serving.runtime import sampling as sampling_module
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.output import Output, share_top
+from draftwell.serving.runtime.random_streams import RandomStream
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import largest_with_place
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.tiny import llama_pair
 
 KEEPS = [1, 3, 2]

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.runtime import penalties as module
-from serving.runtime.engine.engine import Engine
-from serving.runtime.penalties import Penalties
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime import penalties as module
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair
 
 VOCAB = 5

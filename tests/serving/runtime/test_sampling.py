@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from serving.errors import InvalidRequest, NotFinite
-from serving.runtime.output import Output
-from serving.runtime.random_streams import RandomStream, Streams
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, adjusted, residual, warp
+from draftwell.serving.errors import InvalidRequest, NotFinite
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.random_streams import RandomStream, Streams
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows, adjusted, residual, warp
 from tests.support.errors import raises_code
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)

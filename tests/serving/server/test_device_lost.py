@@ -12,12 +12,12 @@ import pytest
 import torch
 import uvicorn
 
-from serving.runtime.commands import Role
-from serving.server import lifecycle
-from serving.server.app import create_app
-from serving.server.lifecycle import DrainingServer
-from serving.server.main import main
-from serving.server.process import DEVICE_FAILED
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.server import lifecycle
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.lifecycle import DrainingServer
+from draftwell.serving.server.main import main
+from draftwell.serving.server.process import DEVICE_FAILED
 from tests.support.server.bundles import make_bundle
 from tests.support.server.served_pair import served_pair, serving
 from tests.support.server.server_process import wait_until

@@ -20,21 +20,21 @@ import torch
 import uvicorn
 from transformers import LlamaForCausalLM
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.datastore import Datastore
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.device import device_class
-from serving.errors import DraftwellError
-from serving.runtime.commands import Role
-from serving.runtime.strategies import build_strategy
-from serving.server.app import create_app
-from serving.server.deployment.deployments import Deployments
-from serving.server.lifecycle import DrainingServer
-from serving.server.model.loading import costs_of
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.costs import BatchCosts
-from serving.server.settings import ServerSettings
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Artifact, Provenance
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.device import device_class
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.deployment.deployments import Deployments
+from draftwell.serving.server.lifecycle import DrainingServer
+from draftwell.serving.server.model.loading import costs_of
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling.costs import BatchCosts
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.models.heads import random_eagle3
 from tests.support.server.bundles import load_bundle, make_bundle
@@ -109,10 +109,10 @@ LOADING = """
 import gc, signal, sys, threading, time
 from pathlib import Path
 
-from serving.errors import DraftwellError
-from serving.server.main import run
-from serving.server.model import loading
-from serving.server.settings import ServerSettings
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.main import run
+from draftwell.serving.server.model import loading
+from draftwell.serving.server.settings import ServerSettings
 
 seen = []
 
@@ -164,9 +164,9 @@ SWITCHING = """
 import gc, sys, time
 from pathlib import Path
 
-from serving.server.main import run
-from serving.server.model import loading
-from serving.server.settings import ServerSettings
+from draftwell.serving.server.main import run
+from draftwell.serving.server.model import loading
+from draftwell.serving.server.settings import ServerSettings
 
 load = loading.from_bundle
 
@@ -218,7 +218,7 @@ def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(
     tmp_path: Path, tiny_models: dict[Role, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pair that runs row by row goes on doing so behind a switch."""
-    monkeypatch.setattr("serving.server.model.loading.batches", lambda pair: False)
+    monkeypatch.setattr("draftwell.serving.server.model.loading.batches", lambda pair: False)
     bundle = make_bundle(
         tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu")
     )
@@ -243,7 +243,7 @@ def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_r
         BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25),
     )
     monkeypatch.setattr(
-        "serving.server.model.loading.measure", lambda models, slots, *, batched: timed
+        "draftwell.serving.server.model.loading.measure", lambda models, slots, *, batched: timed
     )
 
     def serving(pair: Any, costs: BatchCosts) -> ServedModel:
@@ -469,7 +469,7 @@ def test_help_has_an_example_and_loads_nothing_heavy() -> None:
     assert result.returncode == 0
     assert "Example: draftwell-serve --bundle" in result.stdout
     loaded = subprocess.run(
-        [sys.executable, "-c", "import sys, serving.server.main; print(*sys.modules)"],
+        [sys.executable, "-c", "import sys, draftwell.serving.server.main; print(*sys.modules)"],
         capture_output=True,
         text=True,
         timeout=60,

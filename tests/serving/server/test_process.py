@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.device import device_class
-from serving.runtime.commands import Role
+from draftwell.serving.device import device_class
+from draftwell.serving.runtime.commands import Role
 from tests.support.server.bundles import make_bundle
 from tests.support.server.server_process import ENTRY, server_process, wait_until
 

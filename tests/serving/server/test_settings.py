@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from serving.server.main import app
-from serving.server.settings import ServerSettings
+from draftwell.serving.server.main import app
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 
 OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import HEADER
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import HEADER
 
 
 def contents(*folders: Path) -> dict[str, str]:

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from components.drift.drift import Subject, WatchedArtifacts, compare_traffic
-from components.drift.schema import DriftLimits, DriftReport
-from components.drift.traffic import Traffic, read_traffic
-from serving.artifacts.base import Provenance
-from serving.artifacts.verifier import Verifier
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceHeader, trace_schema
+from draftwell.components.drift.drift import Subject, WatchedArtifacts, compare_traffic
+from draftwell.components.drift.schema import DriftLimits, DriftReport
+from draftwell.components.drift.traffic import Traffic, read_traffic
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceHeader, trace_schema
 
 FINGERPRINT = "f" * 64
 HEADER = TraceHeader(

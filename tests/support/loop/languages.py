@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from components.prompts.prompt import Prompt
+from draftwell.components.prompts.prompt import Prompt
 
 SUMS = (
     (

@@ -6,22 +6,22 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from registry.gates import GateCheck, GateRecord
-from registry.pairs import model_records
-from registry.releases import ReleaseVersion, create_release
-from registry.store import Published, Store
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.datastore import Datastore
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.distilled_draft import DistilledDraft
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.medusa_heads import MedusaHeads
-from serving.artifacts.pair_files import fingerprint
-from serving.artifacts.verifier import Verifier
+from draftwell.registry.gates import GateCheck, GateRecord
+from draftwell.registry.pairs import model_records
+from draftwell.registry.releases import ReleaseVersion, create_release
+from draftwell.registry.store import Published, Store
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Artifact, Provenance
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.distilled_draft import DistilledDraft
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.medusa_heads import MedusaHeads
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.artifacts.verifier import Verifier
 
 
 def model_folder(folder: Path, seed: int = 1) -> Path:
@@ -150,8 +150,8 @@ def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -
 
 def artifacts(pair_file: Path) -> Path:
     """What spide asks for, beside the pair."""
-    from registry.pairs import fetch, find_pair
-    from serving.artifacts.pair_files import fingerprint
+    from draftwell.registry.pairs import fetch, find_pair
+    from draftwell.serving.artifacts.pair_files import fingerprint
     from tests.support.loop.publishing import table
 
     folder = pair_file.parent / "artifacts"

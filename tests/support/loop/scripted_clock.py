@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from components.prompts.prompt import Prompt
-from components.tune.evaluator import Measured
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.evaluator import Measured
+from draftwell.serving.runtime.strategies import StrategyChoice
 
 TOKENS = 16
 CALLS = {"autoregressive": 16}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceHeader, trace_schema
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceHeader, trace_schema
 
 HEADER = TraceHeader(
     pair="tiny",

@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from components.calibrate.settings import MemorySettings
-from components.collect.settings import CollectionSettings
-from components.prompts.prompt import Prompt
-from components.report.provenance import provenance
-from components.tune.evidence import TuningEvidence
-from flows import context
-from flows.context import StepContext
-from flows.loading import open_pair
-from flows.steps import collect as collect_step
-from flows.steps import publish as publish_step
-from flows.steps import train as train_step
-from registry.gates import GateCheck, GateRecord
-from registry.promotion import promote
-from registry.releases import ReleaseVersion, record_gate
-from registry.store import Store
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import HEADER, TraceHeader
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.calibrate.settings import MemorySettings
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.provenance import provenance
+from draftwell.components.tune.evidence import TuningEvidence
+from draftwell.flows import context
+from draftwell.flows.context import StepContext
+from draftwell.flows.loading import open_pair
+from draftwell.flows.steps import collect as collect_step
+from draftwell.flows.steps import publish as publish_step
+from draftwell.flows.steps import train as train_step
+from draftwell.registry.gates import GateCheck, GateRecord
+from draftwell.registry.promotion import promote
+from draftwell.registry.releases import ReleaseVersion, record_gate
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import HEADER, TraceHeader
+from draftwell.serving.runtime.strategies import StrategyChoice
 from tests.support.collecting import small
 
 WORDS = ("man", "inn", "onion", "hand", "end", "hour", "other", "men", "hen", "ten", "none", "one")
@@ -129,7 +129,8 @@ def spool(folder: Path, rows: pa.Table, asked: Sequence[Prompt] = ()) -> Path:
 
 
 def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
-    """In the place of `flows.steps.tune.run_tune`: a tuner whose choice stands before it begins."""
+    """In the place of `draftwell.flows.steps.tune.run_tune`: a tuner whose choice stands before it
+    begins."""
 
     def tune(
         step: StepContext, traces: TraceSet, asked: Sequence[Prompt], *settings: Any, **more: Any
@@ -159,7 +160,7 @@ def calibrate(step: StepContext) -> TraceSet:
 def crown(step: StepContext, out: Path, strategy: str = "vanilla_sd") -> ReleaseVersion:
     """A calibrated champion with a config that is slow here: its draft costs as much as the
     target."""
-    from registry.bundles.build import build_bundle
+    from draftwell.registry.bundles.build import build_bundle
 
     traces = calibrate(step)
     scripted(strategy, num_speculative_tokens=5)(step, traces, [])

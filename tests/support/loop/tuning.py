@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from components.prompts.prompt import Prompt
-from components.tune.evidence import TuningEvidence
-from components.tune.settings import TuneSettings
-from components.tune.tune import TuneFiles, TuneHooks, TuneInputs, tune_strategy
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.evidence import TuningEvidence
+from draftwell.components.tune.settings import TuneSettings
+from draftwell.components.tune.tune import TuneFiles, TuneHooks, TuneInputs, tune_strategy
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyResources
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)

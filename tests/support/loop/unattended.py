@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from components.prompts.prompt import Prompt
-from flows.context import StepContext
-from flows.loading import open_pair
-from flows.steps import collect as collect_step
-from flows.steps.monitor import DriftSettings
-from serving.device import lacks_bfloat16
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.flows.context import StepContext
+from draftwell.flows.loading import open_pair
+from draftwell.flows.steps import collect as collect_step
+from draftwell.flows.steps.monitor import DriftSettings
+from draftwell.serving.device import lacks_bfloat16
 from tests.support.collecting import small
 from tests.support.paths import REPO
 
@@ -29,8 +29,8 @@ TOKENS = 48
 SERVE = """
 from prefect import serve
 from prefect.events import DeploymentEventTrigger
-from flows.orchestration.monitor_flow import monitor
-from flows.orchestration.recalibrate_flow import recalibrate
+from draftwell.flows.orchestration.monitor_flow import monitor
+from draftwell.flows.orchestration.recalibrate_flow import recalibrate
 
 drift = DeploymentEventTrigger(expect={"draftwell.drift"}, match={"prefect.resource.id": "draftwell.pair.*"},
                                parameters={"settings": "{{ event.payload.settings }}"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from serving.artifacts.base import Provenance
-from serving.recording.trace_schema import KINDS
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.recording.trace_schema import KINDS
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.session.stats import Stats
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.types import Draft, Verdict
 
 COUNTERS = [
     field.name

@@ -11,13 +11,18 @@ from typing import Any
 
 import torch
 
-from components.gate.baseline_counts import fixed_resources
-from components.prompts.prompt import demo_prompts
-from serving.artifacts.datastore import Datastore
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.device import usable_cores
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import STRATEGIES, Strategy, StrategyResources, build_strategy
+from draftwell.components.gate.baseline_counts import fixed_resources
+from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.device import usable_cores
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import (
+    STRATEGIES,
+    Strategy,
+    StrategyResources,
+    build_strategy,
+)
 from tests.support.models.resources import NEEDED, random_head, random_medusa_heads
 from tests.support.paths import REPO
 
@@ -44,8 +49,8 @@ def two_threads() -> Iterator[None]:
 
 @functools.cache
 def default_pair() -> LoadedPair:
-    from registry.pairs import fetch, find_pair
-    from serving.runtime.pair import LoadSettings, load_pair
+    from draftwell.registry.pairs import fetch, find_pair
+    from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
     return load_pair(
         fetch(find_pair("default")),

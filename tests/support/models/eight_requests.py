@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
 
 
 def requests(vocab: int, temperature: float) -> list[tuple[list[int], Sampling]]:

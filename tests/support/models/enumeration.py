@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from serving.runtime.commands import Role
-from serving.runtime.engine.engine import Job
-from serving.runtime.engine.task import Task
-from serving.runtime.output import Model
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import warp
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy
-from serving.runtime.strategies.given import draft_given
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.engine.engine import Job
+from draftwell.serving.runtime.engine.task import Task
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import warp
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy
+from draftwell.serving.runtime.strategies.given import draft_given
 
 
 class Oracle:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from components.distil.distil import Source
-from components.distil.writers import EngineWriter
-from serving.runtime.pair import LoadedPair, over_slots
+from draftwell.components.distil.distil import Source
+from draftwell.components.distil.writers import EngineWriter
+from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from tests.support.models.tiny import EOS, Letters
 
 VOCAB, LAYERS, CONTEXT = 61, 4, 96

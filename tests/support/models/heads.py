@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from components.distil.eagle3.network import Eagle3Network, head_config
-from serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.components.distil.eagle3.network import Eagle3Network, head_config
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from tests.support.models.resources import ORIGIN
 
 LAYERS = (0, 1, 1)

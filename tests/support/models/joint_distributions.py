@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
 
 Law = dict[tuple[int, ...], float]
 

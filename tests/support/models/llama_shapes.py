@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import transformers as tf
 
-from serving.runtime.commands import Forward
+from draftwell.serving.runtime.commands import Forward
 
 SIZES = {
     "vocab_size": 61,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.session.row_view import RowView
-from serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.session.row_view import RowView
+from draftwell.serving.runtime.types import Draft, Rows, Verdict
 
 
 class Twice(Exact):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.device import cpu_flags
-from serving.runtime.models import packed_matmul
-from serving.runtime.models.compiled_library import compiler
+from draftwell.serving.device import cpu_flags
+from draftwell.serving.runtime.models import packed_matmul
+from draftwell.serving.runtime.models.compiled_library import compiler
 
 LACKS = {"no-avx512bf16": "avx512_bf16", "no-avx512f": "avx512f"}
 PROCESSORS = ("native", *(name for name, flag in LACKS.items() if flag in cpu_flags().split()))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from serving.runtime.commands import Forward
+from draftwell.serving.runtime.commands import Forward
 
 Price = Callable[[Forward, int], float]
 """(command, tokens in its slot before) → seconds."""

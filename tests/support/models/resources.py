@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.datastore import Datastore
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.medusa_heads import MedusaHeads
-from serving.artifacts.verifier import Verifier
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.strategies import StrategyResources
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.medusa_heads import MedusaHeads
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.strategies import StrategyResources
 
 ORIGIN = Provenance(pair="table", fingerprint="0" * 64)
 NEEDED = {"adaedl": {"threshold": 0.5, "max_draft": 6}}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from serving.errors import ContextTooLong, DraftwellError
-from serving.runtime.commands import Forward
+from draftwell.serving.errors import ContextTooLong, DraftwellError
+from draftwell.serving.runtime.commands import Forward
 from tests.support.models.tiny import VOCAB
 
 COUNT, CONTEXT = 3, 16

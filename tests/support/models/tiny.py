@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from serving.runtime.commands import Role
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.output import Model
-from serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.pair import LoadedPair
 
 VOCAB = 24
 EOS = 2

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from serving.runtime.models.compiled_layer import CompiledLayer, OneRow, packed_layer
-from serving.runtime.models.compiled_step import FORMS, CompiledStep, Form
-from serving.runtime.models.lean_layer import layer_weights
-from serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.compiled_layer import CompiledLayer, OneRow, packed_layer
+from draftwell.serving.runtime.models.compiled_step import FORMS, CompiledStep, Form
+from draftwell.serving.runtime.models.lean_layer import layer_weights
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
 
 
 class Uncompiled:

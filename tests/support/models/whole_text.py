@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serving.runtime.commands import Forward
-from serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.table_model import TableModel
 from tests.support.models.resources import table_pair
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.engines import environments
+from draftwell.components.engines import environments
 
 FAKE_DRIVER = Path(__file__).parent / "fake_driver.py"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from components.engines.port import About, Acceptance, Answer, Decoded, EngineSettings
-from serving.errors import DraftwellError
-from serving.runtime.requests import Sampling
+from draftwell.components.engines.port import About, Acceptance, Answer, Decoded, EngineSettings
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.requests import Sampling
 
 SECONDS = 0.01
 """Of the own clock, for a token of plain decoding."""

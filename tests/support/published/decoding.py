@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.models.table_model import TableModel
 from tests.support.models.enumeration import Oracle
 
 

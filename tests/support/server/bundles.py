@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
-from serving.bundle.bundle import FileRecord, Manifest, ModelRecord
-from serving.files import sha256_file
-from serving.runtime.commands import Role
-from serving.runtime.strategies import find_strategy
-from serving.server.model.loading import from_bundle
-from serving.server.model.served_model import ServedModel
-from serving.server.settings import ServerSettings
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import Artifact, Provenance
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
+from draftwell.serving.bundle.bundle import FileRecord, Manifest, ModelRecord
+from draftwell.serving.files import sha256_file
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.strategies import find_strategy
+from draftwell.serving.server.model.loading import from_bundle
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.server.served_pair import MAX_CONTEXT, tiny_pair
 
 

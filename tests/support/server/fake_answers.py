@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from serving.server.http.page import page_router
+from draftwell.serving.server.http.page import page_router
 from tests.support.server.served_pair import running
 
 NUMBER = {

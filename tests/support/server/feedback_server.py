@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
-from serving.server.feedback.feedback import Feedback
-from serving.server.feedback.record import Record, RecordOrigin
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.load_control import LoadControl
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import Event, Ticket
-from serving.server.settings import FeedbackSettings
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.feedback.feedback import Feedback
+from draftwell.serving.server.feedback.record import Record, RecordOrigin
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.load_control import LoadControl
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import Event, Ticket
+from draftwell.serving.server.settings import FeedbackSettings
 from tests.support.models.resources import table_resources
 
 PROMPTS = (

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import torch
 
-from serving.artifacts.kinds import KINDS
-from serving.artifacts.pair_files import PairFiles, weights_digest
-from serving.errors import DraftwellError
-from serving.runtime.pair import LoadSettings, load_module, load_pair
+from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.pair_files import PairFiles, weights_digest
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.pair import LoadSettings, load_module, load_pair
 from tests.support.server.bundles import load_bundle
 from tests.support.server.served_pair import serving
 

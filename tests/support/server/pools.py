@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy, find_strategy
-from serving.server.model.snapshot import SnapshotOrigin
-from serving.server.model.strategy_pool import StrategyPool
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import Strategy, find_strategy
+from draftwell.serving.server.model.snapshot import SnapshotOrigin
+from draftwell.serving.server.model.strategy_pool import StrategyPool
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 VOCAB = 8

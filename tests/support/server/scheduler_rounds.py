@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.scheduler import Scheduler
 
 
 def letters(ids: Sequence[int]) -> str:

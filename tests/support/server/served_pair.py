@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import uvicorn
 
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources, build_strategy
-from serving.server.app import create_app
-from serving.server.lifecycle import KEEP_ALIVE_SECONDS
-from serving.server.model.served_model import ServedModel
-from serving.server.protocol import BoundedProtocol
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.lifecycle import KEEP_ALIVE_SECONDS
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.protocol import BoundedProtocol
 
 MERGES = [("t", "h"), ("th", "e"), ("a", "n"), ("i", "n"), ("o", "n"), ("e", "r"), ("Ġ", "the")]
 SPECIAL = ["<|start|>", "<|end|>"]

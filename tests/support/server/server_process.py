@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
+ENTRY = [sys.executable, "-c", "from draftwell.serving.server.main import main; main()"]
 """`draftwell-serve`, wherever scripts are installed."""
 
 

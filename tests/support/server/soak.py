@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.artifacts.compiled_libraries import COMPILED, libraries_folder
+from draftwell.serving.artifacts.compiled_libraries import COMPILED, libraries_folder
 from tests.support.server.server_process import ENTRY, server_process
 
 REPO = Path(__file__).resolve().parents[3]
 
 if TYPE_CHECKING:
-    from flows.workspace import Workspace
+    from draftwell.flows.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ def default_bundle(
 def _default_bundle(
     folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any], profiled: bool
 ) -> Path:
-    from flows.workspace import Workspace
-    from registry.bundles.build import build_bundle
-    from registry.pairs import model_records
-    from registry.releases import create_release
-    from registry.store import Store
-    from serving.artifacts.base import Provenance
-    from serving.artifacts.decoding_config import DecodingConfig
-    from serving.artifacts.pair_files import fingerprint
-    from serving.runtime.strategies import find_strategy
+    from draftwell.flows.workspace import Workspace
+    from draftwell.registry.bundles.build import build_bundle
+    from draftwell.registry.pairs import model_records
+    from draftwell.registry.releases import create_release
+    from draftwell.registry.store import Store
+    from draftwell.serving.artifacts.base import Provenance
+    from draftwell.serving.artifacts.decoding_config import DecodingConfig
+    from draftwell.serving.artifacts.pair_files import fingerprint
+    from draftwell.serving.runtime.strategies import find_strategy
 
     space, store = Workspace("default", dtype), Store()
     files, name = space.files(), space.spec.name
@@ -106,8 +106,8 @@ def use_compiled_layers(patch: pytest.MonkeyPatch) -> None:
 
 def measure_profile(space: Workspace, folder: Path) -> None:
     """As the tuner measures it."""
-    from components.calibrate.hardware_profile import measure_profile
-    from components.report.provenance import provenance
+    from draftwell.components.calibrate.hardware_profile import measure_profile
+    from draftwell.components.report.provenance import provenance
 
     pair = space.load()
     measure_profile(pair, provenance(pair)).save(folder)

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.commands import Forward
-from serving.runtime.models.cuda.cuda_graph import Marks, ModelGraphs
-from serving.runtime.models.cuda.static_slots import StaticSlots
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.module_model import Placed
-from serving.runtime.output import Output
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.cuda.cuda_graph import Marks, ModelGraphs
+from draftwell.serving.runtime.models.cuda.static_slots import StaticSlots
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.module_model import Placed
+from draftwell.serving.runtime.output import Output
 
 LONGEST_STEP = 32
 """Rows of at most so many tokens run as one batch; the parts of a longer prompt run one by one."""

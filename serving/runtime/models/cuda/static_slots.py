@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from serving.runtime.failures import room_for
-from serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.failures import room_for
+from draftwell.serving.runtime.models.slots import Slots
 
 
 class StaticSlots(Slots):

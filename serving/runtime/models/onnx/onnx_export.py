@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from serving.files import replace_folder
-from serving.runtime.models.lean_llama import fits
+from draftwell.serving.files import replace_folder
+from draftwell.serving.runtime.models.lean_llama import fits
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

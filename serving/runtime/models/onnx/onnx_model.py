@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.failures import room_for
-from serving.runtime.models.slots import Slots
-from serving.runtime.output import Output
-from serving.runtime.slot_texts import SlotText
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.failures import room_for
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.slot_texts import SlotText
 
 BRANCHES = 7
 """Branch slots for each slot: DuoDecoding drafts at most 8 sequences."""

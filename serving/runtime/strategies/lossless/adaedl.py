@@ -8,17 +8,17 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
-from serving.runtime.drafting.adaptive import AdaptiveThreshold
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import LowAcceptanceBound
-from serving.runtime.schedules.serial import serial
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
-from serving.runtime.strategies.search_space import space
-from serving.runtime.strategies.speculation import Speculation
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.adaptive import AdaptiveThreshold
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.stopping import LowAcceptanceBound
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from draftwell.serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 class AdaEDL(Strategy):

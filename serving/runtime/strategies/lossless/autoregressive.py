@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.runtime.commands import Step
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class Autoregressive(Strategy):

@@ -9,17 +9,17 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.acceptance.ranked import Ranked
-from serving.runtime.commands import Step
-from serving.runtime.drafting.multi_sequence import MultiSequence
-from serving.runtime.models.onnx.onnx_model import OnnxModel
-from serving.runtime.schedules.heterogeneous import heterogeneous
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import space
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.acceptance.ranked import Ranked
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.multi_sequence import MultiSequence
+from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel
+from draftwell.serving.runtime.schedules.heterogeneous import heterogeneous
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 64
 ONE_PASS = 1.25

@@ -8,28 +8,28 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.commands import Role, Step
-from serving.runtime.drafting.counts_kept import table_learnt, table_resumed
-from serving.runtime.drafting.head import HeadChain, HeadTree
-from serving.runtime.drafting.stopping import (
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.drafting.counts_kept import table_learnt, table_resumed
+from draftwell.serving.runtime.drafting.head import HeadChain, HeadTree
+from draftwell.serving.runtime.drafting.stopping import (
     CumulativeAcceptance,
     FixedLength,
     HighEntropy,
     UnlikelyToken,
 )
-from serving.runtime.models.eagle3_model import head_of
-from serving.runtime.output import Model
-from serving.runtime.schedules.serial import serial
-from serving.runtime.schedules.tree import serial_trees
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
-from serving.runtime.strategies.search_space import Span, space
-from serving.runtime.strategies.speculation import Speculation
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.models.eagle3_model import head_of
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from draftwell.serving.runtime.strategies.search_space import Span, space
+from draftwell.serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.types import Draft, Verdict
 
 ENTROPY_SCALE = 0.15
 """As SVIP has it."""

@@ -9,26 +9,31 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.datastore import Datastore
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.commands import Role, Step
-from serving.runtime.drafting.best_drafter import BestDrafter, Candidate, Experience, Shared
-from serving.runtime.drafting.counts_kept import below, counts_learnt, of, resume_counts
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.expected_gain import RoundCosts
-from serving.runtime.drafting.head import HeadChain
-from serving.runtime.models.eagle3_model import head_of
-from serving.runtime.output import Model
-from serving.runtime.requests import Sampling
-from serving.runtime.schedules.alternatives import serial_with_alternatives
-from serving.runtime.session.session import UNLIMITED, Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
-from serving.runtime.strategies.search_space import space
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.drafting.best_drafter import (
+    BestDrafter,
+    Candidate,
+    Experience,
+    Shared,
+)
+from draftwell.serving.runtime.drafting.counts_kept import below, counts_learnt, of, resume_counts
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.expected_gain import RoundCosts
+from draftwell.serving.runtime.drafting.head import HeadChain
+from draftwell.serving.runtime.models.eagle3_model import head_of
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.schedules.alternatives import serial_with_alternatives
+from draftwell.serving.runtime.session.session import UNLIMITED, Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from draftwell.serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 HEAD_SHARE = 0.1
 """A head's step, in target passes, where no profile has measured it."""

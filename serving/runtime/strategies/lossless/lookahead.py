@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.commands import Step
-from serving.runtime.drafting.lookahead import Lookahead
-from serving.runtime.schedules.tree import serial_trees
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import space
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.lookahead import Lookahead
+from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class LookaheadDecoding(Strategy):

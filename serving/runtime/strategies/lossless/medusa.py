@@ -8,17 +8,17 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from serving.artifacts.base import ArtifactError
-from serving.artifacts.kinds import KINDS
-from serving.artifacts.medusa_heads import MedusaHeads
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.commands import Step
-from serving.runtime.drafting.medusa import SHAPE, Medusa
-from serving.runtime.models.beside import kept_beside
-from serving.runtime.schedules.tree import serial_trees
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import space
+from draftwell.serving.artifacts.base import ArtifactError
+from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.medusa_heads import MedusaHeads
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.medusa import SHAPE, Medusa
+from draftwell.serving.runtime.models.beside import kept_beside
+from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import space
 
 
 class MedusaDecoding(Strategy):

@@ -7,16 +7,16 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.schedules.parallel import parallel
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import space
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.schedules.parallel import parallel
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 32
 

@@ -7,16 +7,16 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.artifacts.datastore import Datastore
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
-from serving.runtime.drafting.datastore_lookup import look_up
-from serving.runtime.drafting.ngram import NGram
-from serving.runtime.schedules.serial import serial
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import Span, space
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.datastore_lookup import look_up
+from draftwell.serving.runtime.drafting.ngram import NGram
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import Span, space
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class PromptLookup(Strategy):

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from serving.artifacts.datastore import Datastore
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.commands import Step
-from serving.runtime.drafting.datastore_lookup import DatastoreLookup
-from serving.runtime.schedules.tree import serial_trees
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import space
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.datastore_lookup import DatastoreLookup
+from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import space
 
 
 class Rest(Strategy):

@@ -10,19 +10,19 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
-from serving.runtime.schedules.intertwined import intertwined
-from serving.runtime.schedules.serial import serial
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import Span, space
-from serving.runtime.strategies.speculation import Speculation
-from serving.runtime.types import Draft, StopPolicy, Verdict
+from draftwell.serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
+from draftwell.serving.runtime.schedules.intertwined import intertwined
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import Span, space
+from draftwell.serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.types import Draft, StopPolicy, Verdict
 
 
 class Spide(Strategy):

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
-from serving.runtime.drafting.skipping import SelfDraft, SkipSearch
-from serving.runtime.drafting.stopping import UnlikelyToken
-from serving.runtime.schedules.serial import serial
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
-from serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.skipping import SelfDraft, SkipSearch
+from draftwell.serving.runtime.drafting.stopping import UnlikelyToken
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from draftwell.serving.runtime.strategies.search_space import space
 
 
 class Swift(Strategy):

@@ -7,17 +7,17 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Role, Step
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.output import Model
-from serving.runtime.schedules.serial import serial
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.drafter_role import DrafterRole, drafting_with
-from serving.runtime.strategies.search_space import Span, space
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.drafter_role import DrafterRole, drafting_with
+from draftwell.serving.runtime.strategies.search_space import Span, space
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class VanillaSD(Strategy):

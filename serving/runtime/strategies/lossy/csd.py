@@ -8,16 +8,16 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.acceptance.rescue import Rescue
-from serving.runtime.commands import Step
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.schedules.serial import serial
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import space
-from serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.runtime.acceptance.rescue import Rescue
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.schedules.serial import serial
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class CSD(Strategy):

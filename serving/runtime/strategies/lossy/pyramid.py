@@ -9,17 +9,17 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from serving.runtime.acceptance.divergence import DivergenceName, check_support
-from serving.runtime.acceptance.relaxed import Fuzzy, SampleAndMatch
-from serving.runtime.commands import Role, Step
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.output import Model
-from serving.runtime.protocols import AcceptanceRule
-from serving.runtime.schedules.pyramid import pyramid
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.acceptance.divergence import DivergenceName, check_support
+from draftwell.serving.runtime.acceptance.relaxed import Fuzzy, SampleAndMatch
+from draftwell.serving.runtime.commands import Role, Step
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.protocols import AcceptanceRule
+from draftwell.serving.runtime.schedules.pyramid import pyramid
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import space
 
 LENGTHS, TAUS = (1, 2, 3, 4, 5, 7, 10, 15, 20, 25), (0.2, 0.3, 0.4, 0.5)
 """The grid of PyramidSD, section 4.1; l_D is half of l_Q."""

@@ -7,15 +7,15 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.artifacts.verifier import Verifier
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
-from serving.runtime.schedules.sequential import sequential
-from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.strategies.search_space import space
-from serving.runtime.strategies.speculation import Speculation
-from serving.runtime.types import Rows
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.schedules.sequential import sequential
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
+from draftwell.serving.runtime.strategies.search_space import space
+from draftwell.serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.types import Rows
 
 
 class Sprinter(Strategy):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from components.bench.answers.checks import (
+from draftwell.components.bench.answers.checks import (
     assertions_program,
     body,
     checker_for,
@@ -25,7 +25,7 @@ from components.bench.answers.checks import (
     unit_test_program,
     without_prose,
 )
-from components.prompts.prompt import Prompt, read_prompts
+from draftwell.components.prompts.prompt import Prompt, read_prompts
 
 runs_code = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 DATA = Path(os.environ["DRAFTWELL_TEST_DATA"]) if "DRAFTWELL_TEST_DATA" in os.environ else None

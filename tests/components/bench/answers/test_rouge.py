@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.bench.answers.rouge import (
+from draftwell.components.bench.answers.rouge import (
     longest_common_subsequence,
     mean_rouge_l,
     rouge_l,

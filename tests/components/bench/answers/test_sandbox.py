@@ -18,8 +18,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.bench.answers import sandbox, seccomp
-from components.bench.answers.sandbox import CHILD, PRELUDE, Outcome, SandboxUnavailable, run_python
+from draftwell.components.bench.answers import sandbox, seccomp
+from draftwell.components.bench.answers.sandbox import (
+    CHILD,
+    PRELUDE,
+    Outcome,
+    SandboxUnavailable,
+    run_python,
+)
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="programs are held by seccomp, which only Linux has"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from components.bench.engines.figures import Figure, figure_of
-from components.bench.engines.measure import Beside, Side, groups_of, measure_beside
-from components.bench.engines.store import Measurements
-from components.bench.engines.table import figure_table
-from components.engines.port import EngineSettings
-from serving.runtime.requests import Sampling
+from draftwell.components.bench.engines.figures import Figure, figure_of
+from draftwell.components.bench.engines.measure import Beside, Side, groups_of, measure_beside
+from draftwell.components.bench.engines.store import Measurements
+from draftwell.components.bench.engines.table import figure_table
+from draftwell.components.engines.port import EngineSettings
+from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.fake_engine import FakeEngine
 

@@ -9,20 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.bench.bench import run_bench
-from components.bench.peers import check_peers
-from components.bench.peers.gguf_file import renamed, write_gguf
-from components.bench.peers.loading import open_peers, variants_of
-from components.bench.peers.model_files import gguf_of, made_once, model_folder
-from components.bench.peers.transformers_peer import own_attention
-from components.bench.report.tables import bench_markdown, entries_of
-from components.bench.schema import BenchReport
-from components.bench.settings import BenchSettings
-from components.distil.eagle3.network import Eagle3Network, head_config
-from components.prompts.prompt import Prompt
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.peers import check_peers
+from draftwell.components.bench.peers.gguf_file import renamed, write_gguf
+from draftwell.components.bench.peers.loading import open_peers, variants_of
+from draftwell.components.bench.peers.model_files import gguf_of, made_once, model_folder
+from draftwell.components.bench.peers.transformers_peer import own_attention
+from draftwell.components.bench.report.tables import bench_markdown, entries_of
+from draftwell.components.bench.schema import BenchReport
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.distil.eagle3.network import Eagle3Network, head_config
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN
 from tests.support.models.tiny import llama, llama_pair

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from components.bench.peers.loading import open_peers
-from components.bench.runner import Contender
-from components.bench.target_agreement import difference
-from components.engines.environments import DRIVERS, INSTALLED
+from draftwell.components.bench.peers.loading import open_peers
+from draftwell.components.bench.runner import Contender
+from draftwell.components.bench.target_agreement import difference
+from draftwell.components.engines.environments import DRIVERS, INSTALLED
 from tests.support.models.default_pair import default_pair, generated, two_threads
 
 TOKENS, PROMPTS = 24, 2

@@ -14,10 +14,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from components.bench.servers import __main__ as command
-from components.bench.servers import load_test
-from components.bench.servers.__main__ import commands, names, numbers
-from components.bench.servers.load_test import (
+from draftwell.components.bench.servers import __main__ as command
+from draftwell.components.bench.servers import load_test
+from draftwell.components.bench.servers.__main__ import commands, names, numbers
+from draftwell.components.bench.servers.load_test import (
     LoadTest,
     Row,
     compare,
@@ -25,10 +25,10 @@ from components.bench.servers.load_test import (
     load_table,
     median_of,
 )
-from components.bench.servers.long_prompt import Stall
-from components.bench.servers.processes import Server
-from components.prompts.prompt import Prompt
-from serving.server.settings import ServerSettings
+from draftwell.components.bench.servers.long_prompt import Stall
+from draftwell.components.bench.servers.processes import Server
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.paths import REPO
 from tests.support.peers.environments import install, is_stopped

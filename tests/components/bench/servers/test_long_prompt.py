@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from components.bench.servers.long_prompt import Stall, parts, stall, stall_table, summary
-from components.prompts.prompt import Prompt
+from draftwell.components.bench.servers.long_prompt import Stall, parts, stall, stall_table, summary
+from draftwell.components.prompts.prompt import Prompt
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import served_pair, serving
 

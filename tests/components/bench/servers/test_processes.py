@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from components.bench.servers.processes import Server
+from draftwell.components.bench.servers.processes import Server
 from tests.support.errors import raises_code
 from tests.support.paths import REPO
 from tests.support.server.server_process import wait_until
@@ -21,7 +21,7 @@ FAKE = REPO / "tests" / "support" / "peers" / "fake_server.py"
 COMMAND = [sys.executable, str(FAKE)]
 STARTER = """\
 import pathlib, sys, time
-from components.bench.servers.processes import Server
+from draftwell.components.bench.servers.processes import Server
 server = Server("fake", ["/bin/sh", "-c", 'sleep 300 & exec "$0" "$@"', *sys.argv[2:]], pathlib.Path(sys.argv[1]))
 print(server._process.pid, flush=True)
 if "running" in sys.argv[1]:

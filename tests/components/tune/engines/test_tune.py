@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.bench.engines.figures import Figure, figure_of
-from components.bench.engines.measure import Beside, Side
-from components.bench.engines.store import Measurements
-from components.engines.vllm_methods import Method, VllmFiles
-from components.tune.engines.budget import NO_TIME, Budget
-from components.tune.engines.by_load import choose_by_load
-from components.tune.engines.candidates import candidates
-from components.tune.engines.choice import EngineChoice
-from components.tune.engines.final import play_finals
-from components.tune.engines.lab import Lab
-from components.tune.engines.ngram_replay import best_n, passes, propose
-from components.tune.engines.regret import grid_regret, regret_of
-from components.tune.engines.schedule import Level, level_of, schedule_of
-from components.tune.engines.settings import EngineTuneSettings
-from components.tune.engines.tune import best_of_others, grid_of, sure, tune_engine
-from serving.runtime.requests import Sampling
+from draftwell.components.bench.engines.figures import Figure, figure_of
+from draftwell.components.bench.engines.measure import Beside, Side
+from draftwell.components.bench.engines.store import Measurements
+from draftwell.components.engines.vllm_methods import Method, VllmFiles
+from draftwell.components.tune.engines.budget import NO_TIME, Budget
+from draftwell.components.tune.engines.by_load import choose_by_load
+from draftwell.components.tune.engines.candidates import candidates
+from draftwell.components.tune.engines.choice import EngineChoice
+from draftwell.components.tune.engines.final import play_finals
+from draftwell.components.tune.engines.lab import Lab
+from draftwell.components.tune.engines.ngram_replay import best_n, passes, propose
+from draftwell.components.tune.engines.regret import grid_regret, regret_of
+from draftwell.components.tune.engines.schedule import Level, level_of, schedule_of
+from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.components.tune.engines.tune import best_of_others, grid_of, sure, tune_engine
+from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.fake_engine import maker
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from components.calibrate.plots import rejection_tail
-from components.report.drawing import note_artifact
-from components.tune.evidence import EVIDENCE_VERSION, TuningEvidence
-from components.tune.report.html import CAPTIONS, tuning_html, write_tuning_report
-from components.tune.report.tables import SHOWN_TRIALS, choice_figures, tuning_tables
-from serving.runtime.strategies import StrategyChoice
+from draftwell.components.calibrate.plots import rejection_tail
+from draftwell.components.report.drawing import note_artifact
+from draftwell.components.tune.evidence import EVIDENCE_VERSION, TuningEvidence
+from draftwell.components.tune.report.html import CAPTIONS, tuning_html, write_tuning_report
+from draftwell.components.tune.report.tables import SHOWN_TRIALS, choice_figures, tuning_tables
+from draftwell.serving.runtime.strategies import StrategyChoice
 from tests.support.errors import raises_code
 from tests.support.loop.tuning_evidence import LOSSLESS, LOSSY, OLD, PLAIN, trial
 

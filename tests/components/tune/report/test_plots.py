@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from components.tune.evidence import TuningEvidence
-from components.tune.report import plots as tuning_plots
-from components.tune.report.plots import (
+from draftwell.components.tune.evidence import TuningEvidence
+from draftwell.components.tune.report import plots as tuning_plots
+from draftwell.components.tune.report.plots import (
     LENGTHS,
     THRESHOLDS,
     lower_left,

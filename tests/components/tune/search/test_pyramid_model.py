@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from components.prompts.prompt import Prompt
-from components.tune.candidates import starting_points
-from components.tune.search.pyramid_model import (
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.candidates import starting_points
+from draftwell.components.tune.search.pyramid_model import (
     ModelAgreement,
     beta_of,
     estimate,
@@ -20,14 +20,14 @@ from components.tune.search.pyramid_model import (
     stage_throughput,
     time_qualifier,
 )
-from components.tune.search.space import MEASURED, combinations, start
-from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.pair import LoadedPair
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyChoice, build_strategy
-from serving.runtime.strategies.lossy.pyramid import LENGTHS
+from draftwell.components.tune.search.space import MEASURED, combinations, start
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy
+from draftwell.serving.runtime.strategies.lossy.pyramid import LENGTHS
 from tests.support.models.tiny import table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
@@ -79,7 +79,7 @@ def test_the_model_agrees_with_counted_rounds():
             models["target"].table
             + noise * torch.randn(models["target"].table.shape, generator=generator)
         )
-    from serving.runtime.engine.engine import Engine
+    from draftwell.serving.runtime.engine.engine import Engine
 
     settings = {
         "num_draft_tokens": 4,

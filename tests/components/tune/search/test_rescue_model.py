@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from components.prompts.prompt import Prompt
-from components.replay.replay import replay_strategy
-from components.replay.texts import Texts, read_texts
-from components.replay.traced_text import TracedText
-from components.tune.evaluator import Evaluator
-from components.tune.evidence import Trial
-from components.tune.search.rescue_model import (
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.replay.traced_text import TracedText
+from draftwell.components.tune.evaluator import Evaluator
+from draftwell.components.tune.evidence import Trial
+from draftwell.components.tune.search.rescue_model import (
     Rejection,
     RescueModel,
     estimate_rescues,
     fastest_for_losses,
 )
-from components.tune.search.space import combinations
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.components.tune.search.space import combinations
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.collecting import collect_traces
 from tests.support.loop.tuning import ORIGIN, PROFILE
 from tests.support.models.tiny import table_pair

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from components.bench.engines.figures import Figure
-from components.bench.engines.measure import groups_of
-from components.engines.port import Acceptance
-from flows.steps.engine.deploy import counts_by_prompt
-from flows.steps.engine.serve import server_environment
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.bench.engines.measure import groups_of
+from draftwell.components.engines.port import Acceptance
+from draftwell.flows.steps.engine.deploy import counts_by_prompt
+from draftwell.flows.steps.engine.serve import server_environment
 from tests.support.peers.environments import install
 
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from components.drift.schema import DRIFTED
-from flows.steps.engine import recalibrate
-from flows.steps.engine.loop import LoopSettings
-from flows.steps.engine.recalibrate import (
+from draftwell.components.drift.schema import DRIFTED
+from draftwell.flows.steps.engine import recalibrate
+from draftwell.flows.steps.engine.loop import LoopSettings
+from draftwell.flows.steps.engine.recalibrate import (
     EngineDriftSettings,
     EngineRecalibration,
     recalibrate_engine,
 )
-from flows.steps.monitor import load_limits
-from registry.bundles.places import link_current
-from serving.errors import DraftwellError
+from draftwell.flows.steps.monitor import load_limits
+from draftwell.registry.bundles.places import link_current
+from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 
 LIMITS = load_limits(None)

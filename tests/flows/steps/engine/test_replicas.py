@@ -19,16 +19,16 @@ from typing import Any
 
 import pytest
 
-from components.engines.ports import free_port, listening, refuse_taken
-from flows.steps.engine import replicas as replicas_step
-from flows.steps.engine import restart_record
-from flows.steps.engine.processes import Replica, given, replicas_of, started_at
-from flows.steps.engine.replicas import end_process, restart_hook, rolling_restart
-from flows.steps.engine.restart_record import read_record, write_record
-from flows.steps.engine.serve import server_environment, trial_environment
-from registry.bundles.places import link_current
-from registry.bundles.vllm.render import write_bundle
-from registry.bundles.vllm.settings import VllmServing
+from draftwell.components.engines.ports import free_port, listening, refuse_taken
+from draftwell.flows.steps.engine import replicas as replicas_step
+from draftwell.flows.steps.engine import restart_record
+from draftwell.flows.steps.engine.processes import Replica, given, replicas_of, started_at
+from draftwell.flows.steps.engine.replicas import end_process, restart_hook, rolling_restart
+from draftwell.flows.steps.engine.restart_record import read_record, write_record
+from draftwell.flows.steps.engine.serve import server_environment, trial_environment
+from draftwell.registry.bundles.places import link_current
+from draftwell.registry.bundles.vllm.render import write_bundle
+from draftwell.registry.bundles.vllm.settings import VllmServing
 from tests.support.errors import raises_code
 from tests.support.paths import REPO
 from tests.support.peers.environments import install, with_server
@@ -508,7 +508,7 @@ def test_a_restart_that_is_asked_to_end_takes_along_what_it_started(
     process = start(free_port(), FAKE_START_SECONDS="0.5")
     current = deploy(out, 2).parent / "current"
     code = (
-        "import sys, pathlib; from flows.cli.engine import restart_elsewhere; "
+        "import sys, pathlib; from draftwell.flows.cli.engine import restart_elsewhere; "
         "restart_elsewhere(pathlib.Path(sys.argv[1]), 'tiny', [])"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(current)], cwd=REPO) as restart:

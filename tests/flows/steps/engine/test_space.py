@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from components.engines.vllm_methods import VllmFiles
-from flows.steps.engine.space import EngineSpace
+from draftwell.components.engines.vllm_methods import VllmFiles
+from draftwell.flows.steps.engine.space import EngineSpace
 from tests.support.errors import raises_code
 from tests.support.peers.environments import install
 

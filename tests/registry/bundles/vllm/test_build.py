@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from registry.bundles.retention import prune
-from registry.bundles.vllm.build import activate_vllm_bundle, build_vllm_bundle, bundles_of
-from registry.bundles.vllm.requirements import engine_lock
-from registry.bundles.vllm.settings import VllmServing, gated_serving
+from draftwell.registry.bundles.retention import prune
+from draftwell.registry.bundles.vllm.build import (
+    activate_vllm_bundle,
+    build_vllm_bundle,
+    bundles_of,
+)
+from draftwell.registry.bundles.vllm.requirements import engine_lock
+from draftwell.registry.bundles.vllm.settings import VllmServing, gated_serving
 from tests.support.errors import raises_code
 
 RECORD: dict[str, Any] = {
@@ -168,7 +172,7 @@ def test_one_that_breaks_off_leaves_current(
     def killed(bundle: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("registry.bundles.vllm.build.sign", killed)
+    monkeypatch.setattr("draftwell.registry.bundles.vllm.build.sign", killed)
     with pytest.raises(KeyboardInterrupt):
         build(max_num_seqs=4)
     assert (bundles_of(tmp_path / "dist", "tiny") / "current").resolve() == first

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from registry.bundles.vllm import render
-from registry.bundles.vllm.edits import Kept, keep_edits
-from registry.bundles.vllm.render import write_bundle
-from registry.bundles.vllm.settings import VllmServing
+from draftwell.registry.bundles.vllm import render
+from draftwell.registry.bundles.vllm.edits import Kept, keep_edits
+from draftwell.registry.bundles.vllm.render import write_bundle
+from draftwell.registry.bundles.vllm.settings import VllmServing
 from tests.support.errors import raises_code
 
 GATE = {

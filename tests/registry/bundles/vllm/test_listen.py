@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from registry.bundles.vllm.files import listen
+from draftwell.registry.bundles.vllm.files import listen
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SO_REUSEPORT of Linux")
 

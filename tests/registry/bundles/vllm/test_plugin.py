@@ -20,17 +20,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.bundles.vllm.plugin.draftwell_vllm import proposers, register, spool, stopping
-from registry.bundles.vllm.plugin.draftwell_vllm.ngrams import MOST, guess
-from registry.bundles.vllm.plugin.draftwell_vllm.proposers import Fixed, HFDynamic, Spide, Svip
-from registry.bundles.vllm.plugin.draftwell_vllm.stopping import (
+from draftwell.registry.bundles.vllm.plugin.draftwell_vllm import (
+    proposers,
+    register,
+    spool,
+    stopping,
+)
+from draftwell.registry.bundles.vllm.plugin.draftwell_vllm.ngrams import MOST, guess
+from draftwell.registry.bundles.vllm.plugin.draftwell_vllm.proposers import (
+    Fixed,
+    HFDynamic,
+    Spide,
+    Svip,
+)
+from draftwell.registry.bundles.vllm.plugin.draftwell_vllm.stopping import (
     FixedRule,
     HFDynamicRule,
     SpideRule,
     SvipRule,
 )
-from registry.bundles.vllm.plugin_wheel import plugin_wheel
-from serving.artifacts import acceptance_table
+from draftwell.registry.bundles.vllm.plugin_wheel import plugin_wheel
+from draftwell.serving.artifacts import acceptance_table
 
 CONTEXT = 64
 
@@ -365,7 +375,7 @@ def test_a_draft_model_is_asked_where_the_text_says_nothing(tmp_path: Path) -> N
 def test_another_version_of_vllm_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import registry.bundles.vllm.plugin.draftwell_vllm as package
+    import draftwell.registry.bundles.vllm.plugin.draftwell_vllm as package
 
     for version, warned in (
         ("0.32.0", False),
@@ -389,7 +399,7 @@ def logger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    name = "registry.bundles.vllm.plugin.draftwell_vllm.stats"
+    name = "draftwell.registry.bundles.vllm.plugin.draftwell_vllm.stats"
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setenv("DRAFTWELL_SPOOL", str(tmp_path / "spool"))
     monkeypatch.setenv("DRAFTWELL_BUNDLE", "mine/3-cpu")

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from registry.bundles.vllm.render import (
+from draftwell.registry.bundles.vllm.render import (
     HERE,
     compose,
     ray_serve,
@@ -26,7 +26,7 @@ from registry.bundles.vllm.render import (
     serve_script,
     write_bundle,
 )
-from registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
+from draftwell.registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
 from tests.support.errors import raises_code
 
 DRAFTED = {"method": "draft_model", "model": "models/draft", "num_speculative_tokens": 3}
@@ -381,7 +381,7 @@ def test_replicas_have_cores_of_their_own_while_there_are_any(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from registry.bundles.vllm.files import cpu
+    from draftwell.registry.bundles.vllm.files import cpu
 
     monkeypatch.setattr(cpu, "QUOTA", tmp_path / "none")
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
@@ -748,7 +748,7 @@ def test_on_cpus_as_many_cores_are_bound_as_were_measured(tmp_path: Path) -> Non
 def test_a_containers_quota_counts(
     quota: str, threads: int | None, cores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from registry.bundles.vllm.files import cpu
+    from draftwell.registry.bundles.vllm.files import cpu
 
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(cpu, "QUOTA", tmp_path / "cpu.max")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.acceptance import exact
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.acceptance import exact
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.chi_square import p_value
 from tests.support.models.default_pair import WHOLE, default_pair, strategy_of
 from tests.support.models.enumeration import true_law

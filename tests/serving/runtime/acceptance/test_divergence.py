@@ -10,7 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.runtime.acceptance.divergence import INFINITE_AT_ZEROS, check_support, divergence
+from draftwell.serving.runtime.acceptance.divergence import (
+    INFINITE_AT_ZEROS,
+    check_support,
+    divergence,
+)
 from tests.support.errors import raises_code
 
 NAMES = ("tv", "kl", "js", "logit_gap", "fsd_js")

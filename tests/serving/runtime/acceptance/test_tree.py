@@ -6,15 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.runtime.acceptance.ranked import Ranked
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import residual
-from serving.runtime.schedules.tree import serial_trees
-from serving.runtime.session.row_view import RowView
-from serving.runtime.strategies.compose import compose
-from serving.runtime.trees import ROOT, DraftTree, depths
-from serving.runtime.types import CandidateChoice
+from draftwell.serving.runtime.acceptance.ranked import Ranked
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import residual
+from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.session.row_view import RowView
+from draftwell.serving.runtime.strategies.compose import compose
+from draftwell.serving.runtime.trees import ROOT, DraftTree, depths
+from draftwell.serving.runtime.types import CandidateChoice
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import table_pair
 
@@ -172,7 +172,7 @@ def test_a_stop_token_inside_a_tree_ends_the_text():
 
 
 def table_rows(probs, sampling):
-    from serving.runtime.sampling import LogitRows
+    from draftwell.serving.runtime.sampling import LogitRows
 
     return LogitRows(probs.log().clamp(min=-50.0), sampling)
 

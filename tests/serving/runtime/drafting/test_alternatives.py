@@ -8,18 +8,18 @@ import dataclasses
 import pytest
 import torch
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.drafting.alternatives import Alternatives
-from serving.runtime.drafting.best_drafter import BestDrafter
-from serving.runtime.drafting.expected_gain import RoundCosts
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.strategies import build_strategy
-from serving.runtime.trees import ROOT, TreeVerdict
-from serving.runtime.types import Draft
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.drafting.alternatives import Alternatives
+from draftwell.serving.runtime.drafting.best_drafter import BestDrafter
+from draftwell.serving.runtime.drafting.expected_gain import RoundCosts
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.trees import ROOT, TreeVerdict
+from draftwell.serving.runtime.types import Draft
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 FREE = HardwareProfile(0.02, {1: 1.0, 32: 1.0}, 0.0, ORIGIN, t_head=0.02)

@@ -7,22 +7,27 @@ import math
 import pytest
 import torch
 
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import (
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.stopping import (
     HighEntropy,
     LowAcceptanceBound,
     PredictedRejection,
     UnlikelyToken,
 )
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.session.session import UNLIMITED
-from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy, describe
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.session.session import UNLIMITED
+from draftwell.serving.runtime.strategies import (
+    STRATEGIES,
+    StrategyResources,
+    build_strategy,
+    describe,
+)
+from draftwell.serving.runtime.types import Draft, Verdict
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import (
@@ -117,7 +122,9 @@ def test_mutant_that_drops_the_trigger_is_caught(monkeypatch, name, parameters):
         return distance(law, true_law(models["target"], [1], sampling))
 
     assert far_off() < 1e-6
-    monkeypatch.setattr(f"serving.runtime.strategies.lossless.{name}.DraftModel", Dropping)
+    monkeypatch.setattr(
+        f"draftwell.serving.runtime.strategies.lossless.{name}.DraftModel", Dropping
+    )
     assert far_off() > 1e-3
 
 

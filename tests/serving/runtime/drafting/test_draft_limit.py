@@ -7,10 +7,10 @@ from itertools import cycle
 
 import pytest
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.session.session import UNLIMITED, Session
-from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.session import UNLIMITED, Session
+from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.support.cases import in_turn
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources

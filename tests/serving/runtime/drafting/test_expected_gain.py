@@ -8,23 +8,27 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.datastore import Datastore
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.runtime.drafting.best_drafter import (
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.datastore import Datastore
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
+from draftwell.serving.runtime.drafting.best_drafter import (
     PROBE,
     READ_ALONG,
     BestDrafter,
     Candidate,
     Experience,
 )
-from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.strategies import StrategyResources, build_strategy
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.types import Draft, Verdict
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair
 
 STEPS = [1.0, 1.0, 1.4, 1.4, 1.4, 1.8, 1.9, 2.0, 2.0, 2.4]

@@ -6,18 +6,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.drafting.best_drafter import BestDrafter
-from serving.runtime.drafting.head import HeadTree, likeliest_part
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.output import Output
-from serving.runtime.requests import Sampling
-from serving.runtime.schedules.tree import serial_trees
-from serving.runtime.strategies import build_strategy
-from serving.runtime.strategies.compose import compose
-from serving.runtime.trees import ROOT, DraftTree
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.drafting.best_drafter import BestDrafter
+from draftwell.serving.runtime.drafting.head import HeadTree, likeliest_part
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.strategies.compose import compose
+from draftwell.serving.runtime.trees import ROOT, DraftTree
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 OWN = 1000.0

@@ -6,17 +6,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.drafting.lookahead import Lookahead, NGramPool
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.schedules.tree import serial_trees
-from serving.runtime.strategies import build_strategy
-from serving.runtime.strategies.compose import compose
-from serving.runtime.trees import ROOT, DraftTree
-from serving.runtime.types import CandidateChoice
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.drafting.lookahead import Lookahead, NGramPool
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.strategies.compose import compose
+from draftwell.serving.runtime.trees import ROOT, DraftTree
+from draftwell.serving.runtime.types import CandidateChoice
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.llama_shapes import llama, random_tokens
 from tests.support.models.resources import counting_pair, table_pair, table_resources
@@ -152,7 +152,9 @@ class KeepsTheWindow(ExactTree):
 
 @pytest.mark.parametrize("rule", [JudgesEachNGramAnew(), KeepsTheWindow()], ids=["anew", "window"])
 def test_mutants_are_caught(monkeypatch, rule):
-    monkeypatch.setattr("serving.runtime.strategies.lossless.lookahead.ExactTree", lambda: rule)
+    monkeypatch.setattr(
+        "draftwell.serving.runtime.strategies.lossless.lookahead.ExactTree", lambda: rule
+    )
     assert off({}) > 1e-3
 
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.artifacts.medusa_heads import MedusaHeads
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.drafting.medusa import SHAPE, Medusa
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import residual
-from serving.runtime.strategies import StrategyResources, build_strategy
-from serving.runtime.types import CandidateChoice
+from draftwell.serving.artifacts.medusa_heads import MedusaHeads
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.drafting.medusa import SHAPE, Medusa
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import residual
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.types import CandidateChoice
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.llama_shapes import llama, random_tokens
@@ -142,7 +142,7 @@ def test_mutants_are_caught(monkeypatch):
     assert off() < 1e-6
     with monkeypatch.context() as patched:
         patched.setattr(
-            "serving.runtime.strategies.lossless.medusa.ExactTree", LeavesTheDistribution
+            "draftwell.serving.runtime.strategies.lossless.medusa.ExactTree", LeavesTheDistribution
         )
         assert off() > 1e-3
     right = TableModel.keep

@@ -6,10 +6,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.runtime.drafting.ngram import NGram, NGramIndex
-from serving.runtime.requests import Sampling
-from serving.runtime.session.session import Session
-from serving.runtime.types import Draft
+from draftwell.serving.runtime.drafting.ngram import NGram, NGramIndex
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.types import Draft
 from tests.support.models.resources import table_pair
 
 TOKENS = st.lists(st.integers(0, 3), max_size=12)

@@ -6,16 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.runtime.commands import Forward
-from serving.runtime.drafting.skipping import SkipSearch
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.requests import Sampling
-from serving.runtime.session.lane import Lane
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.drafting.skipping import SkipSearch
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.lane import Lane
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.lean_families import lean_family
 from tests.support.models.llama_shapes import llama, random_tokens
@@ -119,7 +119,7 @@ def test_mutant_whose_skipped_passes_count_as_read_is_caught(monkeypatch):
     assert read_after_skimming(Lane) < 5e-5
     assert read_after_skimming(Counts) > 1e-3
     assert off() < 1e-6
-    monkeypatch.setattr("serving.runtime.session.session.Lane", InPlace)
+    monkeypatch.setattr("draftwell.serving.runtime.session.session.Lane", InPlace)
     assert off() > 1e-3
 
 

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.artifacts.datastore import Continuations, Datastore
-from serving.runtime.acceptance.tree import ExactTree
-from serving.runtime.drafting.continuations import likeliest_tree
-from serving.runtime.drafting.datastore_lookup import DatastoreLookup, look_up
-from serving.runtime.drafting.ngram import NGram
-from serving.runtime.drafting.suffix import Suffix, SuffixIndex
-from serving.runtime.random_streams import Streams
-from serving.runtime.requests import Sampling
-from serving.runtime.schedules.tree import serial_trees
-from serving.runtime.session.lane import Lane
-from serving.runtime.session.session import Session
-from serving.runtime.strategies import build_strategy
-from serving.runtime.strategies.compose import compose
-from serving.runtime.trees import ROOT, DraftTree, depths
+from draftwell.serving.artifacts.datastore import Continuations, Datastore
+from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.drafting.continuations import likeliest_tree
+from draftwell.serving.runtime.drafting.datastore_lookup import DatastoreLookup, look_up
+from draftwell.serving.runtime.drafting.ngram import NGram
+from draftwell.serving.runtime.drafting.suffix import Suffix, SuffixIndex
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.session.lane import Lane
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.strategies.compose import compose
+from draftwell.serving.runtime.trees import ROOT, DraftTree, depths
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import distance, joint_law, run_once, true_law
 from tests.support.models.resources import table_pair, table_resources

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import over_slots
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import over_slots
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
 from tests.support.models.eight_requests import outputs, requests
 from tests.support.models.heads import random_eagle3

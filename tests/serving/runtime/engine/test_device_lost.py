@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.errors import DeviceLost
-from serving.runtime.engine.engine import Engine
-from serving.runtime.failures import lost_device, readable
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.errors import DeviceLost
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.failures import lost_device, readable
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_pair
 
@@ -95,7 +95,7 @@ def test_it_may_show_where_a_result_is_read_rather_than_where_it_was_computed(mo
     def broken(logits, support=None):
         raise torch.AcceleratorError(ILLEGAL)
 
-    monkeypatch.setattr("serving.runtime.sampling.likeliest", broken)
+    monkeypatch.setattr("draftwell.serving.runtime.sampling.likeliest", broken)
     engine = Engine(models)
     with raises_code("device_lost", error=DeviceLost):
         engine.generate([1], Sampling(), build_strategy("autoregressive"))

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from serving.runtime.commands import Forward, Overlap
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
-from serving.runtime.strategies.compose import compose
+from draftwell.serving.runtime.commands import Forward, Overlap
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.strategies.compose import compose
 from tests.support.models.resources import table_pair
 
 
@@ -94,7 +94,7 @@ def test_an_error_is_the_requests_even_if_ending_it_fails_too(monkeypatch):
     def broken(marks):
         raise RuntimeError("no event can be read")
 
-    monkeypatch.setattr("serving.runtime.engine.engine.read_marks", broken)
+    monkeypatch.setattr("draftwell.serving.runtime.engine.engine.read_marks", broken)
     engine = Engine(table_pair(vocab=5))
     job = engine.submit([1], Sampling(), compose(steps))
     while not job.finished:

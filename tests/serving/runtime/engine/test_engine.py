@@ -6,10 +6,10 @@ from itertools import groupby
 
 import pytest
 
-from serving.errors import ContextTooLong
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling, Text
-from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling, Text
+from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.resources import NEEDED, table_pair, table_resources

@@ -13,13 +13,13 @@ from concurrent.futures import wait
 import pytest
 import torch
 
-from serving.device import usable_cores
-from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.workers import shares
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.device import usable_cores
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.engine.workers import shares
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair, table_resources
 
 TARGET_SECONDS, DRAFT_SECONDS = 0.02, 0.004
@@ -172,7 +172,7 @@ import time
 import psutil
 import torch
 
-from serving.runtime.engine.workers import on_own_thread
+from draftwell.serving.runtime.engine.workers import on_own_thread
 
 torch.set_num_threads(2)
 compute = lambda: torch.ones(1 << 20).exp_()
@@ -197,7 +197,7 @@ def test_what_is_computed_apart_leaves_no_team_of_threads_behind():
 
 
 def test_what_fails_apart_fails_here():
-    from serving.runtime.engine.workers import on_own_thread
+    from draftwell.serving.runtime.engine.workers import on_own_thread
 
     with pytest.raises(ZeroDivisionError):
         on_own_thread(divmod, 1, 0)
@@ -244,7 +244,7 @@ def test_under_load_nothing_begins_until_cores_are_joined(monkeypatch, split):
         models["target"].free.set()
         return wait(futures, **how)
 
-    monkeypatch.setattr("serving.runtime.engine.engine.wait", let_go)
+    monkeypatch.setattr("draftwell.serving.runtime.engine.engine.wait", let_go)
     engine.step()
     assert models["draft"].calls == begun
     assert not engine._flights

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.commands import Forward
-from serving.runtime.engine import engine as engine_module
-from serving.runtime.engine import prompt_pieces
-from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.prompt_budget import (
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine import engine as engine_module
+from draftwell.serving.runtime.engine import prompt_pieces
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.engine.prompt_budget import (
     CLEAN_EVERY,
     EXTRA,
     LONGEST_PAUSE,
@@ -23,10 +23,10 @@ from serving.runtime.engine.prompt_budget import (
     WAITING,
     PromptBudget,
 )
-from serving.runtime.engine.prompt_pieces import LONGEST, SMALLEST
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.engine.prompt_pieces import LONGEST, SMALLEST
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.llama_shapes import llama
 from tests.support.models.resources import table_pair
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from serving.recording.prompt_ratings import RatedPrompt
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine, Job
-from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.prompt_pieces import LEAST, MOST_ROWS, SMALLEST
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.recording.prompt_ratings import RatedPrompt
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
+from draftwell.serving.runtime.engine.prompt_pieces import LEAST, MOST_ROWS, SMALLEST
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 
 LONG = [1 + i % 7 for i in range(200)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.round_meter import Round
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.engine.round_meter import Round
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair
 
 

@@ -9,19 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.recording.prompt_ratings import RatedPrompt
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine, Job
-from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.prompt_pieces import MOST_ROWS
-from serving.runtime.engine.shared_prompts import waits_for_another
-from serving.runtime.models.cuda.static_llama import StaticLlama
-from serving.runtime.models.eagle3_model import Eagle3Model, head_of
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
+from draftwell.serving.recording.prompt_ratings import RatedPrompt
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
+from draftwell.serving.runtime.engine.prompt_pieces import MOST_ROWS
+from draftwell.serving.runtime.engine.shared_prompts import waits_for_another
+from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.eagle3_model import Eagle3Model, head_of
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
 from tests.support.models.heads import random_eagle3
 from tests.support.models.resources import NEEDED, ORIGIN, random_datastore, table_resources

@@ -10,10 +10,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.random_streams import RandomStream
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.random_streams import RandomStream
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.resources import table_pair, table_resources
 
 PARALLEL = {

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.engine import thread_governor
-from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.thread_governor import (
+from draftwell.serving.runtime.engine import thread_governor
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.engine.thread_governor import (
     CALM,
     WINDOW,
     CoreTimes,
@@ -22,9 +22,9 @@ from serving.runtime.engine.thread_governor import (
     governor_for,
     next_threads,
 )
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair, table_resources
 
 
@@ -218,7 +218,7 @@ def test_the_cores_of_this_process_are_read(
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_real_reading_counts_what_this_process_used() -> None:
     code = (
-        "from serving.runtime.engine.thread_governor import core_times as t; a = t(); "
+        "from draftwell.serving.runtime.engine.thread_governor import core_times as t; a = t(); "
         "sum(range(3_000_000)); b = t()\n"
         "print(0 < b.own - a.own < 60 and b.clock > a.clock and b.unused >= a.unused)"
     )

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from components.calibrate.hardware_profile import synchronise
-from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.workers import Workers, finish
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.components.calibrate.hardware_profile import synchronise
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.engine.workers import Workers, finish
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair
 
 CUDA = torch.device("cuda")
@@ -176,7 +176,8 @@ def test_outputs_keep_their_memory_until_the_caller_has_read_them(device: Device
 def test_the_engine_finishes_every_pass_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[Any] = []
     monkeypatch.setattr(
-        "serving.runtime.engine.engine.finish", lambda model, outputs: finished.extend(outputs)
+        "draftwell.serving.runtime.engine.engine.finish",
+        lambda model, outputs: finished.extend(outputs),
     )
     models = {role: model for role, model in table_pair().items() if role in ("target", "draft")}
     engine = Engine(models, split=True)

@@ -12,12 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from serving.errors import InvalidRequest
-from serving.runtime.grammar import guidance
-from serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import build_strategy
-from serving.server.http.formats import MOST_TEXTS
+from draftwell.serving.errors import InvalidRequest
+from draftwell.serving.runtime.grammar import guidance
+from draftwell.serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.http.formats import MOST_TEXTS
 from tests.serving.runtime.grammar.schemas import SCHEMAS
 from tests.support.server.served_pair import spaced_tokenizer, tiny_pair
 

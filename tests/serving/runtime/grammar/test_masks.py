@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest
-from serving.runtime.engine.engine import Engine
-from serving.runtime.grammar import masks as module
-from serving.runtime.grammar.finite import FiniteGrammar, FiniteMatcher
-from serving.runtime.grammar.masks import GrammarMasks
-from serving.runtime.output import Output
-from serving.runtime.penalties import Penalties
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.errors import InvalidRequest
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.grammar import masks as module
+from draftwell.serving.runtime.grammar.finite import FiniteGrammar, FiniteMatcher
+from draftwell.serving.runtime.grammar.masks import GrammarMasks
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources
@@ -96,7 +96,7 @@ class Deaf(GrammarMasks):
 def test_mutant_that_does_not_follow_the_draft_is_caught(
     monkeypatch: pytest.MonkeyPatch, name: str, parameters: Any
 ) -> None:
-    monkeypatch.setattr("serving.runtime.session.session.GrammarMasks", Deaf)
+    monkeypatch.setattr("draftwell.serving.runtime.session.session.GrammarMasks", Deaf)
     assert off(name, parameters, PARITY, temperature=1.0) > 1e-3
 
 

@@ -15,13 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from serving.artifacts.distilled_draft import quantise
-from serving.device import lacks_bfloat16
-from serving.errors import DraftwellError
-from serving.number_format import WEIGHTS, Weights
-from serving.runtime.commands import Forward
-from serving.runtime.models import compiled_library, compiled_step, lean_llama, row_attention
-from serving.runtime.models.compiled_layer import (
+from draftwell.serving.artifacts.distilled_draft import quantise
+from draftwell.serving.device import lacks_bfloat16
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import WEIGHTS, Weights
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models import (
+    compiled_library,
+    compiled_step,
+    lean_llama,
+    row_attention,
+)
+from draftwell.serving.runtime.models.compiled_layer import (
     AfterAttention,
     BeforeAttention,
     CompiledLayer,
@@ -32,8 +37,8 @@ from serving.runtime.models.compiled_layer import (
     packed_layer,
     product,
 )
-from serving.runtime.models.compiled_library import LIBRARY, key, library, load
-from serving.runtime.models.compiled_step import (
+from draftwell.serving.runtime.models.compiled_library import LIBRARY, key, library, load
+from draftwell.serving.runtime.models.compiled_step import (
     FORMS,
     LONGEST_BESIDE,
     LONGEST_ROW,
@@ -43,11 +48,11 @@ from serving.runtime.models.compiled_step import (
     Form,
     few_drafts,
 )
-from serving.runtime.models.lean_layer import layer_weights
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.packed_matmul import OUTPUTS, packed, unpacked
-from serving.runtime.models.row_kernel import fits
-from serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.models.lean_layer import layer_weights
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.packed_matmul import OUTPUTS, packed, unpacked
+from draftwell.serving.runtime.models.row_kernel import fits
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from tests.support.errors import raises_code
 from tests.support.models.lean_families import CONFIGS, lean_family
 from tests.support.models.llama_shapes import llama, random_tokens

@@ -10,18 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from serving.artifacts.eagle3_head import Eagle3Head
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.compiled_library import compiler
-from serving.runtime.models.eagle3_layer import NORMS, PRODUCTS, Eagle3Row
-from serving.runtime.models.eagle3_model import Eagle3Model, head_of
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.seen_tokens import SeenTokens
-from serving.runtime.models.unbatched_model import UnbatchedModel
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.compiled_library import compiler
+from draftwell.serving.runtime.models.eagle3_layer import NORMS, PRODUCTS, Eagle3Row
+from draftwell.serving.runtime.models.eagle3_model import Eagle3Model, head_of
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.seen_tokens import SeenTokens
+from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.heads import random_eagle3
 from tests.support.models.llama_shapes import llama, random_tokens
@@ -287,7 +287,9 @@ PARTS = [((3, 4, 5), None, 1), ((6,), None, 1), ((7, 8), None, 2), ((9, 3, 5, 6)
 
 def test_a_row_by_its_library_is_that_by_torch(tmp_path, monkeypatch):
     """What a library is made from, run without the compiler."""
-    monkeypatch.setattr("serving.runtime.models.eagle3_layer.loaded", lambda *_: Uncompiled())
+    monkeypatch.setattr(
+        "draftwell.serving.runtime.models.eagle3_layer.loaded", lambda *_: Uncompiled()
+    )
 
     class Uncompiled:
         def run(self, inputs):

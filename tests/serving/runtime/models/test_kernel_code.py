@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.runtime.models.compiled_library import compiler
-from serving.runtime.models.packed_matmul import SOURCE
+from draftwell.serving.runtime.models.compiled_library import compiler
+from draftwell.serving.runtime.models.packed_matmul import SOURCE
 
 
 @pytest.mark.skipif(

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 
-from serving.runtime.commands import Forward
-from serving.runtime.models import lean_llama, row_attention
-from serving.runtime.models.architecture import architecture_of
-from serving.runtime.models.lean_llama import LeanLlama, runs
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import over_slots
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models import lean_llama, row_attention
+from draftwell.serving.runtime.models.architecture import architecture_of
+from draftwell.serving.runtime.models.lean_llama import LeanLlama, runs
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import over_slots
 from tests.support.models.lean_families import CONFIGS, SHARP, lean_family
 from tests.support.models.llama_shapes import SIZES, TEXTS, ragged, random_tokens
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers as tf
 
-from serving.artifacts.distilled_draft import quantise
-from serving.runtime.commands import Forward
-from serving.runtime.models.lean_llama import LeanLlama, fits
-from serving.runtime.models.linear import Int8Linear, linear
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import over_slots
+from draftwell.serving.artifacts.distilled_draft import quantise
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.lean_llama import LeanLlama, fits
+from draftwell.serving.runtime.models.linear import Int8Linear, linear
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import over_slots
 from tests.support.models.llama_shapes import SHAPES, SIZES, TEXTS, check_ragged, llama, ragged
 
 

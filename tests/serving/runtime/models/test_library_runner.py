@@ -13,9 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.runtime.engine.workers import bind_thread
-from serving.runtime.models.compiled_library import LIBRARY, build_library, compiler, load
-from serving.runtime.models.library_runner import LibraryRunner, SharedRunner, beside_others
+from draftwell.serving.runtime.engine.workers import bind_thread
+from draftwell.serving.runtime.models.compiled_library import LIBRARY, build_library, compiler, load
+from draftwell.serving.runtime.models.library_runner import (
+    LibraryRunner,
+    SharedRunner,
+    beside_others,
+)
 
 SIZE = 1200
 
@@ -149,7 +153,7 @@ def test_a_block_beside_others_ends_with_the_block(
         made.append(file)
         return Doubling()
 
-    monkeypatch.setattr("serving.runtime.models.library_runner.SharedRunner", shared)
+    monkeypatch.setattr("draftwell.serving.runtime.models.library_runner.SharedRunner", shared)
     runner = LibraryRunner(Doubling(), tmp_path / LIBRARY)
     runner.run([torch.ones(1)])
     assert made == []

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from serving.runtime.models import linear as module
-from serving.runtime.models.linear import WIDENED_ROWS, Int8Linear, linear
+from draftwell.serving.runtime.models import linear as module
+from draftwell.serving.runtime.models.linear import WIDENED_ROWS, Int8Linear, linear
 
 
 @pytest.fixture

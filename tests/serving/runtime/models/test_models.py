@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from serving.errors import ContextTooLong, DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.models.slots import Slots
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import over_slots
+from draftwell.serving.errors import ContextTooLong, DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import over_slots
 from tests.support.errors import raises_code
 
 SIZES = {

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.artifacts.near_copy import RECIPE, NearCopy, read_near_copy
-from serving.artifacts.pair_files import PairFiles, fingerprint
-from serving.runtime.commands import Forward, Role
-from serving.runtime.model_files import load_module
-from serving.runtime.models.near_copy import drop_layers
-from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.artifacts.near_copy import RECIPE, NearCopy, read_near_copy
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.model_files import load_module
+from draftwell.serving.runtime.models.near_copy import drop_layers
+from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama
 
@@ -139,7 +139,7 @@ def test_mistakes_are_one_line(tiny_models: dict[Role, Path], tmp_path: Path) ->
         with raises_code("no_such_layer", "drop_layers"):
             drop_layers(copy.deepcopy(llama(2)), dropped)
     with raises_code("weights_unsupported", "int8", "cuda"):
-        from serving.runtime.pair import copied_weights
+        from draftwell.serving.runtime.pair import copied_weights
 
         copied_weights(
             files(tiny_models, tmp_path / "copy", NearCopy(weights="int8")).draft,

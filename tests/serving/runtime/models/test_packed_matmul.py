@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.artifacts.compiled_libraries import LIBRARY
-from serving.runtime.models import packed_matmul as kernel
-from serving.runtime.models.compiled_library import VARIES, build_library, compiler, load
-from serving.runtime.models.packed_matmul import OUTPUTS, packed, packed_matmul
+from draftwell.serving.artifacts.compiled_libraries import LIBRARY
+from draftwell.serving.runtime.models import packed_matmul as kernel
+from draftwell.serving.runtime.models.compiled_library import VARIES, build_library, compiler, load
+from draftwell.serving.runtime.models.packed_matmul import OUTPUTS, packed, packed_matmul
 from tests.support.models.other_processors import PROCESSORS, compiled_for
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime.commands import Forward
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.padding import feed_forwards, pad_to, parameter_count
-from serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.padding import feed_forwards, pad_to, parameter_count
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama
 from tests.support.paths import REPO

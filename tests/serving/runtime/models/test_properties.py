@@ -15,12 +15,12 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import over_slots
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import residual, warp
+from draftwell.serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import over_slots
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import residual, warp
 from tests.support.models.resources import ORIGIN
 from tests.support.models.slot_steps import CONTEXT, COUNT, STEPS, run_step
 from tests.support.models.tiny import llama

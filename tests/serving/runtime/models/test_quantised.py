@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from serving.artifacts.pair_files import PairFiles, fingerprint
-from serving.number_format import WEIGHTS, Weights
-from serving.runtime.commands import Forward, Role
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.linear import RoundedLinear
-from serving.runtime.models.quantised import GROUP, rounded
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import LoadSettings, load_pair, over_slots
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
+from draftwell.serving.number_format import WEIGHTS, Weights
+from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.linear import RoundedLinear
+from draftwell.serving.runtime.models.quantised import GROUP, rounded
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import LoadSettings, load_pair, over_slots
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.eight_requests import outputs, requests
 from tests.support.models.llama_shapes import TEXTS, llama, ragged

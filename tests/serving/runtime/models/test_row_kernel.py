@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.artifacts.compiled_libraries import LIBRARY
-from serving.runtime.models.compiled_library import VARIES, build_library, compiler, load
-from serving.runtime.models.row_attention import additive
-from serving.runtime.models.row_kernel import fits, row_attention
-from serving.runtime.models.visible import visible
+from draftwell.serving.artifacts.compiled_libraries import LIBRARY
+from draftwell.serving.runtime.models.compiled_library import VARIES, build_library, compiler, load
+from draftwell.serving.runtime.models.row_attention import additive
+from draftwell.serving.runtime.models.row_kernel import fits, row_attention
+from draftwell.serving.runtime.models.visible import visible
 from tests.support.models.other_processors import PROCESSORS, compiled_for
 
 HEADS, POSITIONS = 6, 700

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.cuda.static_llama import StaticLlama
-from serving.runtime.models.eagle3_model import head_of
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.onnx.onnx_export import export_llama
-from serving.runtime.models.onnx.onnx_model import OnnxModel
-from serving.runtime.models.slots import Slots
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.models.unbatched_model import UnbatchedModel
-from serving.runtime.pair import over_slots
-from serving.runtime.requests import Sampling
-from serving.runtime.slot_texts import SlotText, SlotTexts, common_prefix
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.eagle3_model import head_of
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.onnx.onnx_export import export_llama
+from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
+from draftwell.serving.runtime.pair import over_slots
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.slot_texts import SlotText, SlotTexts, common_prefix
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.heads import random_eagle3
 from tests.support.models.lean_families import lean_family
 from tests.support.models.tiny import llama

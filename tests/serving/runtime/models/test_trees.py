@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.errors import DraftwellError
-from serving.runtime.commands import Forward
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.models.unbatched_model import UnbatchedModel
-from serving.runtime.models.visible import visible
-from serving.runtime.trees import DraftTree
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
+from draftwell.serving.runtime.models.visible import visible
+from draftwell.serving.runtime.trees import DraftTree
 from tests.support.models.lean_families import lean_family
 from tests.support.models.llama_shapes import llama
 from tests.support.models.uncompiled import with_step

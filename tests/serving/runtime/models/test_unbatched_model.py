@@ -12,16 +12,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from serving.artifacts.pair_files import PairFiles
-from serving.errors import ContextTooLong
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.slots import Slots
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from serving.runtime.pair import LoadSettings, load_pair, over_slots
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.artifacts.pair_files import PairFiles
+from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from draftwell.serving.runtime.pair import LoadSettings, load_pair, over_slots
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.eight_requests import outputs, requests

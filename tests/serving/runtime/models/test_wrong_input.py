@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from serving.errors import (
+from draftwell.serving.errors import (
     ContextTooLong,
     DraftwellError,
     InvalidRequest,
@@ -17,16 +17,16 @@ from serving.errors import (
     OutOfMemory,
     VocabularyMismatch,
 )
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine, Job
-from serving.runtime.model_files import load_module
-from serving.runtime.models.slots import Slots
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.output import Output
-from serving.runtime.pair import over_slots
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.model_files import load_module
+from draftwell.serving.runtime.models.slots import Slots
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.pair import over_slots
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_pair, table_resources

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.acceptance.rescue import Rescue
-from serving.runtime.engine.engine import Engine
-from serving.runtime.random_streams import Streams
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Draft
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.runtime.acceptance.rescue import Rescue
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
@@ -189,7 +189,7 @@ def test_a_mutant_that_judges_behind_a_rescue_as_if_the_correction_stood_there_i
                 verdict.token = rng.sample.draw(target.probs(verdict.accepted - 1))
             return verdict
 
-    monkeypatch.setattr("serving.runtime.strategies.lossy.csd.Rescue", Elsewhere)
+    monkeypatch.setattr("draftwell.serving.runtime.strategies.lossy.csd.Rescue", Elsewhere)
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
     strategy = {"use_memory": False, "tau": 0.3, "num_speculative_tokens": 3}
     law = joint_law(

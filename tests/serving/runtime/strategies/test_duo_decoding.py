@@ -6,16 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.acceptance.ranked import Ranked
-from serving.runtime.drafting.multi_sequence import sequences_in
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import build_strategy
-from serving.runtime.strategies.lossless.duo_decoding import divisible
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime.acceptance.ranked import Ranked
+from draftwell.serving.runtime.drafting.multi_sequence import sequences_in
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.strategies.lossless.duo_decoding import divisible
 from tests.support.errors import raises_code
 from tests.support.models.counters import judged_positions
 from tests.support.models.enumeration import Oracle, distance, joint_law, true_law
@@ -83,7 +83,7 @@ def test_three_candidates_without_renormalisation_are_caught(monkeypatch):
         > 0.02
     )
     monkeypatch.setattr(
-        "serving.runtime.strategies.lossless.duo_decoding.Ranked", NeverRenormalised
+        "draftwell.serving.runtime.strategies.lossless.duo_decoding.Ranked", NeverRenormalised
     )
     models, sampling = unsure_pair(), Sampling(max_tokens=3, temperature=1.0)
     assert (

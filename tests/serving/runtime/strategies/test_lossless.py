@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime import sampling as sampling_module
-from serving.runtime.drafting.best_drafter import BestDrafter, Candidate
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.runtime import sampling as sampling_module
+from draftwell.serving.runtime.drafting.best_drafter import BestDrafter, Candidate
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.mutants import Twice
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
@@ -79,7 +79,7 @@ def hybrid_law(drafter: str, warpers: dict) -> tuple[float, set[str]]:
             super().learn(draft, verdict)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("serving.runtime.strategies.lossless.hybrid.BestDrafter", Watched)
+        patched.setattr("draftwell.serving.runtime.strategies.lossless.hybrid.BestDrafter", Watched)
         law = joint_law(
             lambda: build_strategy(
                 "hybrid",
@@ -131,7 +131,7 @@ def test_mutant_that_tests_the_first_continuation_token_twice_is_caught(monkeypa
     """SPIDE's line 33 read literally keeps x_{k+1} among the unverified tokens and tests it
     again."""
 
-    monkeypatch.setattr("serving.runtime.strategies.lossless.spide.Exact", Twice)
+    monkeypatch.setattr("draftwell.serving.runtime.strategies.lossless.spide.Exact", Twice)
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
     law = joint_law(
         lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_resources(2)),
@@ -182,7 +182,9 @@ def test_mutant_that_drops_the_unlikely_last_token_is_caught(monkeypatch):
                 draft = draft[:-1]
             return draft
 
-    monkeypatch.setattr("serving.runtime.strategies.lossless.vanilla_sd.DraftModel", Dropping)
+    monkeypatch.setattr(
+        "draftwell.serving.runtime.strategies.lossless.vanilla_sd.DraftModel", Dropping
+    )
     models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0)
     law = joint_law(
         lambda: build_strategy("vanilla_sd", {"num_speculative_tokens": 2}, table_resources()),

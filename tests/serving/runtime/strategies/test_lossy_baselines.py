@@ -11,15 +11,15 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from serving.runtime.acceptance.divergence import divergence
-from serving.runtime.acceptance.mentored import mentored
-from serving.runtime.acceptance.relaxed import Fuzzy
-from serving.runtime.engine.engine import Engine
-from serving.runtime.random_streams import Streams
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, residual
-from serving.runtime.strategies import StrategyResources, build_strategy
-from serving.runtime.types import Draft
+from draftwell.serving.runtime.acceptance.divergence import divergence
+from draftwell.serving.runtime.acceptance.mentored import mentored
+from draftwell.serving.runtime.acceptance.relaxed import Fuzzy
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows, residual
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.types import Draft
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
@@ -127,7 +127,7 @@ def test_a_fuzzy_mutant_that_samples_the_residual_is_caught(monkeypatch):
                 verdict.token = rng.sample.draw(residual(target.probs(i), draft.rows[i].probs(0)))
             return verdict
 
-    monkeypatch.setattr("serving.runtime.strategies.lossy.fuzzy_sd.Fuzzy", Residual)
+    monkeypatch.setattr("draftwell.serving.runtime.strategies.lossy.fuzzy_sd.Fuzzy", Residual)
     models, sampling = table_pair(3, noise=0.8), Sampling(max_tokens=3, temperature=1.0)
     law = joint_law(lambda: build_strategy("fuzzy_sd", {"tau": 0.0}), models, [0], sampling)
     assert furthest(law, true_law(models["target"], [0], sampling)) > 1e-3

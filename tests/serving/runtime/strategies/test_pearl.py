@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.counters import judged_positions
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.mutants import Twice
@@ -88,7 +88,7 @@ def test_mutant_that_tests_the_next_drafts_first_token_again_is_caught(monkeypat
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
     truth = true_law(models["target"], [1], sampling)
     assert distance(joint_law(lambda: pearl(2), models, [1], sampling), truth) < 1e-6
-    monkeypatch.setattr("serving.runtime.strategies.lossless.pearl.Exact", Twice)
+    monkeypatch.setattr("draftwell.serving.runtime.strategies.lossless.pearl.Exact", Twice)
     assert distance(joint_law(lambda: pearl(2), models, [1], sampling), truth) > 1e-3
 
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from serving.artifacts.verifier import Verifier
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.enumeration import Oracle, distance, law_of, run_once, true_law
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
 from tests.support.models.tiny import llama, near

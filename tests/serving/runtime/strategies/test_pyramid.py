@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 
-from serving.errors import DraftwellError
-from serving.runtime.acceptance.divergence import divergence
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.acceptance.divergence import divergence
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest

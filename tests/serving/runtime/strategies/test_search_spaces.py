@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from components.prompts.prompt import Prompt
-from components.replay.head_scores import score_rollouts
-from components.replay.replay import replay_strategy
-from components.replay.texts import Texts, read_texts
-from components.tune.search.space import MEASURED, REPLAYED, combinations
-from serving.artifacts.acceptance_head import AcceptanceHead
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import DraftwellError
-from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
-from serving.runtime.strategies.search_space import Span
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.head_scores import score_rollouts
+from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.tune.search.space import MEASURED, REPLAYED, combinations
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies.search_space import Span
 from tests.support.collecting import collect_traces
 from tests.support.models.resources import NEEDED, ORIGIN, table_resources
 from tests.support.models.tiny import VOCAB, table_pair

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from tests.support.models.llama_shapes import llama, random_tokens
 from tests.support.models.resources import random_medusa_heads
 

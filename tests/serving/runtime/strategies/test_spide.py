@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
-from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.counters import judged_positions
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from serving.artifacts.verifier import Verifier
-from serving.runtime.acceptance.exact import Exact
-from serving.runtime.engine.engine import Engine
-from serving.runtime.random_streams import Streams
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.schedules.sequential import sequential
-from serving.runtime.strategies import build_strategy
-from serving.runtime.strategies.compose import compose
-from serving.runtime.types import Draft
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.random_streams import Streams
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.schedules.sequential import sequential
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.strategies.compose import compose
+from draftwell.serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
 

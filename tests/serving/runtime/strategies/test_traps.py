@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime.acceptance import exact
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.random_streams import RandomStream, Streams
-from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows
-from serving.runtime.session.lane import Lane
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
-from serving.runtime.types import Draft, Verdict
+from draftwell.serving.runtime.acceptance import exact
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.random_streams import RandomStream, Streams
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import LogitRows
+from draftwell.serving.runtime.session.lane import Lane
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from draftwell.serving.runtime.types import Draft, Verdict
 from tests.support.cases import in_turn
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources

@@ -16,20 +16,20 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.errors import DraftwellError
-from serving.runtime.strategies import build_strategy
-from serving.server.app import create_app
-from serving.server.deployment.bundle_watch import BundleWatch, followed
-from serving.server.deployment.deployment import Deployment
-from serving.server.deployment.deployments import Deployments, PinDeployment
-from serving.server.http import errors
-from serving.server.http.errors import without_paths
-from serving.server.http.security import Security
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.costs import BatchCosts
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.ticket import End, Event, Ticket
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.deployment.bundle_watch import BundleWatch, followed
+from draftwell.serving.server.deployment.deployment import Deployment
+from draftwell.serving.server.deployment.deployments import Deployments, PinDeployment
+from draftwell.serving.server.http import errors
+from draftwell.serving.server.http.errors import without_paths
+from draftwell.serving.server.http.security import Security
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling.costs import BatchCosts
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.observer import Observer
+from draftwell.serving.server.scheduling.ticket import End, Event, Ticket
 from tests.support.server.served_pair import running, served_pair
 from tests.support.server.server_process import wait_until
 
@@ -224,7 +224,7 @@ def test_what_is_refused_changes_nothing(
     http, deployments = client
     strategy_of(http)
     before, threads = deployments.current, threading.active_count()
-    with caplog.at_level(logging.ERROR, "serving"):
+    with caplog.at_level(logging.ERROR, "draftwell.serving"):
         assert not deployments.switch(load)
     assert deployments.current is before
     assert strategy_of(http) == "vanilla_sd"
@@ -394,7 +394,9 @@ def test_a_bundle_that_could_not_be_taken_is_reported_again_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, seen, answers = [0.0], [], iter([False, False, True])
-    monkeypatch.setattr("serving.server.deployment.bundle_watch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "draftwell.serving.server.deployment.bundle_watch.time.monotonic", lambda: now[0]
+    )
     seven, eight, link = (
         bundle(tmp_path / "7-cpu"),
         bundle(tmp_path / "8-cpu"),

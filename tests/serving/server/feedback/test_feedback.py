@@ -19,21 +19,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.drift.spool import Shard, read_spool
-from serving.recording.prompt_ratings import RatedPrompt
-from serving.recording.recorder import PositionRecorder
-from serving.recording.shadow import MOST_UNREAD
-from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import KINDS, LOSSY
-from serving.server.feedback import feedback as module
-from serving.server.feedback.record import Record
-from serving.server.feedback.spool import Spool
-from serving.server.scheduling import draft_length
-from serving.server.scheduling.costs import BatchCosts
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
-from serving.server.scheduling.ticket import Delta, End, Event, Ticket
-from serving.server.settings import FeedbackSettings, ServerSettings
+from draftwell.components.drift.spool import Shard, read_spool
+from draftwell.serving.recording.prompt_ratings import RatedPrompt
+from draftwell.serving.recording.recorder import PositionRecorder
+from draftwell.serving.recording.shadow import MOST_UNREAD
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import KINDS, LOSSY
+from draftwell.serving.server.feedback import feedback as module
+from draftwell.serving.server.feedback.record import Record
+from draftwell.serving.server.feedback.spool import Spool
+from draftwell.serving.server.scheduling import draft_length
+from draftwell.serving.server.scheduling.costs import BatchCosts
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
+from draftwell.serving.server.scheduling.ticket import Delta, End, Event, Ticket
+from draftwell.serving.server.settings import FeedbackSettings, ServerSettings
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
 from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer, record
@@ -208,7 +208,7 @@ def test_without_texts_nothing_is_kept_that_a_text_could_be_made_of(
 
 
 def test_bodies_are_what_was_asked_and_answered_and_nothing_else(tmp_path: Path, pair: Any) -> None:
-    from components.prompts.sources import load_prompts
+    from draftwell.components.prompts.sources import load_prompts
 
     server = FeedbackServer(pair, tmp_path, text=True)
     answers = [server.ask([prompt])[0] for prompt in PROMPTS]
@@ -536,7 +536,7 @@ def test_records_wait_for_each_other_but_not_long(tmp_path: Path) -> None:
 def test_a_write_that_fails_is_counted_and_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from serving.server.feedback import spool as spool_module
+    from draftwell.serving.server.feedback import spool as spool_module
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -560,7 +560,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from serving.server.feedback.spool import Spool
+from draftwell.serving.server.feedback.spool import Spool
 from tests.support.server.feedback_server import record
 
 spool = Spool(Path(sys.argv[1]))

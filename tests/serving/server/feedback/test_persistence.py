@@ -12,19 +12,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from components.prompts.sources import load_prompts
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.bundle.bundle import open_bundle
-from serving.device import device_class
-from serving.recording.trace import TraceSet
-from serving.runtime.commands import Role
-from serving.server.feedback.persistence import Persistence
-from serving.server.http.security import Security
-from serving.server.model.served_model import ServedModel
-from serving.server.model.snapshot import Snapshot, SnapshotOrigin, read_snapshot
-from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
-from serving.server.settings import FeedbackSettings
+from draftwell.components.prompts.sources import load_prompts
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.device import device_class
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.server.feedback.persistence import Persistence
+from draftwell.serving.server.http.security import Security
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.model.snapshot import Snapshot, SnapshotOrigin, read_snapshot
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, StrategyPool
+from draftwell.serving.server.settings import FeedbackSettings
 from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.served_pair import serving, tiny_pair
@@ -175,9 +175,9 @@ def ask(address: str, prompt: str) -> None:
 # a line of its own.
 PAUSED = """
 import sys
-from serving.server import main
-from serving.server.model import loading
-from serving.server.model.snapshots import Snapshots
+from draftwell.serving.server import main
+from draftwell.serving.server.model import loading
+from draftwell.serving.server.model.snapshots import Snapshots
 
 moment = sys.argv.pop(1)
 load, follow = loading.from_bundle, Snapshots.follow

@@ -16,9 +16,9 @@ import httpx
 import openai
 import pytest
 
-from serving.runtime.strategies import StrategyResources
-from serving.server.http.answer import sse
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.runtime.strategies import StrategyResources
+from draftwell.serving.server.http.answer import sse
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
 from tests.support.server.server_process import wait_until

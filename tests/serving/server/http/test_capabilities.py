@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.server.http.security import Security
+from draftwell.serving.server.http.security import Security
 from tests.support.server.browser import Page, browsing, find_browser
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 import torch
 
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import served_pair, serving, tiny_module, tiny_tokenizer
 
 PROMPTS = ["hello there", "The cat", "1 2 3"]

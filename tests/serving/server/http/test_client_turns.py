@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.server.http.client_turns import ClientTurns
-from serving.server.http.security import Security
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.server.http.client_turns import ClientTurns
+from draftwell.serving.server.http.security import Security
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import served_pair, serving
 from tests.support.server.server_process import wait_until
 

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import torch
 
-from serving.server.http.security import Security
+from draftwell.serving.server.http.security import Security
 from tests.support.server.served_pair import (
     MAX_CONTEXT,
     roomy_pair,

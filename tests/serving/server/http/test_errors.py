@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.detokenize import LONGEST_LEAD
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling.detokenize import LONGEST_LEAD
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

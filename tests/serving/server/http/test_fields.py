@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.server.http import answer as answer_module
-from serving.server.http import service as service_module
-from serving.server.http.answer import PING
-from serving.server.http.conversation import Conversation
-from serving.server.http.generation import VLLM_OFF
-from serving.server.http.messages import Messages
-from serving.server.http.schemas import ChatRequest, CompletionRequest
-from serving.server.model.loading import log_defaults
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.server.http import answer as answer_module
+from draftwell.serving.server.http import service as service_module
+from draftwell.serving.server.http.answer import PING
+from draftwell.serving.server.http.conversation import Conversation
+from draftwell.serving.server.http.generation import VLLM_OFF
+from draftwell.serving.server.http.messages import Messages
+from draftwell.serving.server.http.schemas import ChatRequest, CompletionRequest
+from draftwell.serving.server.model.loading import log_defaults
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
 
 USER = {"role": "user", "content": "hi"}

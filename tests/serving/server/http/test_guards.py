@@ -20,24 +20,24 @@ import httpx
 import pytest
 from pydantic_core import PydanticCustomError
 
-from serving.errors import DeviceLost, OutOfMemory
-from serving.server import protocol as protocol_module
-from serving.server.app import create_app
-from serving.server.deployment.deployments import Deployments
-from serving.server.http import answer as answer_module
-from serving.server.http import security as security_module
-from serving.server.http import service as service_module
-from serving.server.http.characters import whole_characters
-from serving.server.http.conversation import Conversation
-from serving.server.http.errors import retry_after, shutting_down
-from serving.server.http.guards import HostCheck, RequestLimit
-from serving.server.http.security import Security, hosts_of
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling import scheduler as scheduler_module
-from serving.server.scheduling.admission import QueueFull
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import DeadlineExceeded, Failure
-from serving.server.settings import ServerSettings
+from draftwell.serving.errors import DeviceLost, OutOfMemory
+from draftwell.serving.server import protocol as protocol_module
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.deployment.deployments import Deployments
+from draftwell.serving.server.http import answer as answer_module
+from draftwell.serving.server.http import security as security_module
+from draftwell.serving.server.http import service as service_module
+from draftwell.serving.server.http.characters import whole_characters
+from draftwell.serving.server.http.conversation import Conversation
+from draftwell.serving.server.http.errors import retry_after, shutting_down
+from draftwell.serving.server.http.guards import HostCheck, RequestLimit
+from draftwell.serving.server.http.security import Security, hosts_of
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling import scheduler as scheduler_module
+from draftwell.serving.server.scheduling.admission import QueueFull
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import DeadlineExceeded, Failure
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.server.served_pair import served_pair, serving, web_server
 from tests.support.server.server_process import wait_until
 
@@ -113,7 +113,7 @@ def test_every_answer_has_an_id_and_one_line(
     server: tuple[httpx.Client, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     http, _ = server
-    with caplog.at_level(logging.INFO, "serving.server.http.guards"):
+    with caplog.at_level(logging.INFO, "draftwell.serving.server.http.guards"):
         own = http.post("/v1/completions", json=PLAIN, headers={"x-request-id": "mine-1"})
         odd = http.post(
             "/v1/completions", json=PLAIN | {"temperature": 9}, headers={"x-request-id": "a b\tc"}
@@ -139,7 +139,7 @@ def test_the_line_of_a_refusal_names_what_was_asked_for(
 ) -> None:
     """Also of one that comes before the routes; the client's own words are never in it."""
     http, _ = server
-    with caplog.at_level(logging.INFO, "serving.server.http.guards"):
+    with caplog.at_level(logging.INFO, "draftwell.serving.server.http.guards"):
         for number, path in enumerate(("/v1/completions", "/v1/models/mine", "/nothing")):
             http.post(
                 path,

@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from serving.server.http.errors import install_error_handlers
-from serving.server.http.page import FOLDER, TYPES, page_router
+from draftwell.serving.server.http.errors import install_error_handlers
+from draftwell.serving.server.http.page import FOLDER, TYPES, page_router
 
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
 LARGEST_PAGE = 30_000  # bytes, all files together

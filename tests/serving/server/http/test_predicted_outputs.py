@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import served_pair, serving
 
 USER = [{"role": "user", "content": "Say something"}]

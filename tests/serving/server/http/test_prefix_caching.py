@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.errors import DraftwellError
-from serving.server.http.security import Security
-from serving.server.settings import ServerSettings
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.http.security import Security
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.models.whole_text import tokens_read
 from tests.support.server.served_pair import served_pair, serving
 from tests.support.server.server_process import wait_until

@@ -14,14 +14,14 @@ import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.strategies import build_strategy
-from serving.server.http import answer as answer_module
-from serving.server.http.answer import Answer
-from serving.server.http.conversation import Conversation
-from serving.server.http.response_items import OutputItems
-from serving.server.http.tool_calls import ToolCallParser
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.http import answer as answer_module
+from draftwell.serving.server.http.answer import Answer
+from draftwell.serving.server.http.conversation import Conversation
+from draftwell.serving.server.http.response_items import OutputItems
+from draftwell.serving.server.http.tool_calls import ToolCallParser
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import DIGIT, closed
 from tests.support.server.functions import SCHEMAS, TOOLS
 from tests.support.server.served_pair import serving, tiny_pair, tiny_tokenizer

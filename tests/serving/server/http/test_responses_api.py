@@ -18,9 +18,9 @@ from openai.types.responses import (
     ResponseTextDeltaEvent,
 )
 
-from serving.server.http.errors import APIError
-from serving.server.http.responses_api import failure_code
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.server.http.errors import APIError
+from draftwell.serving.server.http.responses_api import failure_code
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import served_pair, serving
 
 ENDLESS = {"ignore_eos": True}

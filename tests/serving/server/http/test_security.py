@@ -19,11 +19,11 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serving.errors import DraftwellError
-from serving.server.app import create_app
-from serving.server.http.errors import without_paths
-from serving.server.http.guards import RequestLimit
-from serving.server.http.security import (
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.http.errors import without_paths
+from draftwell.serving.server.http.guards import RequestLimit
+from draftwell.serving.server.http.security import (
     KEY_VARIABLE,
     BodyLimit,
     Security,
@@ -31,7 +31,7 @@ from serving.server.http.security import (
     origins,
     read_keys,
 )
-from serving.server.scheduling.admission import QueueFull
+from draftwell.serving.server.scheduling.admission import QueueFull
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import served_pair, serving
 from tests.support.server.server_process import wait_until

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Rating
-from serving.server.http.responses import PlainLogprobs
-from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.detokenize import HALF, Detokenizer
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.types import Rating
+from draftwell.serving.server.http.responses import PlainLogprobs
+from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.scheduling.detokenize import HALF, Detokenizer
 from tests.support.server.served_pair import served_pair, serving, spaced_tokenizer, tiny_pair
 
 PROMPT = "The capital of France is"

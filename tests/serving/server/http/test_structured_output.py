@@ -17,13 +17,13 @@ import openai
 import pydantic
 import pytest
 
-from serving.errors import DraftwellError
-from serving.runtime.grammar import guidance, masks
-from serving.server.http.formats import StructuredOutputs
-from serving.server.http.security import Security
-from serving.server.model import served_model as module
-from serving.server.model.grammar_cache import GrammarCache
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.grammar import guidance, masks
+from draftwell.serving.server.http.formats import StructuredOutputs
+from draftwell.serving.server.http.security import Security
+from draftwell.serving.server.model import served_model as module
+from draftwell.serving.server.model.grammar_cache import GrammarCache
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import SCHEMAS, closed
 from tests.support.server.served_pair import served_pair, serving
 

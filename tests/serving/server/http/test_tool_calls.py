@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.server.http.tool_answer import joined
-from serving.server.http.tool_calls import Call, FirstCall, Piece, Text, ToolCallParser
+from draftwell.serving.server.http.tool_answer import joined
+from draftwell.serving.server.http.tool_calls import Call, FirstCall, Piece, Text, ToolCallParser
 
 ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "}]"]}}\n</tool_call>'
 TWO = '<tool_call>{"name":"say","arguments":{"text":"a </tool_call> \\" b"}}</tool_call>'

@@ -12,10 +12,10 @@ import jsonschema
 import openai
 import pytest
 
-from serving.runtime.grammar import guidance
-from serving.runtime.strategies import build_strategy
-from serving.server.http.tools import MOST_CALLS, Tool, calls_grammar
-from serving.server.model.served_model import ServedModel
+from draftwell.serving.runtime.grammar import guidance
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.http.tools import MOST_CALLS, Tool, calls_grammar
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.functions import POINT, SCHEMAS, TOOLS
 from tests.support.server.served_pair import serving, tiny_pair, tiny_tokenizer
 

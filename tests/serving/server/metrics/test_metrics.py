@@ -17,26 +17,26 @@ from fastapi import FastAPI, Response
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.runtime.engine.thread_governor import ThreadGovernor
-from serving.runtime.requests import Sampling
-from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import build_strategy
-from serving.server.app import create_app
-from serving.server.feedback.feedback import Feedback
-from serving.server.metrics import metrics as metrics_module
-from serving.server.metrics.dashboards import GRAFANA
-from serving.server.metrics.endpoint import CountAnswers, metrics_router
-from serving.server.metrics.metrics import Metrics
-from serving.server.metrics.serving_state import FEEDBACK
-from serving.server.scheduling.admission import QueueFull
-from serving.server.scheduling.costs import BatchCosts
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.draft_length import ENOUGH, DraftLength
-from serving.server.scheduling.load_control import LoadControl
-from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.recent_traffic import Acceptance
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import (
+from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.stats import Stats
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.feedback.feedback import Feedback
+from draftwell.serving.server.metrics import metrics as metrics_module
+from draftwell.serving.server.metrics.dashboards import GRAFANA
+from draftwell.serving.server.metrics.endpoint import CountAnswers, metrics_router
+from draftwell.serving.server.metrics.metrics import Metrics
+from draftwell.serving.server.metrics.serving_state import FEEDBACK
+from draftwell.serving.server.scheduling.admission import QueueFull
+from draftwell.serving.server.scheduling.costs import BatchCosts
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.draft_length import ENOUGH, DraftLength
+from draftwell.serving.server.scheduling.load_control import LoadControl
+from draftwell.serving.server.scheduling.observer import Observer
+from draftwell.serving.server.scheduling.recent_traffic import Acceptance
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import (
     Cancelled,
     DeadlineExceeded,
     End,
@@ -44,7 +44,7 @@ from serving.server.scheduling.ticket import (
     Failure,
     Ticket,
 )
-from serving.server.settings import FeedbackSettings
+from draftwell.serving.server.settings import FeedbackSettings
 from tests.support.paths import REPO
 from tests.support.server.scheduler_rounds import turn_until_idle
 from tests.support.server.served_pair import running, served_pair, serving

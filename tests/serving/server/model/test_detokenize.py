@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.runtime.types import Emitted, Rating
-from serving.server.scheduling.detokenize import Detokenizer, StopStrings, TextStream
+from draftwell.serving.runtime.types import Emitted, Rating
+from draftwell.serving.server.scheduling.detokenize import Detokenizer, StopStrings, TextStream
 from tests.support.server.served_pair import spaced_tokenizer
 
 

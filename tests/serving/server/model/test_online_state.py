@@ -11,18 +11,23 @@ from typing import Any
 
 import pytest
 
-from serving.artifacts import acceptance_table, correction_memory
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.errors import DraftwellError
-from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy, build_strategy
-from serving.runtime.types import Draft, Verdict
-from serving.server.model.snapshot import Snapshot
-from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
+from draftwell.serving.artifacts import acceptance_table, correction_memory
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import Strategy, build_strategy
+from draftwell.serving.runtime.types import Draft, Verdict
+from draftwell.serving.server.model.snapshot import Snapshot
+from draftwell.serving.server.model.strategy_pool import (
+    EVERYBODY,
+    Learnt,
+    StrategyPool,
+    UnknownStrategy,
+)
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.server.pools import SNAPSHOT_ORIGIN, VOCAB, Pair, decode, pool

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.correction_memory import CorrectionMemory
-from serving.server.model.snapshot import Snapshot, SnapshotOrigin, name_of, read_snapshot
-from serving.server.model.snapshots import Snapshots
-from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.server.model.snapshot import Snapshot, SnapshotOrigin, name_of, read_snapshot
+from draftwell.serving.server.model.snapshots import Snapshots
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
 from tests.support.errors import raises_code
 from tests.support.server.pools import SNAPSHOT_ORIGIN, decode, learn, pool
 
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_later_stops_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serving.server.model import snapshots as module
+    from draftwell.serving.server.model import snapshots as module
 
     it, snapshots, _ = served(tmp_path)
     learn(it)
@@ -241,8 +241,8 @@ def test_a_disk_that_fills_up_later_stops_nobody(
 WRITER = """
 import sys, os
 from pathlib import Path
-from serving import files
-from serving.server.model.snapshots import Snapshots
+from draftwell.serving import files
+from draftwell.serving.server.model.snapshots import Snapshots
 from tests.support.server.pools import SNAPSHOT_ORIGIN, learn, pool
 
 it, snapshots = pool("spide"), Snapshots(Path(sys.argv[1]))

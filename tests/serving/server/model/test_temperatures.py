@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-from serving.device import device_class
-from serving.runtime.commands import Role
-from serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
-from serving.server.model.strategy_pool import EVERYBODY
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.device import device_class
+from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
+from draftwell.serving.server.model.strategy_pool import EVERYBODY
 from tests.support.models.resources import ORIGIN
 from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.pools import decode, pool
@@ -150,7 +150,7 @@ def test_a_table_of_the_other_class_is_named_when_a_bundle_is_loaded(
         machine=device_class("cpu"),
         sampled=SampledChoice(0.7, "spide", {}),
     )
-    with caplog.at_level(logging.WARNING, "serving.server.model.loading"):
+    with caplog.at_level(logging.WARNING, "draftwell.serving.server.model.loading"):
         load_bundle(bundle, slots=1, max_context=64)
     [line] = [
         record.getMessage()

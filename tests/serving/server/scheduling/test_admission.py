@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import ContextTooLong
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
-from serving.server.app import create_app
-from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import (
+from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.app import create_app
+from draftwell.serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.observer import Observer
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import (
     Cancelled,
     DeadlineExceeded,
     Delta,
@@ -183,7 +183,9 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 
 def test_retry_after_follows_the_service_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("serving.server.scheduling.admission.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "draftwell.serving.server.scheduling.admission.time.monotonic", lambda: now[0]
+    )
     rate = ServiceRate()
     assert rate.seconds_for(1000) == 1
     for _ in range(10):

@@ -7,9 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.artifacts.forward_costs import seconds_at
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.server.scheduling.costs import LONGEST, BatchCosts, completed, from_profile, measure
+from draftwell.serving.artifacts.forward_costs import seconds_at
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
+from draftwell.serving.server.scheduling.costs import (
+    LONGEST,
+    BatchCosts,
+    completed,
+    from_profile,
+    measure,
+)
 from tests.support.models.resources import ORIGIN, table_pair
 
 WEIGHTS = 0.040

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.server.scheduling.draft_budget import LEAST_KEPT, Drafting, give_out
+from draftwell.serving.server.scheduling.draft_budget import LEAST_KEPT, Drafting, give_out
 
 REQUESTS = st.lists(
     st.builds(

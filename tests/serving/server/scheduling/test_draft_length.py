@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.server.scheduling.draft_length import (
+from draftwell.serving.server.scheduling.draft_length import (
     BLOCK,
     ENOUGH,
     LONG_BLOCK,
@@ -18,7 +18,7 @@ from serving.server.scheduling.draft_length import (
     SETTLING,
     DraftLength,
 )
-from serving.server.scheduling.ratio import Ratio
+from draftwell.serving.server.scheduling.ratio import Ratio
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 KEPT = 0.7

@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.recording.prompt_ratings import RatedPrompt
-from serving.runtime.engine.engine import Engine
-from serving.runtime.requests import Sampling
-from serving.runtime.session.session import UNLIMITED
-from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
-from serving.server.http.schemas import CompletionRequest
-from serving.server.scheduling import draft_length
-from serving.server.scheduling.costs import BatchCosts
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
-from serving.server.scheduling.recent_traffic import Acceptance, UsualLoad
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import Delta, End, Event, Ticket
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.recording.prompt_ratings import RatedPrompt
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.session import UNLIMITED
+from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
+from draftwell.serving.server.http.schemas import CompletionRequest
+from draftwell.serving.server.scheduling import draft_length
+from draftwell.serving.server.scheduling.costs import BatchCosts
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
+from draftwell.serving.server.scheduling.recent_traffic import Acceptance, UsualLoad
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import Delta, End, Event, Ticket
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.server.scheduler_rounds import letters, turn_until, turn_until_idle
 

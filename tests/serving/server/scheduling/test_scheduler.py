@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from serving.errors import ContextTooLong
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.models.table_model import TableModel
-from serving.runtime.output import Output
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
-from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import (
+from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
+from draftwell.serving.runtime.models.table_model import TableModel
+from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.scheduling.detokenize import TextStream
+from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import (
     Cancelled,
     Delta,
     End,

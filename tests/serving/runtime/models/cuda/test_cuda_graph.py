@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime.models.cuda import cuda_graph
-from serving.runtime.models.cuda.cuda_graph import WARM_UPS, ModelGraphs
-from serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.cuda import cuda_graph
+from draftwell.serving.runtime.models.cuda.cuda_graph import WARM_UPS, ModelGraphs
+from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
 from tests.support.models.llama_shapes import llama
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.cuda.cuda_graph import Marks, read_marks
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair
 
 WORK = 0.004

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import ContextTooLong
-from serving.runtime.commands import Forward
-from serving.runtime.models.cuda.static_llama import LONGEST_STEP, Bucket, StaticLlama
-from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import note_limits, over_slots
+from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.cuda.static_llama import LONGEST_STEP, Bucket, StaticLlama
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import note_limits, over_slots
 from tests.support.models.llama_shapes import (
     SHAPES,
     TEXTS,

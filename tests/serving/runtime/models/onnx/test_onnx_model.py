@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.calibrate.hardware_profile import measure_profile
-from components.report.provenance import provenance
-from registry.pairs import fetch, find_pair
-from serving.artifacts.pair_files import PairFiles, draftwell_home
-from serving.errors import ContextTooLong
-from serving.runtime.commands import Forward
-from serving.runtime.engine.engine import Engine
-from serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
-from serving.runtime.models.onnx.onnx_model import OnnxModel, neighbours
-from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import LoadSettings, in_onnx, load_pair
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.components.calibrate.hardware_profile import measure_profile
+from draftwell.components.report.provenance import provenance
+from draftwell.registry.pairs import fetch, find_pair
+from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home
+from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
+from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel, neighbours
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import LoadSettings, in_onnx, load_pair
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import tiny_tokenizer
 
@@ -208,7 +208,7 @@ def test_a_graph_is_written_once_and_whole(tmp_path: Path, monkeypatch):
         (folder / "draft.onnx").write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr("serving.runtime.models.onnx.onnx_export.save", broken)
+    monkeypatch.setattr("draftwell.serving.runtime.models.onnx.onnx_export.save", broken)
     before = sorted((tmp_path / "onnx").iterdir())
     with pytest.raises(OSError, match="no space"):
         cached(module, module.lm_head.weight, {"draft": "new"}, tmp_path)
@@ -285,8 +285,8 @@ def test_a_home_that_cannot_be_written_to_is_only_slower(monkeypatch):
     def refuse(*arguments):
         raise OSError("read-only file system")
 
-    monkeypatch.setattr("serving.runtime.pair.cached", refuse)
-    monkeypatch.setattr("serving.runtime.pair.model_digest", str)
+    monkeypatch.setattr("draftwell.serving.runtime.pair.cached", refuse)
+    monkeypatch.setattr("draftwell.serving.runtime.pair.model_digest", str)
     module = tiny_llama()
     torch_draft = TransformersModel(module, max_context=64)
     drive(
