@@ -61,16 +61,16 @@ def commands() -> str:
     """All commands of both programs with their options."""
     from typer.main import get_command
 
-    from draftwell.flows.cli.main import app
+    from draftwell.flows.cli.main import all_commands
     from draftwell.serving.server.main import app as server
 
-    groups: Any = get_command(app)
-    context = groups.context_class(groups)
-    found = [(f"draftwell {name}", command) for name, command in sorted(groups.commands.items())]
+    server_command: Any = get_command(server)
+    context = server_command.context_class(server_command)
+    found = [(f"draftwell {name}", command) for name, command in sorted(all_commands().items())]
     parts = [
         "# Commands\n\nMade from the programs themselves; `--help` of each command says the same.\n"
     ]
-    for name, command in [*found, ("draftwell-serve", get_command(server))]:
+    for name, command in [*found, ("draftwell-serve", server_command)]:
         help_text = re.sub(
             r"^Example: (.*)",
             lambda match: f"```bash\n{match[1]}\n```",

@@ -1,36 +1,77 @@
-"""The command `draftwell`: one file per group of commands, heavy libraries imported when a command
-runs."""
+"""The command `draftwell`: a command's module is imported when the command is called, so that
+`draftwell --help` imports none of them."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from draftwell.flows.cli import (
-    bench,
-    decode,
-    demo,
-    export,
-    lineage,
-    monitor,
-    papers,
-    release,
-    schedule,
-    steer,
-)
-from draftwell.flows.cli.learn import collect, distill, train, tune
 from draftwell.flows.failures import disk_full_as_error
 from draftwell.serving.errors import DraftwellError
 
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "Run the whole loop on the default pair, and print one table."),
+    "doctor": ("demo", "Check versions, combinations known to fail, and devices."),
+    "pairs": ("decode", "List the pairs of the catalogue and your own."),
+    "strategies": ("decode", "List the decoding strategies with their parameters."),
+    "generate": ("decode", "Generate one answer and report acceptance, speed and model calls."),
+    "bench": ("bench", "Compare strategies on the same prompts, interleaved."),
+    "distill": ("learn.distill", "Make a draft of a few of a target's own layers."),
+    "collect": ("learn.collect", "Collect traces: texts with what both models say of each token."),
+    "train": ("learn.train", "Train a verifier, a head, or keep texts in a datastore."),
+    "calibrate": ("learn.train", "Make acceptance table, correction memory, hardware profile."),
+    "tune": ("learn.tune", "Choose strategy and thresholds by measurement."),
+    "gate": ("release", "Judge a release, or this checkout against its recorded baseline."),
+    "release": ("steer", "Make a candidate of versions picked in MLflow's UI."),
+    "promote": ("release", "Make a release that passed its gate the champion."),
+    "rollback": ("release", "Make the previous champion the champion again."),
+    "deploy": ("release", "Build the bundle of a release, and point `current` at it."),
+    "sync": ("steer", "Deploy the champion that the alias names now."),
+    "serve": ("decode", "Serve a deployed bundle over the OpenAI API."),
+    "prune": ("release", "Remove a pair's old bundles."),
+    "monitor": ("monitor", "Compare served traffic with what the champion was calibrated on."),
+    "schedule": ("schedule", "Create a pair's deployments on a Prefect server."),
+    "lineage": ("lineage", "Show what a report's rows, or a version, were made from."),
+    "export": ("export", "Write the tuned settings as settings of another engine."),
+    "papers": ("papers", "Run the papers' tables here, and write a page with both values."),
+    "ui": ("release", "Start MLflow's UI on this machine's registry."),
+}
+"""Command → its module in `draftwell.flows.cli`, and what it does in one line; in the order of
+`--help`."""
 
-class OneLineErrors(TyperGroup):
-    """A user's mistake is one line on stderr and exit code 2, never a traceback."""
+
+class LazyCommands(TyperGroup):
+    """The commands of `COMMANDS`; a user's mistake is one line on stderr and exit code 2, never a
+    traceback."""
+
+    listing = False
 
     # typer brings its own copy of click, or takes the installed one
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, summary = COMMANDS[cmd_name]
+        if self.listing:
+            return TyperCommand(cmd_name, help=summary)
+        if cmd_name not in self.commands:
+            self.commands |= commands_of(module)
+        return self.commands[cmd_name]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
+
     def invoke(self, ctx: Any) -> Any:
         try:
             with disk_full_as_error():
@@ -52,8 +93,23 @@ class OneLineErrors(TyperGroup):
             raise typer.Exit(130) from None
 
 
+def commands_of(module: str) -> dict[str, Any]:
+    """Name → command of one module of `draftwell.flows.cli`."""
+    app = typer.Typer(rich_markup_mode="rich", callback=lambda: None)
+    import_module(f"draftwell.flows.cli.{module}").add_to(app)
+    return dict(typer.main.get_group(app).commands)
+
+
+def all_commands() -> dict[str, Any]:
+    """Name → command of all modules; imports them all."""
+    found: dict[str, Any] = {}
+    for module, _ in COMMANDS.values():
+        found |= commands_of(module)
+    return found
+
+
 app = typer.Typer(
-    cls=OneLineErrors,
+    cls=LazyCommands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -62,23 +118,27 @@ app = typer.Typer(
     "Example: draftwell generate --pair default --strategy vanilla_sd --prompt 'Why is the "
     "sky blue?'",
 )
-for group in (
-    decode,
-    bench,
-    papers,
-    distill,
-    collect,
-    train,
-    tune,
-    release,
-    steer,
-    monitor,
-    lineage,
-    schedule,
-    demo,
-    export,
-):
-    group.add_to(app)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the installed version, and end."""
+    if wanted:
+        from importlib.metadata import version  # a fifth of the time of `--help`
+
+        typer.echo(f"draftwell {version('draftwell')}")
+        raise typer.Exit
+
+
+@app.callback()
+def draftwell(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

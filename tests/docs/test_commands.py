@@ -31,9 +31,9 @@ def options_of(command: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def groups() -> dict[str, Any]:
-    from draftwell.flows.cli.main import app
+    from draftwell.flows.cli.main import all_commands
 
-    return dict(get_command(app).commands)  # type: ignore[attr-defined]
+    return all_commands()
 
 
 @pytest.fixture(scope="module")

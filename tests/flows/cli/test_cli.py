@@ -72,11 +72,26 @@ def test_help_lists_every_command_and_stays_light(help_pages: tuple[list[str], l
 
 
 def test_no_command_is_missing_from_these_tests() -> None:
-    from draftwell.flows.cli.main import app
+    from draftwell.flows.cli import main
 
-    assert {(c.name or c.callback.__name__) for c in app.registered_commands if c.callback} == set(
-        COMMANDS
+    assert set(main.COMMANDS) == set(main.all_commands()) == set(COMMANDS)
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; "
+        "from draftwell.flows.cli.main import app; "
+        "CliRunner().invoke(app, ['--help']); "
+        "print([name for name in sys.modules if name.startswith('draftwell.flows.cli.')])"
     )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['draftwell.flows.cli.main']"
+
+
+def test_the_version_is_that_of_the_installed_package(run: Any) -> None:
+    from importlib.metadata import version
+
+    assert run("--version").stdout.strip() == f"draftwell {version('draftwell')}"
 
 
 def test_every_command_shows_an_example(help_pages: tuple[list[str], list[str]]) -> None:
