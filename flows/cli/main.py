@@ -62,7 +62,7 @@ class LazyCommands(TyperGroup):
         if self.listing:
             return TyperCommand(cmd_name, help=summary)
         if cmd_name not in self.commands:
-            self.commands |= commands_of(module)
+            self.commands = {**self.commands, **commands_of(module)}
         return self.commands[cmd_name]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
