@@ -120,11 +120,12 @@ test-timed: $(STAMP) ## the tests that compare speeds, and counts in bfloat16, w
 soak: $(STAMP) ## complete unattended loops on the default pair: needs an idle machine, up to an hour
 	$(BIN)/python -m pytest -s --soak -m soak
 
-lint: $(STAMP) wording ## the wording check, format, ruff, mypy and the import contracts
+lint: $(STAMP) wording ## the wording check, format, ruff, mypy, the import contracts and the budgets
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/budgets
 
 wording: $(STAMP) ## refuse private words in pages, help and error messages: WORDING=
 	$(BIN)/python .ci/wording $(WORDING)
