@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.collect.plan import is_complete, prompt_hashes
+from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.base import MANIFEST, Provenance, digest_of, read_manifest
 from draftwell.serving.artifacts.kinds import find_kind
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
+from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
-    from draftwell.components.prompts.overlap import TrainingPrompts
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.serving.artifacts.base import Artifact
-    from draftwell.serving.recording.trace import TraceSet
     from draftwell.serving.runtime.pair import LoadedPair
 
 Bar = Callable[..., None]
@@ -36,6 +37,7 @@ class StepContext:
 
     def report(self, name: str, value: Any, *, per_device: bool = False) -> Path:
         """Write a JSON report into the workspace; `per_device`: among those of this device."""
+        self.workspace.begin()
         return write_json(
             (self.workspace.device_reports if per_device else self.workspace.reports)
             / f"{name}.json",
@@ -58,8 +60,6 @@ class StepContext:
 
 def open_trace(step: StepContext, folder: Path | None = None, temperature: float = 0.0) -> TraceSet:
     """The trace set to learn from; without a folder the workspace's for a temperature."""
-    from draftwell.components.collect.plan import is_complete
-    from draftwell.serving.recording.trace import TraceSet
 
     traces = TraceSet(
         folder or step.workspace.traces_at(temperature), fingerprint=step.pair.fingerprint
@@ -98,8 +98,6 @@ def training_prompts(
             would get.
         pair: as in `prompts_behind`.
     """
-    from draftwell.components.prompts.overlap import TrainingPrompts
-    from draftwell.serving.recording.trace import TraceSet
 
     found, recorded, lacking = (
         TraceSet(traces or space.traces),
@@ -162,11 +160,10 @@ def prompts_behind(
     Returns:
         None in place of the hashes where no prompt is known.
     """
-    from draftwell.components.collect.plan import prompt_hashes
-    from draftwell.components.drift.recorded_prompts import recorded_prompts
+    from draftwell.components.drift.recorded_prompts import recorded_hashes
 
     hashes = prompt_hashes(traces)
-    return recorded_prompts(traces, pair) if hashes is None else (sorted(set(hashes.values())), ())
+    return recorded_hashes(traces, pair) if hashes is None else (sorted(set(hashes.values())), ())
 
 
 def take_untouched(
@@ -193,7 +190,6 @@ def artifact_prompts(
         artifacts: kind → artifact.
         draft: the draft model's folder; one that was distilled is an artifact, too.
     """
-    from draftwell.components.prompts.overlap import TrainingPrompts
 
     made = {
         kind: artifact.provenance

@@ -8,20 +8,22 @@ components/collect/settings.py and components/tune/settings.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftwell.components.bench.settings import QualityFloor
 from draftwell.components.tune.settings import DEFAULTS
+from draftwell.registry.gates import load_gates
 from draftwell.serving.device import default_device
 from draftwell.serving.temperature import SERVED_TEMPERATURE
 
-if TYPE_CHECKING:
-    from draftwell.components.bench.settings import QualityFloor
-
 PLACES = {"prompts", "spool", "reference", "out"}
 """Settings of all flows that name files and folders."""
-BESIDES = {"pair", "prompts", "spool", "runner", "workers", "promote", "out", "step_hours"}
+BESIDES = {
+    *("pair", "prompts", "spool", "source", "drift", "engine"),
+    *("runner", "workers", "promote", "out", "step_hours"),
+}
 """Settings that no result depends on: weights and prompts have digests of their own, and workers
 change nothing."""
 
@@ -39,6 +41,20 @@ class PipelineSettings(BaseModel):
     prompts: Path | None = Field(
         None, description="JSONL of prompts; None takes the shipped demo prompts"
     )
+    source: Literal["prompts", "traffic", "drift"] = Field(
+        "prompts",
+        description="what the loop runs on: `prompts`; the newest served prompts, where there are "
+        "enough of them; or those alone, in a folder of their own, as the answer to drift",
+    )
+    spool: Path | None = Field(
+        None, description="folder of recorded requests; None takes $DRAFTWELL_HOME/spool/<pair>"
+    )
+    drift: str | None = Field(
+        None,
+        description="digest of the report of drift that is answered; None takes the one announced "
+        "last",
+    )
+    engine: Literal["draftwell"] = "draftwell"
     collect_prompts: int = Field(16, ge=1, description="prompts to collect traces on")
     collect_tokens: int = Field(48, ge=8, description="tokens per collected prompt")
     sampled_temperature: float = Field(
@@ -131,8 +147,6 @@ class PipelineSettings(BaseModel):
 def quality_floor() -> QualityFloor:
     """What a lossy strategy must keep, in benches, tunings and gates alike: registry/gates.yaml
     says it."""
-    from draftwell.components.bench.settings import QualityFloor
-    from draftwell.registry.gates import load_gates
 
     gates = load_gates()
     return QualityFloor(
@@ -142,9 +156,7 @@ def quality_floor() -> QualityFloor:
     )
 
 
-class TrafficSettings(PipelineSettings):
-    """The same for scheduled flows, which use served traffic."""
-
-    spool: Path | None = Field(
-        None, description="folder of recorded requests; None takes $DRAFTWELL_HOME/spool/<pair>"
-    )
+def pair_anywhere(pair: str) -> str:
+    """How flows name a pair: a YAML file by its absolute path, because a worker may start
+    elsewhere; any other by its name."""
+    return str(Path(pair).expanduser().absolute()) if pair.endswith((".yaml", ".yml")) else pair

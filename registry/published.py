@@ -7,8 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from draftwell.serving.format import check_format
+
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
+
+FORMAT_TAG = "format"
+"""Tag of a version that says which format of `draftwell.serving.format` it was published in."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,18 @@ def insert_or_change(write: Callable[[], object]) -> None:
 
 
 def published_of(version: ModelVersion) -> Published:
-    """MLflow's version as ours."""
+    """MLflow's version as ours.
+
+    Raises:
+        DraftwellError: another version of Draftwell has published it.
+    """
+    written = version.tags.get(FORMAT_TAG, "")
+    check_format(
+        int(written) if written.isdigit() else None,
+        f"{version.name} version {version.version} in the registry",
+        "`make reset`, or name an empty registry (MLFLOW_TRACKING_URI), then run `draftwell demo` "
+        "or the pipeline again",
+    )
     kind = version.tags.get("kind") or version.name.split(".", 1)[0]
     return Published(
         kind,

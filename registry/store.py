@@ -28,11 +28,12 @@ from draftwell.registry.cards.model_card import (
 from draftwell.registry.cards.trials import log_trials, trials_of
 from draftwell.registry.connection import artifact_folder, connect, default_uri, registry_errors
 from draftwell.registry.folders import base_pair, check_files, copy_artifact, model_name
-from draftwell.registry.published import Published, insert_or_change, published_of
+from draftwell.registry.published import FORMAT_TAG, Published, insert_or_change, published_of
 from draftwell.registry.renewal import renew
 from draftwell.registry.strict import validate
 from draftwell.serving.artifacts.base import Provenance, digest_of, read_manifest
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.format import FORMAT
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -87,32 +88,17 @@ class Store:
         )
         manifest = {**manifest, "provenance": made}
         name = model_name(kind, pair)
-        tags = {
-            "kind": kind,
-            "pair": base_pair(kind, pair),
-            "digest": digest,
-            "fingerprint": made["fingerprint"],
-            "trace_digest": made["trace_digest"] or "",
-            "git_commit": made["git_commit"] or "",
-            "device_class": made["device_class"] or "",
-            "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True),
-        }
+        tags = _tags(kind, base_pair(kind, pair), digest, made, parents or {})
         with registry_errors(self.uri):
             figures, settings = figures_of(folder, manifest)
-            curves = {
-                key: value
-                for key, value in (metrics or {}).items()
-                if not isinstance(value, int | float)
-            }
-            numbers = {
-                key: value
-                for key, value in (metrics or {}).items()
-                if isinstance(value, int | float)
-            }
+            numbers, curves = _numbers_and_curves(metrics or {})
             figures, settings = {**figures, **numbers}, {**settings, **(parameters or {})}
             words = fitting(description or describe(manifest, figures, settings))
-            if "strategy" in settings:
-                tags["strategy"] = str(settings["strategy"])
+            tags |= {
+                name: str(settings[name])
+                for name in ("strategy", "temperature")
+                if name in settings
+            }
             if existing := self._find(name, digest, made["fingerprint"]):
                 return renew(self.client, existing, tags, words, figures)
             run_id, model_id, source = self._log(
@@ -314,11 +300,6 @@ class Store:
                 raise
         return {alias: int(version) for alias, version in sorted(model.aliases.items())}
 
-    def delete_alias(self, kind: str, pair: str, alias: str) -> None:
-        """Take an alias away; one that is not there is none."""
-        with registry_errors(self.uri):
-            self.client.delete_registered_model_alias(model_name(kind, pair), alias)
-
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""
         with registry_errors(self.uri):
@@ -382,3 +363,34 @@ class Store:
         return sorted(
             (published_of(version) for version in found), key=lambda published: published.version
         )
+
+
+def _tags(
+    kind: str, pair: str, digest: str, made: Mapping[str, Any], parents: Mapping[str, str]
+) -> dict[str, str]:
+    """What a version's tags say of its provenance."""
+    return {
+        "kind": kind,
+        FORMAT_TAG: str(FORMAT),
+        "pair": pair,
+        "digest": digest,
+        "fingerprint": made["fingerprint"],
+        "trace_digest": made["trace_digest"] or "",
+        "git_commit": made["git_commit"] or "",
+        "device_class": made["device_class"] or "",
+        "parents": json.dumps({**made["parents"], **parents}, sort_keys=True),
+    }
+
+
+def _numbers_and_curves(
+    metrics: Mapping[str, float | Curve],
+) -> tuple[dict[str, float], dict[str, Curve]]:
+    """Metrics of one value, and those with steps."""
+    numbers: dict[str, float] = {}
+    curves: dict[str, Curve] = {}
+    for key, value in metrics.items():
+        if isinstance(value, int | float):
+            numbers[key] = value
+        else:
+            curves[key] = value
+    return numbers, curves

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from draftwell.components.bench.runner import Measurement, StrategyContender, measure
+from draftwell.components.bench.runner import Measurement, measure
 from draftwell.components.bench.schema import CpuCheck, ParityEntry
 from draftwell.components.bench.settings import BenchSettings
-from draftwell.components.bench.target_agreement import difference
+from draftwell.components.bench.target_agreement import differences
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import PLAIN, StrategyResources
@@ -33,22 +33,18 @@ def check_against(
     """
     settings = BenchSettings(max_tokens=max_tokens, warmup=False)
     reference = measure(cpu, StrategyResources(), [PLAIN], prompts, settings)[PLAIN.name]
-    encoded = [ids_of(cpu, prompt) for prompt in prompts]
+    names, encoded = reference.prompt_ids, [ids_of(cpu, prompt) for prompt in prompts]
+    theirs = [run.tokens for run in reference.typical]
     found: dict[str, ParityEntry] = {}
     for label, m in measured.items():
-        if not isinstance(m.contender, StrategyContender) or not m.contender.lossless:
-            continue
-        pairs = zip(prompts, encoded, m.typical, reference.typical, strict=True)
-        several = [
-            difference(cpu, prompt.id, ids, run.tokens, theirs.tokens)
-            for prompt, ids, run, theirs in pairs
-        ]
-        differences = [d for d in several if d is not None]
-        found[label] = ParityEntry(
-            identical=len(prompts) - len(differences),
-            near_ties=sum(d.near_tie for d in differences),
-            differences=tuple(differences),
-        )
+        if m.ours and m.lossless:
+            outputs = [run.tokens for run in m.typical]
+            differing = differences(cpu, names, encoded, outputs, theirs)
+            found[label] = ParityEntry(
+                identical=len(prompts) - len(differing),
+                near_ties=sum(d.near_tie for d in differing),
+                differences=tuple(differing),
+            )
     return CpuCheck(
         passed=all(f.identical + f.near_ties == len(prompts) for f in found.values()),
         strategies=found,

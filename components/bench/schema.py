@@ -1,8 +1,7 @@
 """The report of a bench: what `draftwell bench --json` writes and `draftwell lineage` reads.
 
 A report holds one entry for each strategy and peer. Fields that a contender cannot have (a peer
-counts no target calls) are absent in the JSON; what could not be measured is null. Reports of
-earlier versions have no `schema_version` and may lack later fields.
+counts no target calls) are absent in the JSON; what could not be measured is null.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pydantic import (
 
 from draftwell.serving.errors import DraftwellError
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Frozen(BaseModel):
@@ -62,12 +61,6 @@ class PromptRow(Frozen):
         None, description="the same tokens as autoregressive decoding; None for samples"
     )
     run_seconds: tuple[float, ...] = Field((), description="seconds of every run")
-    memory_rate: float | None = Field(
-        None,
-        description="GB/s at which all threads read memory, the lower of the readings before "
-        "and after "
-        "the text; None where that was not read",
-    )
     target_argmax: int | None = Field(
         None,
         description="emitted tokens that are the target's argmax; None where that was not counted",
@@ -164,13 +157,6 @@ class BenchEntry(Frozen):
     )
     overhead_fraction: float | None = None
     time_share: dict[str, float | None] | None = None
-    overlap_stretch: float | None = None
-    timeline: tuple[tuple[str, float, float], ...] | None = Field(
-        None,
-        description=(
-            "(model, start, end) of the first prompt's forward passes, where cores are split"
-        ),
-    )
     peak_memory_mb: float | None = None
     # origins
     artifacts: dict[str, str | None] | None = None
@@ -181,7 +167,6 @@ class BenchEntry(Frozen):
     near_ties: int | None = None
     differences: tuple[Difference, ...] = ()
     target_argmax_share: float | None = None
-    quality_ratio: float | None = None
     kl: float | None = None
     rouge_l: float | None = None
     rouge_l_difference: float | None = None
@@ -203,9 +188,7 @@ class PeerReport(Frozen):
 
     entries: dict[str, BenchEntry]
     notes: tuple[str, ...] = ()
-    version: str | None = Field(
-        None, description="of the library; None in reports of schema 1 and earlier"
-    )
+    version: str | None = Field(None, description="of the library")
 
     @model_validator(mode="before")
     @classmethod
@@ -244,33 +227,6 @@ class Headline(Frozen):
     low: float
     high: float
     cost_ratio: float | None
-
-
-class Largest(Frozen):
-    """The strategy with the largest value of a metric."""
-
-    label: str
-    value: float
-
-
-class CurvePoint(Frozen):
-    """One config of a curve."""
-
-    value: float
-    label: str
-    speedup: float | None
-    over_vanilla: float | None
-    target_argmax_share: float | None
-    rouge_l: float | None
-    rescued_share: float | None
-    holds_floor: bool | None
-
-
-class Curve(Frozen):
-    """A strategy over the one parameter that varies, in the order of its values."""
-
-    parameter: str
-    points: tuple[CurvePoint, ...]
 
 
 class ParityEntry(Frozen):
@@ -321,9 +277,7 @@ class ReportSettings(Frozen):
 class BenchReport(Frozen):
     """The report of a bench."""
 
-    schema_version: Literal[0, 1, 2] = Field(
-        0, description="0 for reports of versions that wrote none"
-    )
+    schema_version: Literal[3]
     pair: str
     fingerprint: str | None = None
     padded_to: int | None = Field(
@@ -347,11 +301,9 @@ class BenchReport(Frozen):
     cost_reference: CostReference | None = None
     peers: dict[str, PeerReport] = Field(default_factory=dict)
     headlines: tuple[Headline, ...] = ()
-    worst: dict[str, Largest | None] = Field(default_factory=dict)
-    curves: dict[str, Curve] = Field(default_factory=dict)
     cpu_check: CpuCheck | None = None
-    in_doubt: dict[str, BenchEntry] | None = Field(
-        None, description="entries that the gate measured again; only these count there"
+    left_out: dict[str, str] = Field(
+        default_factory=dict, description="contenders that failed and were not measured → reason"
     )
 
     def to_json(self) -> dict[str, Any]:
@@ -362,21 +314,19 @@ class BenchReport(Frozen):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = "the report") -> BenchReport:
-        """Read a report, also one of an earlier version.
+        """Read a report.
 
         Args:
             source: the file that errors name.
         Raises:
-            DraftwellError: it is of a newer version, or no report of a bench.
+            DraftwellError: it is of another version, or no report of a bench.
         """
-        version = data.get("schema_version", 0)
-        if isinstance(version, int) and version > SCHEMA:
+        version = data.get("schema_version")
+        if isinstance(version, int) and version != SCHEMA:
+            remedy = "upgrade draftwell" if version > SCHEMA else "measure again"
             raise DraftwellError(
-                (
-                    f"{source} has schema {version}, this version reads up to {SCHEMA}: "
-                    "upgrade draftwell"
-                ),
-                code="report_too_new",
+                f"{source} has schema {version}, this version reads {SCHEMA}: {remedy}",
+                code="report_too_new" if version > SCHEMA else "report_too_old",
             )
         try:
             return cls.model_validate(data)

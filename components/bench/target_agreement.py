@@ -64,6 +64,19 @@ def difference(
     )
 
 
+def differences(
+    pair: LoadedPair,
+    prompt_ids: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    references: Sequence[Sequence[int]],
+) -> list[Difference]:
+    """The `difference` of every output that has one."""
+    rows = zip(prompt_ids, prompts, outputs, references, strict=True)
+    found = [difference(pair, *row) for row in rows]
+    return [one for one in found if one is not None]
+
+
 def near_tie_gap(dtype: str, logits: Tensor) -> float:
     """Largest gap in a row of `logits` `[vocab]` that rounding in this dtype can turn round."""
     bits = SIGNIFICANT_BITS.get(dtype_of(dtype))
@@ -86,11 +99,6 @@ def target_logits(
         )[0].logits
     finally:
         target.close(slot)
-
-
-def argmax_matches(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int]) -> int:
-    """How many tokens of an output are the target's argmax after the same prefix."""
-    return agreement(pair, prompt, output).matches
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,6 @@ Log = Callable[[str, float, int], None]
 
 GREEDY, SAMPLED = "greedy counts", "sampled counts"
 """Parts of a table, where one does not record its prompts."""
-COUNTING = "judged once"
-"""How tables are counted, in their provenance; those of earlier releases lack the parameter and
-counted a position up to K times."""
 
 
 def build_acceptance_table(
@@ -124,16 +121,7 @@ def counted(tokens: JudgedTokens, provenance: Provenance) -> AcceptanceTable:
         "acceptance_rate": float(tokens.accepted.mean()),
         "prior_weight": float(weight.tokens),
     }
-    made = provenance.model_copy(
-        update={
-            "parameters": {
-                **provenance.parameters,
-                "counting": COUNTING,
-                "prior_weight_from": weight.basis,
-            },
-            "metrics": {**provenance.metrics, **metrics},
-        }
-    )
+    made = provenance.extended({"prior_weight_from": weight.basis}, metrics)
     return AcceptanceTable(total, kept, made, prior_weight=weight.tokens)
 
 

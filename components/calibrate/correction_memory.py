@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,27 +89,7 @@ def build_correction_memory(
     settings = settings or MemorySettings()
     encoded = encode_all(pair, prompts, settings.max_tokens, RecordingSD.roles)
     file = None if partial is None else partial_file(partial, pair, prompts, settings)
-    parts = read_parts(file)
-    if progress:
-        progress(min(len(parts) * PART, len(prompts)), len(prompts), "correction memory")
-    for start in range(len(parts) * PART, len(prompts), PART):
-        parts.append(
-            count_rejections(
-                pair,
-                encoded[start : start + PART],
-                settings,
-                start,
-                progress
-                and (
-                    lambda done, start=start: progress(
-                        start + done, len(prompts), "correction memory"
-                    )
-                ),
-            )
-        )
-        if file is not None:
-            write_atomically(file, json.dumps(parts).encode())
-    rejections = [rejection for part in parts for rejection in part]
+    rejections = _all_rejections(pair, encoded, settings, file, progress)
     metrics = {"rejections": float(len(rejections)), "patterns": float(len(set(rejections)))}
     if log:
         for name, value in metrics.items():
@@ -118,20 +99,36 @@ def build_correction_memory(
         "prompts": len(prompts),
         "prompts_digest": prompts_digest(prompts),
     }
-    memory = CorrectionMemory.empty(
-        provenance.model_copy(
-            update={
-                "parameters": {**provenance.parameters, **parameters},
-                "metrics": {**provenance.metrics, **metrics},
-            }
-        )
-    )
+    memory = CorrectionMemory.empty(provenance.extended(parameters, metrics))
     for drafted, correction in rejections:
         memory.update(drafted, correction)
     memory.counts = {
         seen: count for seen, count in memory.counts.items() if count >= settings.smallest_count
     }
     return memory
+
+
+def _all_rejections(
+    pair: LoadedPair,
+    encoded: Sequence[Sequence[int]],
+    settings: MemorySettings,
+    file: Path | None,
+    progress: Progress | None,
+) -> list[Rejection]:
+    """The rejections of all prompts, part by part; those of finished parts are kept in a file."""
+    parts, total = read_parts(file), len(encoded)
+
+    def report(done: int, start: int = 0) -> None:
+        if progress:
+            progress(min(start + done, total), total, "correction memory")
+
+    report(len(parts) * PART)
+    for start in range(len(parts) * PART, total, PART):
+        part = encoded[start : start + PART]
+        parts.append(count_rejections(pair, part, settings, start, partial(report, start=start)))
+        if file is not None:
+            write_atomically(file, json.dumps(parts).encode())
+    return [rejection for part in parts for rejection in part]
 
 
 def count_rejections(

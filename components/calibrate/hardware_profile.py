@@ -11,15 +11,17 @@ strategies spend outside forward passes. About ten seconds in total on the defau
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import median
 from threading import Event
 from typing import Any
 
 import torch
 
+from draftwell.components.report.machine import draft_device_of
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.base import Artifact, Provenance
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.artifacts.hardware_profile import (
     HardwareProfile,
@@ -63,7 +65,6 @@ def measure_profile(
     repeats: int = 15,
     context: int = 128,
     head: Eagle3Head | None = None,
-    before_round: Callable[[], object] | None = None,
     requests: bool = True,
 ) -> HardwareProfile:
     """Measure single forward passes after a context, and the time that a round spends outside them.
@@ -76,70 +77,64 @@ def measure_profile(
             overlapped passes and deep contexts.
         context: tokens in the slot before a measured pass.
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
-        before_round: called, unmeasured, with all threads before each round of single passes, and
-            once before overlapped ones, such as `Patience.wait`.
         requests: whether to measure what only predictions of whole requests read (long on large
             targets): prompts, the cost of a longer context, and what reading a confidence costs.
             Without them those times are empty, the last one 0.
     Raises:
         DraftwellError: no room for the context (`context_too_long`).
     """
-    roles = roles_of(pair)
-    room = min(pair.models[role].max_context for role in roles) - context
+    roles, room = roles_of(pair), room_after(pair, context)
     sizes = sorted({1, *(k for k in sizes if k <= room)})
-    if room < 1:
-        raise DraftwellError(
-            (
-                f"a context of {context} tokens does not fit pair {pair.name}: profile with a "
-                "shorter one"
-            ),
-            code="context_too_long",
-        )
     few = max(3, repeats // 3)
-    of_prompts = max(1, repeats // 3)
     drafts = [k for k in DRAFT_SIZES if k <= room]
-    seconds = time_forwards(pair, sizes, repeats, context, drafts, before_round)
+    seconds = time_forwards(pair, sizes, repeats, context, drafts)
     t_draft = {k: median(times) for (role, k), times in seconds.items() if role == "draft"}
     t_verify = {k: median(seconds["target", k]) for k in sizes}
-    both = "draft" in roles
-    split = time_overlapped(pair, sizes, few, context, before_round=before_round) if both else None
-    onnx = (
-        time_overlapped(pair, [1], few, context, "draft_onnx", before_round=before_round)[0]
-        if "draft_onnx" in pair.models
-        else None
-    )
+    overlapped = partial(time_overlapped, pair, repeats=few, context=context)
+    split = overlapped(sizes=sizes) if "draft" in roles else None
+    onnx = overlapped(sizes=[1], draft="draft_onnx")[0] if "draft_onnx" in pair.models else None
     runs = short_runs(pair, list(SHORT_RUNS) if requests else ["autoregressive", "vanilla_sd"])
     prompts = [k for k in PROMPT_SIZES if k <= room + context] if requests else []
-    prefill = time_prompts(pair, prompts, of_prompts) if prompts else {}
-    if head is not None and prompts:
-        prefill["head"] = time_heads_prompts(pair, head, prompts, of_prompts)
     deep = min(DEEP_CONTEXT, room + context - 1)
     details = RequestTimes(
         t_draft=t_draft,
-        prefill=prefill,
+        prefill=time_prompts(pair, prompts, max(1, repeats // 3), head) if prompts else {},
         per_context_token=slopes(pair, few, context, deep) if requests else {},
         context=context,
-        split_alone=time_overlapped(
-            pair, sizes, few, context, busy=False, before_round=before_round
-        )
-        if both
-        else None,
+        split_alone=overlapped(sizes=sizes, busy=False) if "draft" in roles else None,
         rest=overheads_from(runs),
         chains=bool(getattr(pair.models.get("draft"), "chains", False)),
     )
-    drafting = runs.get("vanilla_sd")
-    t_rest = (
-        details.rest.round
-        if drafting is None
-        else drafting.overhead_seconds / max(1, drafting.rounds)
-    )
     t_head = None if head is None else time_head(pair, head, repeats, context)
     made = HardwareProfile(
-        t_draft.get(1), t_verify, t_rest, provenance, split, onnx, details, t_head=t_head
+        t_draft.get(1),
+        t_verify,
+        rest_of_round(runs),
+        provenance,
+        split,
+        onnx,
+        details,
+        t_head=t_head,
     )
     if provenance.device_class is None:
         made.provenance = provenance.model_copy(update={"device_class": machine_class(pair)})
     return made
+
+
+def room_after(pair: LoadedPair, context: int) -> int:
+    """Tokens that fit every timed model behind a context.
+
+    Raises:
+        DraftwellError: none do (`context_too_long`).
+    """
+    room = min(pair.models[role].max_context for role in roles_of(pair)) - context
+    if room < 1:
+        raise DraftwellError(
+            f"a context of {context} tokens does not fit pair {pair.name}: profile with a "
+            "shorter one",
+            code="context_too_long",
+        )
+    return room
 
 
 def roles_of(pair: LoadedPair) -> list[Role]:
@@ -153,7 +148,6 @@ def time_forwards(
     repeats: int,
     context: int,
     draft_sizes: Sequence[int] = (1,),
-    before_round: Callable[[], object] | None = None,
 ) -> dict[tuple[Role, int], list[float]]:
     """(role, tokens) → seconds of each of `repeats` forward passes; the first, cold round is
     dropped."""
@@ -171,8 +165,6 @@ def time_forwards(
                 [Forward(role, slots[role], filler(pair, context), prefill=True)]
             )
         for attempt in range(repeats + 1):
-            if before_round:
-                before_round()
             for role, k in plan:
                 taken = timed(pair, role, slots[role], k, context)
                 if attempt:
@@ -184,10 +176,10 @@ def time_forwards(
 
 
 def time_prompts(
-    pair: LoadedPair, sizes: Sequence[int], repeats: int
+    pair: LoadedPair, sizes: Sequence[int], repeats: int, head: Eagle3Head | None = None
 ) -> dict[str, dict[int, float]]:
     """role → tokens → median seconds of a prompt's forward pass, which keeps one row; the first,
-    cold round is dropped."""
+    cold round is dropped. An EAGLE-3 head's is under `head`."""
     roles = roles_of(pair)
     seconds: dict[tuple[Role, int], list[float]] = {(role, k): [] for role in roles for k in sizes}
     slots = {role: pair.models[role].open() for role in roles}
@@ -200,7 +192,12 @@ def time_prompts(
     finally:
         for role, slot in slots.items():
             pair.models[role].close(slot)
-    return {role: {k: median(seconds[role, k]) for k in sizes} for role in roles}
+    found: dict[str, dict[int, float]] = {
+        role: {k: median(seconds[role, k]) for k in sizes} for role in roles
+    }
+    if head is not None:
+        found["head"] = time_heads_prompts(pair, head, sizes, repeats)
+    return found
 
 
 def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) -> float:
@@ -280,7 +277,6 @@ def time_overlapped(
     draft: Role = "draft",
     *,
     busy: bool = True,
-    before_round: Callable[[], object] | None = None,
 ) -> tuple[float, dict[int, float]]:
     """Median seconds of a draft pass and of target passes of all sizes, each model on its own
     cores.
@@ -288,8 +284,6 @@ def time_overlapped(
     Args:
         busy: the other model runs at the same time; False: it is idle.
     """
-    if before_round:
-        before_round()  # not between its rounds: workers leave one thread to the caller
     roles: tuple[Role, ...] = ("target", draft)
     slots = {role: pair.models[role].open() for role in roles}
     workers = Workers([pair.models[role] for role in roles])
@@ -314,18 +308,10 @@ def time_overlapped(
                 if not busy:
                     over.set()
                     drafting.result()
+                target, slot = pair.models["target"], slots["target"]
                 try:
-                    verified[k].append(
-                        workers.submit(
-                            pair.models["target"],
-                            timed,
-                            pair,
-                            "target",
-                            slots["target"],
-                            k,
-                            context,
-                        ).result()
-                    )
+                    taken = workers.submit(target, timed, pair, "target", slot, k, context)
+                    verified[k].append(taken.result())
                 finally:
                     over.set()
                     drafting.result()
@@ -392,6 +378,14 @@ def short_runs(
     }
 
 
+def rest_of_round(runs: Mapping[str, Stats]) -> float:
+    """Seconds of a round outside forward passes: of drafting, else of plain decoding."""
+    drafting = runs.get("vanilla_sd")
+    if drafting is None:
+        return overheads_from(runs).round
+    return drafting.overhead_seconds / max(1, drafting.rounds)
+
+
 def overheads_from(runs: Mapping[str, Stats]) -> RoundOverheads:
     """Seconds outside forward passes of a target call, of a drafted token and of a row whose
     confidence is read, from `short_runs`.
@@ -420,3 +414,20 @@ def synchronise(device: str) -> None:
     correct; not for what another model does."""
     if device.startswith("cuda"):
         torch.cuda.current_stream(device).synchronize()
+
+
+def fits_here(profile: Artifact, pair: LoadedPair, head: Artifact | None = None) -> bool:
+    """Whether a hardware profile has the times of this machine, and of all that will run.
+
+    One of other layers does not, and none on disk has those of a padded target, or of a draft on
+    another device than the target's.
+    """
+    if not isinstance(profile, HardwareProfile) or pair.padded_to is not None:
+        return False
+    timed = {"draft": profile.t_draft, "draft_onnx": profile.t_draft_onnx}
+    return (
+        draft_device_of(pair) is None
+        and profile.provenance.device_class == machine_class(pair)
+        and all(name not in pair.models or seconds for name, seconds in timed.items())
+        and (head is None or profile.t_head is not None)
+    )

@@ -41,6 +41,8 @@ LONGEST_RUN = 20
 
 Written = Callable[[str, int, float], None]
 """Called with (kind, tokens, seconds) when the texts of a kind are written."""
+Continued = tuple[list[int], list[int]]
+"""A prompt's tokens, and those written after them."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,7 @@ def write_texts(
         written: called when the texts of a kind are.
     """
     kinds, texts = settings.prefix_kinds, list[WrittenText]()
-    histories: dict[str, list[Message]] = {
-        prompt.id: list(prompt.messages) for prompt, _ in prompts
-    }
-    around = {raw: template_around(pair, raw=raw) for raw in {prompt.raw for prompt, _ in prompts}}
+    histories = {prompt.id: [*prompt.messages] for prompt, _ in prompts}
     turns = {prompt.id: turns_of(prompt, settings.turns) for prompt, _ in prompts}
     for turn in range(max(turns.values())):
         # no turn draws what another one drew
@@ -153,41 +152,58 @@ def write_texts(
         unanswered = any(
             turns[prompt.id] > turn + 1 and len(prompt.answers) <= turn for prompt, _ in active
         )
-        by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
+        by_kind: dict[str, list[Continued]] = {}
         for kind in dict.fromkeys([*kinds, *(["target"] if unanswered else [])]):
             if kind == "bare":
-                by_kind[kind] = [
-                    bare(ids, sampling.max_tokens, *around[prompt.raw])
-                    if prompt.raw or not pair.in_chat_template
-                    else (ids, [])
-                    for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)
-                ]
-                continue
-            started = time.perf_counter()
-            outputs = _write(
-                pair, kind, requests, settings.batch, finished if kind in kinds else None, strategy
-            )
-            by_kind[kind] = [
-                (ids, output) for (ids, _), output in zip(requests, outputs, strict=True)
-            ]
-            if written:
-                written(kind, sum(map(len, outputs)), time.perf_counter() - started)
+                by_kind[kind] = _without_answers(pair, active, requests)
+            else:
+                told, batch = finished if kind in kinds else None, settings.batch
+                by_kind[kind] = _continued(pair, kind, requests, batch, told, strategy, written)
         for i, (prompt, sampling) in enumerate(active):
             texts += [
                 WrittenText(prompt, turn, kind, sampling, *by_kind[kind][i], cut[i][1])
                 for kind in kinds
             ]
             if turns[prompt.id] > turn + 1:
-                answer = (
-                    prompt.answers[turn]
-                    if turn < len(prompt.answers)
-                    else pair.decode(by_kind["target"][i][1])
-                )
+                recorded = prompt.answers[turn : turn + 1]
+                answer = recorded[0] if recorded else pair.decode(by_kind["target"][i][1])
                 histories[prompt.id].append({"role": "assistant", "content": answer})
     order = {prompt.id: i for i, (prompt, _) in enumerate(prompts)}
-    return sorted(
-        (text for text in texts if text.tokens), key=lambda text: (order[text.prompt.id], text.turn)
-    )
+    written_texts = [text for text in texts if text.tokens]
+    return sorted(written_texts, key=lambda text: (order[text.prompt.id], text.turn))
+
+
+def _without_answers(
+    pair: LoadedPair,
+    active: Sequence[tuple[Prompt, Sampling]],
+    requests: Sequence[tuple[list[int], Sampling]],
+) -> list[Continued]:
+    """Texts of kind bare: prompts that are cut in two; nothing where a chat template frames them,
+    because nobody drafts inside a user's message."""
+    around = {raw: template_around(pair, raw=raw) for raw in {prompt.raw for prompt, _ in active}}
+    return [
+        bare(ids, sampling.max_tokens, *around[prompt.raw])
+        if prompt.raw or not pair.in_chat_template
+        else (ids, [])
+        for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)
+    ]
+
+
+def _continued(
+    pair: LoadedPair,
+    kind: str,
+    requests: list[tuple[list[int], Sampling]],
+    batch: int,
+    finished: Callable[[], None] | None,
+    strategy: Strategy | None,
+    written: Written | None,
+) -> list[Continued]:
+    """Prompts with what a kind writes after them; says how long that took."""
+    started = time.perf_counter()
+    outputs = _write(pair, kind, requests, batch, finished, strategy)
+    if written:
+        written(kind, sum(map(len, outputs)), time.perf_counter() - started)
+    return [(ids, output) for (ids, _), output in zip(requests, outputs, strict=True)]
 
 
 def asked(
@@ -235,6 +251,15 @@ def _writer(kind: str, lossy: Strategy | None) -> Strategy:
         if kind == "mixed"
         else build_strategy("autoregressive")
     )
+
+
+def bare_text(
+    pair: LoadedPair, prompt: Prompt, ids: list[int], sampling: Sampling, around: tuple[int, int]
+) -> tuple[list[int], list[int]]:
+    """A prompt's text as its own continuation; of a message in a chat template nothing."""
+    if prompt.raw or not pair.in_chat_template:
+        return bare(ids, sampling.max_tokens, *around)
+    return ids, []
 
 
 def bare(ids: list[int], max_tokens: int, head: int, tail: int) -> tuple[list[int], list[int]]:

@@ -33,10 +33,8 @@ class Plan(BaseModel):
     shard_prompts: int = Field(ge=1, description="prompts of a shard")
     batch: int = Field(ge=1, description="texts written at once")
     room: int = Field(ge=1, description="tokens that a prompt may have")
-    prompt_hashes: dict[str, str] | None = Field(
-        None,
-        description="prompt id → hash (components/prompts/overlap.py); None in plans of "
-        "versions up to 0.6",
+    prompt_hashes: dict[str, str] = Field(
+        description="prompt id → hash (components/prompts/overlap.py)"
     )
 
     @property
@@ -73,8 +71,7 @@ def read_plan(folder: Path) -> Plan | None:
 
 
 def prompt_hashes(traces: TraceSet) -> dict[str, str] | None:
-    """Prompt id → hash of the prompts of a trace; None where that is not known: it was recorded by
-    a server, or by an older version."""
+    """Prompt id → hash of the prompts of a trace; None where a server recorded it."""
     plan = read_plan(traces.folder)
     return None if plan is None else plan.prompt_hashes
 
@@ -105,12 +102,9 @@ def claim(traces: TraceSet, wanted: Plan) -> Plan:
             f"{folder} holds shards but no {PLAN}: choose another folder or delete this one"
         )
     remove_unfinished(folder)
-    claimed = plan or wanted
-    if claimed.prompt_hashes is None:  # of an older version; its inputs are the same
-        claimed = claimed.model_copy(update={"prompt_hashes": wanted.prompt_hashes})
-    if claimed != plan:
-        write_atomically(folder / PLAN, (claimed.model_dump_json(indent=2) + "\n").encode())
-    return claimed
+    if plan is None:
+        write_atomically(folder / PLAN, (wanted.model_dump_json(indent=2) + "\n").encode())
+    return plan or wanted
 
 
 def check_room(folder: Path, plan: Plan, wanted: Plan) -> None:

@@ -16,11 +16,15 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwell.components.distil.writers import Writer
+from draftwell.components.train.fit import Passes
 from draftwell.serving.errors import DraftwellError
 
 MOST_POSITIONS = 48_000
@@ -36,6 +40,25 @@ class Conversation:
     ids: Tensor
     prompt: int
     hidden: Tensor
+
+
+class StoredConversation(Conversation):
+    """A conversation whose states are read from its shard at every use: those of several layers of
+    millions of tokens take tens of gigabytes.
+
+    Args:
+        states: the shard's slice `hidden`, an object of safetensors that reads rows.
+        row: the first one.
+    """
+
+    def __init__(self, ids: Tensor, prompt: int, states: Any, row: int):
+        self.ids, self.prompt, self._states, self._row = ids, prompt, states, row
+
+    @property
+    def hidden(self) -> Tensor:  # type: ignore[override]
+        """`[total - 1, width]` as stored."""
+        states: Tensor = self._states[self._row : self._row + len(self.ids) - 1]
+        return states
 
 
 def write_corpus(
@@ -108,8 +131,6 @@ def save_shard(
     path: Path, rows: Sequence[tuple[list[int], list[int]]], states: Sequence[Tensor]
 ) -> None:
     """Write a shard of (prompt, output) rows and their states, all or nothing."""
-    from safetensors.torch import save_file
-
     shard = {
         "ids": torch.tensor([t for p, out in rows for t in p + out], dtype=torch.int32),
         "prompt": torch.tensor([len(p) for p, _ in rows]),
@@ -122,51 +143,36 @@ def save_shard(
 
 
 def read_corpus(shards: Iterable[Path]) -> list[Conversation]:
-    """All sequences of these shards, in order.
+    """All conversations of these shards, in order.
 
     Raises:
         DraftwellError: a shard is damaged.
     """
-    sequences = []
-    for path in shards:
-        shard = read_shard(path)
-        at = states = 0
-        for prompt, total in zip(shard["prompt"].tolist(), shard["total"].tolist(), strict=True):
-            sequences.append(
-                Conversation(
-                    shard["ids"][at : at + total].long(),
-                    prompt,
-                    shard["hidden"][states : states + total - 1],
-                )
-            )
-            at, states = at + total, states + total - 1
-    return sequences
+    return [conversation for path in shards for conversation in _conversations(path)]
 
 
-def read_shard(path: Path) -> dict[str, Tensor]:
-    """The tensors of a shard, checked to have matching lengths."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def _conversations(path: Path) -> Iterator[Conversation]:
+    """Those of one shard, whose tensors are checked to have matching lengths."""
     try:
-        shard = load_file(path)
-        total = shard["total"]
-        sound = [len(shard[name]) for name in ("prompt", "ids", "hidden")] == [
-            len(total),
-            int(total.sum()),
-            int((total - 1).sum()),
+        file = safe_open(path, "pt")
+        ids, prompts, totals = (file.get_tensor(name) for name in ("ids", "prompt", "total"))
+        states = file.get_slice("hidden")
+        sound = [len(prompts), len(ids), states.get_shape()[0]] == [
+            len(totals),
+            int(totals.sum()),
+            int((totals - 1).sum()),
         ]
     except (OSError, ValueError, KeyError, SafetensorError):
         sound = False
     if not sound:
         raise DraftwellError(
-            (
-                f"{path} is damaged: delete it and run the same `draftwell distill` again, "
-                "which writes it again"
-            ),
+            f"{path} is damaged: delete it and run the same command again, which writes it again",
             code="damaged_shard",
         )
-    return shard
+    at = row = 0
+    for prompt, total in zip(prompts.tolist(), totals.tolist(), strict=True):
+        yield StoredConversation(ids[at : at + total].long(), prompt, states, row)
+        at, row = at + total, row + total - 1
 
 
 def corpus_digest(sequences: Sequence[Conversation]) -> str:
@@ -178,18 +184,43 @@ def corpus_digest(sequences: Sequence[Conversation]) -> str:
     return digest.hexdigest()
 
 
+def digest_of_ids(ids: Tensor) -> str:
+    """sha256 of token ids."""
+    return hashlib.sha256(ids.to(torch.int32).cpu().numpy().tobytes()).hexdigest()
+
+
 def hold_out(
     sequences: Sequence[Conversation], every: int = 50
 ) -> tuple[list[Conversation], list[Conversation]]:
     """Conversations to measure on, those of every fiftieth prompt, and the others; a prompt that is
-    repeated is on one side only."""
+    repeated is on one side only.
+
+    Raises:
+        DraftwellError: no others are left.
+    """
     prompts: dict[bytes, int] = {}
     places = [
         prompts.setdefault(s.ids[: s.prompt].to(torch.int32).numpy().tobytes(), len(prompts))
         for s in sequences
     ]
     held = [s for s, place in zip(sequences, places, strict=True) if place % every == 0]
-    return held, [s for s, place in zip(sequences, places, strict=True) if place % every]
+    others = [s for s, place in zip(sequences, places, strict=True) if place % every]
+    if not others:
+        raise DraftwellError(
+            "the target wrote fewer than two texts to learn from: give more prompts",
+            code="too_little_text",
+        )
+    return held, others
+
+
+def passes_over(
+    sequences: Sequence[Conversation], tokens: int, seed: int
+) -> Passes[Sequence[Conversation]]:
+    """Batches of about `tokens` tokens, in another order in every pass."""
+    return Passes(
+        lambda number: list(batches(sequences, tokens, random.Random(f"{seed}/{number}"))),
+        lambda group: sum(len(s.ids) for s in group),
+    )
 
 
 def frequent_tokens(sequences: Sequence[Conversation], count: int, vocab: int) -> Tensor:

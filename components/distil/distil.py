@@ -7,7 +7,7 @@ checkpoint. A second call with the same inputs resumes where the first was stopp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from draftwell.components.distil.corpus import (
     write_corpus,
 )
 from draftwell.components.distil.family import keep_layers
-from draftwell.components.distil.training import Log, Recipe, head_of, train_draft
+from draftwell.components.distil.training import Recipe, head_of, train_draft
 from draftwell.components.distil.writers import Writer
 from draftwell.components.report.provenance import git_commit, library_versions, plain
+from draftwell.components.train.fit import Log, Say, silent
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft
 from draftwell.serving.errors import DraftwellError
@@ -74,8 +75,8 @@ def distil_draft(
     *,
     new: Callable[[Any], Any] | None = None,
     folder: str = "training",
-    log: Log = lambda name, value, step: None,
-    say: Callable[[str], None] = print,
+    log: Log = silent,
+    say: Say = print,
 ) -> tuple[DistilledDraft, dict[str, Any]]:
     """Distil a draft.
 
@@ -91,17 +92,10 @@ def distil_draft(
     Raises:
         DraftwellError: no prompts, layers that the target lacks, or another run's checkpoint.
     """
-    if not source.prompts:
-        raise DraftwellError(
-            (
-                f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give "
-                "shorter ones"
-            ),
-            code="no_prompt_fits",
-        )
+    check_prompts(source.prompts)
     module = source.target.modules["target"]
     # refused before hours are spent on the corpus
-    draft = (new or (lambda target: keep_layers(target, recipe.layers)))(module)
+    draft = new(module) if new else keep_layers(module, recipe.layers)
     shards = write_corpus(
         source.writer,
         source.prompts,
@@ -116,13 +110,16 @@ def distil_draft(
     progress = train_draft(
         draft, corpus, head, recipe, work / folder, bound={"target": source.donor}, log=log, say=say
     )
-    made_of = provenance_of(source, recipe, corpus, progress, head_tokens=len(head.ids))
+    settings = {
+        "layers": ",".join(map(str, recipe.layers)),
+        "head_tokens": len(head.ids),
+        "loss": recipe.loss,
+    }
+    made_of = provenance_of(source, settings, corpus, progress, fingerprint=source.donor)
     artifact = to_artifact(draft, head.ids, source.donor, made_of)
     artifact.save(work / CANDIDATE)
-    report: dict[str, Any] = {
-        **progress,
-        "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)},
-    }
+    written = {"conversations": len(corpus), "output_tokens": output_tokens(corpus)}
+    report: dict[str, Any] = {**progress, "corpus": written}
     if source.untouched:
         # as it will be loaded: rounded
         report["agreement"] = measured(source, DistilledDraft.load(work / CANDIDATE), say)
@@ -130,6 +127,16 @@ def distil_draft(
             update={"metrics": agreement_metrics(report["agreement"])}
         )
     return artifact, report
+
+
+def check_prompts(prompts: Sequence[object]) -> None:
+    """Refuse to distil from nothing."""
+    if not prompts:
+        raise DraftwellError(
+            f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give "
+            "shorter ones",
+            code="no_prompt_fits",
+        )
 
 
 def measured(source: Source, draft: DistilledDraft, say: Callable[[str], None]) -> dict[str, Any]:
@@ -144,18 +151,23 @@ def measured(source: Source, draft: DistilledDraft, say: Callable[[str], None]) 
 
 def provenance_of(
     source: Source,
-    recipe: Recipe,
+    recipe: Mapping[str, Any],
     corpus: Sequence[Conversation],
-    progress: dict[str, Any],
+    progress: Mapping[str, Any],
     *,
-    head_tokens: int,
+    fingerprint: str,
+    metrics: Mapping[str, float] | None = None,
 ) -> Provenance:
-    """Where a draft comes from. Its fingerprint is the donor's digest: that of its pair is not
-    known before the draft is."""
+    """Where a draft or a head comes from.
+
+    Args:
+        recipe: the settings that are recorded.
+        progress: of `fit`.
+        fingerprint: of the pair; of a draft the donor's digest, because that of its pair is not
+            known before the draft is.
+    """
     parameters = {
-        "layers": ",".join(map(str, recipe.layers)),
-        "head_tokens": head_tokens,
-        "loss": recipe.loss,
+        **recipe,
         "steps": progress["steps"],
         "tokens_processed": progress["tokens"],
         "minutes": round(progress["minutes"], 1),
@@ -165,11 +177,12 @@ def provenance_of(
     }
     return Provenance(
         pair=source.name,
-        fingerprint=source.donor,
+        fingerprint=fingerprint,
         trace_digest=corpus_digest(corpus),
         git_commit=git_commit(),
         library_versions=library_versions(),
         parameters={key: plain(value) for key, value in parameters.items()},
+        metrics=dict(metrics or {}),
         training_prompts=None if source.hashes is None else sorted(set(source.hashes)),
         unknown_prompts=sorted(source.unknown),
     )

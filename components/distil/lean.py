@@ -198,11 +198,15 @@ def generate_batch(
             model.forward(token[:, None], at, (at - offset)[:, None], real[:, None, : at + 1])
         )
     text, hidden = torch.stack(tokens, 1), torch.cat(states, 1)
-    result = []
-    for row, p in enumerate(prompts):
-        out = text[row].tolist()
-        end = next((i for i, token in enumerate(out) if token in stops), len(out) - 1)
-        out = out[: end + 1]
-        first = width - len(p)
-        result.append((out, hidden[row, first : first + len(p) + len(out) - 1].clone()))
-    return result
+    return [
+        without_padding(text[row].tolist(), hidden[row, width - len(p) :], len(p), stops)
+        for row, p in enumerate(prompts)
+    ]
+
+
+def without_padding(
+    out: list[int], states: Tensor, prompt: int, stops: frozenset[int]
+) -> tuple[list[int], Tensor]:
+    """A text up to and with the first stop token, and its states from the first one on."""
+    end = next((i for i, token in enumerate(out) if token in stops), len(out) - 1)
+    return out[: end + 1], states[: prompt + end].clone()

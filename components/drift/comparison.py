@@ -8,7 +8,7 @@ alarms is shared among the checks, so it holds for a report as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from draftwell.components.drift.statistics import (
     calibration_error,
     calibration_rise,
     exchange,
-    largest_gap,
     rate_change,
     rate_rise,
     share,
@@ -46,8 +45,6 @@ from draftwell.serving.artifacts.verifier import Verifier
 
 BINS = len(EDGES) + 1
 SCORE_BINS = 10
-FINE = 256
-"""Cuts of the confidence that Kolmogorov and Smirnov's statistic is computed at under exchanges."""
 
 
 class Comparison:
@@ -55,7 +52,7 @@ class Comparison:
 
     def __init__(self, reference: Traffic, feedback: Traffic, limits: DriftLimits, seed: int):
         self.then, self.now, self.limits, self.seed = reference, feedback, limits, seed
-        self.found: list[tuple[str, float, Exchanged, str]] = []
+        self.found: list[tuple[str, Exchanged, str]] = []
         self.notes: list[str] = []
         self.verifier_figures: VerifierFigures | None = None
         self.novelty_figures: NoveltyFigures | None = None
@@ -64,22 +61,29 @@ class Comparison:
         """All checks; the rate of false alarms is shared among them (Bonferroni)."""
         needed = self.limits.false_alarm_rate / max(1, len(self.found))
         made = []
-        for name, value, tested, words in self.found:
+        for name, tested, words in self.found:
             limit = float(getattr(self.limits, name))
-            drifted = value >= limit and tested.p_value <= needed
             made.append(
                 DriftCheck(
                     name=name,
-                    value=value,
+                    value=tested.value,
                     limit=limit,
                     chance=tested.chance,
                     p_value=tested.p_value,
                     p_needed=needed,
-                    drifted=drifted,
+                    drifted=tested.value >= limit and tested.p_value <= needed,
                     words=words,
                 )
             )
         return tuple(made)
+
+    def add(self, name: str, tested: Exchanged, words: str) -> None:
+        """Take a figure into the report."""
+        self.found.append((name, tested, words))
+
+    def both(self, of: Callable[[Traffic], np.ndarray]) -> list[np.ndarray]:
+        """Sums of both sets, of the reference first."""
+        return [of(self.then), of(self.now)]
 
     def exchange(self, measure: Measure, sums: Sequence[np.ndarray]) -> Exchanged:
         """A figure of the sums of both sets, with its test."""
@@ -87,65 +91,29 @@ class Comparison:
         return exchange(then, now, measure, resamples=self.limits.resamples, seed=self.seed)
 
     def confidence(self) -> None:
-        """Population stability index over the table's bins, and the Kolmogorov-Smirnov
-        statistic."""
-        from scipy.stats import ks_2samp
-
-        means = (
-            f"mean confidence of the draft {self.then.confidence.mean():.2f} when calibrated, "
-            f"{self.now.confidence.mean():.2f} now"
-        )
-        stability = self.exchange(
-            stability_index, [self.histograms(self.then), self.histograms(self.now)]
-        )
-        self.found.append(
-            (
-                "confidence_psi",
-                stability.value,
-                stability,
-                f"confidence has another distribution: stability index "
-                f"{stability.value:.2f} ({stability.chance:.2f} by chance); {means}",
-            )
-        )
-        cuts = np.unique(
-            np.quantile(
-                np.concatenate([self.then.confidence, self.now.confidence]), np.linspace(0, 1, FINE)
-            )
-        )
-        gap = self.exchange(
-            largest_gap,
-            [
-                self.counted(traffic, np.searchsorted(cuts, traffic.confidence), len(cuts) + 1)
-                for traffic in (self.then, self.now)
-            ],
-        )
-        exact = float(ks_2samp(self.then.confidence, self.now.confidence, method="asymp").statistic)
-        self.found.append(
-            (
-                "confidence_ks",
-                exact,
-                gap,
-                f"confidence has another distribution: Kolmogorov-Smirnov {exact:.2f} "
-                f"({gap.chance:.2f} by chance); {means}",
-            )
+        """Population stability index over the table's bins."""
+        stability = self.exchange(stability_index, self.both(self.histograms))
+        then, now = (side.confidence.mean() for side in (self.then, self.now))
+        self.add(
+            "confidence_psi",
+            stability,
+            "confidence has another distribution: stability index "
+            f"{stability.value:.2f} ({stability.chance:.2f} by chance); mean confidence of the "
+            f"draft {then:.2f} when calibrated, {now:.2f} now",
         )
 
     def acceptance(self) -> None:
         """Share of judged tokens that are kept."""
-        sums = [
-            traffic.sums(np.stack([traffic.judged * traffic.kept, traffic.judged], axis=1))
-            for traffic in (self.then, self.now)
-        ]
+        sums = self.both(
+            lambda side: side.sums(np.stack([side.judged * side.kept, side.judged], axis=1))
+        )
         moved = self.exchange(rate_change, sums)
-        rates = [float(share(total[0], total[1])) for total in (sums[0].sum(0), sums[1].sum(0))]
-        self.found.append(
-            (
-                "acceptance",
-                moved.value,
-                moved,
-                f"the target keeps {rates[1]:.0%} of judged draft tokens, {rates[0]:.0%} when "
-                f"calibrated (a change of {moved.value:.0%}, {moved.chance:.0%} by chance)",
-            )
+        then, now = (float(share(*part.sum(0))) for part in sums)
+        self.add(
+            "acceptance",
+            moved,
+            f"the target keeps {now:.0%} of judged draft tokens, {then:.0%} when calibrated "
+            f"(a change of {moved.value:.0%}, {moved.chance:.0%} by chance)",
         )
 
     def table(self, table: AcceptanceTable | None) -> None:
@@ -162,18 +130,13 @@ class Comparison:
             )
         weight = PRIOR_WEIGHT if table is None else table.prior_weight
         off = self.exchange(
-            table_error(np.array(MIDPOINTS), (weight, PRIOR_WEIGHT)),
-            [self.by_bin(traffic) for traffic in (self.then, self.now)],
+            table_error(np.array(MIDPOINTS), (weight, PRIOR_WEIGHT)), self.both(self.by_bin)
         )
-        self.found.append(
-            (
-                "table",
-                off.value,
-                off,
-                f"at equal confidence acceptance is off by {100 * off.value:.0f} points on average "
-                f"({100 * off.chance:.0f} by chance): thresholds rest on a table that no "
-                "longer holds",
-            )
+        self.add(
+            "table",
+            off,
+            f"at equal confidence acceptance is off by {100 * off.value:.0f} points on average "
+            f"({100 * off.chance:.0f} by chance): thresholds rest on a table that no longer holds",
         )
 
     def verifier(self, verifier: Verifier, untouched: Sequence[str]) -> None:
@@ -206,15 +169,12 @@ class Comparison:
             error_now=errors[1],
             prompts_then=len(held.names),
         )
-        self.found.append(
-            (
-                "verifier",
-                rise.value,
-                rise,
-                f"the verifier's scores are off by {100 * errors[1]:.0f} points on average, "
-                f"{100 * errors[0]:.0f} when calibrated (Brier score {briers[0]:.3f} then, "
-                f"{briers[1]:.3f} now)",
-            )
+        self.add(
+            "verifier",
+            rise,
+            f"the verifier's scores are off by {100 * errors[1]:.0f} points on average, "
+            f"{100 * errors[0]:.0f} when calibrated (Brier score {briers[0]:.3f} then, "
+            f"{briers[1]:.3f} now)",
         )
 
     def novelty(self, memory: CorrectionMemory | None) -> None:
@@ -240,7 +200,7 @@ class Comparison:
             for traffic in (held, self.now)
         ]
         rise = self.exchange(rate_rise, sums)
-        then, now = (float(share(total[0], total[1])) for total in (sums[0].sum(0), sums[1].sum(0)))
+        then, now = (float(share(*part.sum(0))) for part in sums)
         in_memory = None
         if memory is not None:
             rejected = float((1 - self.now.kept).sum())
@@ -248,25 +208,18 @@ class Comparison:
         else:
             self.notes.append("no correction memory: novelty is compared with the reference alone")
         self.novelty_figures = NoveltyFigures(memory=in_memory, then=then, now=now)
-        self.found.append(
-            (
-                "novelty",
-                rise.value,
-                rise,
-                f"{now:.0%} of rejections have patterns that half of the reference does not know, "
-                f"{then:.0%} of its other half's",
-            )
+        self.add(
+            "novelty",
+            rise,
+            f"{now:.0%} of rejections have patterns that half of the reference does not know, "
+            f"{then:.0%} of its other half's",
         )
-
-    def counted(self, traffic: Traffic, index: np.ndarray, bins: int) -> np.ndarray:
-        """`[prompts, bins]` positions of each bin."""
-        counts = np.zeros((len(traffic.names), bins))
-        np.add.at(counts, (traffic.unit, index), 1.0)
-        return counts
 
     def histograms(self, traffic: Traffic) -> np.ndarray:
         """`[prompts, 20]` positions in each of the table's bins of confidence."""
-        return self.counted(traffic, bins_of(traffic), BINS)
+        counts = np.zeros((len(traffic.names), BINS))
+        np.add.at(counts, (traffic.unit, bins_of(traffic)), 1.0)
+        return counts
 
     def by_bin(self, traffic: Traffic) -> np.ndarray:
         """`[prompts, 40]`: kept in each bin, then judged in each."""
@@ -288,7 +241,7 @@ class Comparison:
         """Acceptance in every bin of confidence, with intervals."""
         if not len(self.now) or not len(self.then):
             return ()
-        sums = [self.by_bin(traffic) for traffic in (self.then, self.now)]
+        sums = self.both(self.by_bin)
         low, high = bootstrap_of_sums(
             sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples), seed=self.seed
         )

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwell.components.drift.comparison import Comparison
-from draftwell.components.drift.schema import (
-    DRIFTED,
-    NOT_ENOUGH,
-    STEADY,
-    DriftLimits,
-    DriftReport,
-    Side,
-)
+from draftwell.components.drift.schema import DriftLimits, DriftReport, Side, conclude
 from draftwell.components.drift.statistics import share
 from draftwell.components.drift.traffic import Traffic
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
@@ -109,19 +102,6 @@ def compare_traffic(
         if watched.verifier is not None:
             comparison.verifier(watched.verifier, watched.untouched)
         comparison.novelty(watched.memory)
-    checks = comparison.judged()
-    past = tuple(check.words for check in checks if check.drifted)
-    if missing:
-        verdict, reasons = NOT_ENOUGH, tuple(missing)
-    elif past:
-        verdict, reasons = DRIFTED, past
-    elif doubts:
-        verdict, reasons = NOT_ENOUGH, tuple(doubts)
-    else:
-        verdict, reasons = (
-            STEADY,
-            (f"none of {len(checks)} checks found more than chance and its limit allow",),
-        )
     return DriftReport.model_validate(
         {
             "pair": subject.pair,
@@ -131,9 +111,7 @@ def compare_traffic(
             "reference": sides[0],
             "feedback": sides[1],
             "limits": limits,
-            "verdict": verdict,
-            "reasons": reasons,
-            "checks": checks,
+            **conclude(missing, comparison.judged(), doubts),
             "bins": comparison.bins(table),
             "confidence_then": shares_of(comparison.histograms(reference)),
             "confidence_now": shares_of(comparison.histograms(feedback)),

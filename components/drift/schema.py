@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DRIFT_VERSION = 1
-CHECKS = ("confidence_psi", "confidence_ks", "acceptance", "table", "verifier", "novelty")
+CHECKS = ("confidence_psi", "acceptance", "table", "verifier", "novelty")
 STEADY, DRIFTED, NOT_ENOUGH = "steady", "drift", "not enough yet"
 
 
@@ -36,9 +37,6 @@ class DriftLimits(Record):
     )
     confidence_psi: float = Field(
         ge=0, description="population stability index of the draft's confidence"
-    )
-    confidence_ks: float = Field(
-        ge=0, le=1, description="Kolmogorov-Smirnov statistic of the draft's confidence"
     )
     acceptance: float = Field(ge=0, le=1, description="change of the acceptance rate")
     table: float = Field(ge=0, le=1, description="mean error of acceptance by confidence bin")
@@ -67,14 +65,16 @@ class DriftLimits(Record):
 class Side(Record):
     """One of the two sets.
 
-    `acceptance` is the share of judged tokens that are kept, as an acceptance table counts them.
+    `acceptance` is the share of judged tokens that are kept, as an acceptance table counts them; of
+    another engine's counters that of the first tokens of drafts.
     """
 
     digest: str
-    prompts: int
-    positions: int
-    confidence: float | None = Field(description="mean confidence C of the draft")
-    acceptance: float | None
+    prompts: int = Field(description="what is exchanged by chance: prompts, or minutes of counts")
+    positions: int = Field(description="drafted positions, or drafts that were counted")
+    unit: str = Field("prompts", description="what `prompts` counts")
+    confidence: float | None = Field(None, description="mean confidence C of the draft")
+    acceptance: float | None = None
 
 
 class DriftCheck(Record):
@@ -135,6 +135,24 @@ class NoveltyFigures(Record):
     now: float = Field(description="the feedback, not seen in that other half")
 
 
+def conclude(
+    missing: Sequence[str], checks: Sequence[DriftCheck], doubts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """`verdict`, `reasons` and `checks` of a report: too little decides nothing; doubts do not rule
+    out a drift, but nothing is called steady then."""
+    past = tuple(check.words for check in checks if check.drifted)
+    if missing:
+        verdict, reasons = NOT_ENOUGH, tuple(missing)
+    elif past:
+        verdict, reasons = DRIFTED, past
+    elif doubts:
+        verdict, reasons = NOT_ENOUGH, tuple(doubts)
+    else:
+        said = f"none of {len(checks)} checks found more than chance and its limit allow"
+        verdict, reasons = STEADY, (said,)
+    return {"verdict": verdict, "reasons": reasons, "checks": tuple(checks)}
+
+
 class DriftReport(Record):
     """What was found. `digest` is over all of it."""
 
@@ -157,6 +175,11 @@ class DriftReport(Record):
     verifier: VerifierFigures | None = None
     novelty: NoveltyFigures | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The reasons in a line."""
+        return "; ".join(self.reasons)
 
     @property
     def drifted(self) -> bool:

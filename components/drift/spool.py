@@ -12,16 +12,15 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from draftwell.components.drift.traffic import COLUMNS, HIDDEN, NEAR
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import sha256_file
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import TraceError, TraceHeader, trace_schema
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 STAMPED = re.compile(r"shard-(\d{15})-\d+\.parquet")
 """A shard that a server wrote, with the milliseconds since 1970."""
@@ -56,6 +55,7 @@ class RecentTraffic:
 class _Found:
     """What was read of a spool so far, the newest shard first."""
 
+    columns: list[str]
     tables: list[pa.Table] = field(default_factory=list)
     headers: list[TraceHeader] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
@@ -67,9 +67,9 @@ class _Found:
     skipped: TraceHeader | None = None
     """Of a shard that could be read and was left out: its columns are those of an empty answer."""
 
-    def add(self, shard: Shard, columns: list[str]) -> None:
+    def add(self, shard: Shard) -> None:
         """Read a shard; nothing is added where that fails."""
-        table = shard.read(columns).replace_schema_metadata(None)
+        table = shard.read(self.columns).replace_schema_metadata(None)
         header, digest, date = shard.header, sha256_file(shard.path), written_at(shard.path)
         self.tables.append(table)
         self.headers.append(header)
@@ -77,6 +77,36 @@ class _Found:
         self.names.append(shard.path.name)
         self.dates.append(date)
         self.prompts.update(table.column("prompt_id").to_pylist())
+
+    def visit(self, shard: Shard, temperature: float | None, since: datetime | None) -> bool:
+        """Read a shard, or leave it out; False where older ones need not be looked at."""
+        header = shard.header
+        if since is not None and written_at(shard.path) < since:
+            self.skipped = header
+            return False
+        if temperature is not None and abs(header.temperature - temperature) > NEAR:
+            self.others.update(shard.read(["prompt_id"]).column(0).to_pylist())
+            self.skipped = header
+        else:
+            self.add(shard)
+        return True
+
+    def rows(self, folder: Path) -> pa.Table:
+        """All that was read, the oldest first; no rows where everything was left out.
+
+        Raises:
+            DraftwellError: nothing could be read.
+        """
+        if self.tables:
+            return pa.concat_tables(self.tables[::-1])
+        if self.skipped is not None:
+            schema = trace_schema(self.skipped)
+            return pa.schema([schema.field(name) for name in self.columns]).empty_table()
+        if self.broken:
+            raise self.broken[0]
+        raise DraftwellError(
+            f"the traces in {folder} are being replaced: run it again", code="spool_replaced"
+        )
 
 
 def read_spool(
@@ -99,62 +129,37 @@ def read_spool(
     Raises:
         DraftwellError: the folder holds no shard, or none that can be read.
     """
-    import pyarrow as pa
-
     shards = TraceSet(folder).shards
     if not shards:
         raise DraftwellError(
-            f"{folder} holds no traces: name a folder of recorded requests to which a "
-            "server writes (--feedback-dir), or "
-            f"`draftwell collect --out {folder}`",
+            f"{folder} holds no traces: name a folder of recorded requests to which a server "
+            f"writes (--feedback-dir), or `draftwell collect --out {folder}`",
             code="spool_empty",
         )
-    columns = [*COLUMNS, *(HIDDEN if hidden else ())]
-    found, notes = _Found(), list[str]()
+    found, older = _Found([*COLUMNS, *(HIDDEN if hidden else ())]), False
     for path in reversed(shards):
-        shard = Shard(path, fingerprint)
         try:
-            header = shard.header
-            if since is not None and written_at(path) < since:
-                found.skipped = header
-                notes.append(f"what was recorded before {since:%Y-%m-%d at %H:%M} UTC is left out")
-                break
-            if temperature is not None and abs(header.temperature - temperature) > NEAR:
-                found.others.update(shard.read(["prompt_id"]).column(0).to_pylist())
-                found.skipped = header
-                continue
-            found.add(shard, columns)
+            older = not found.visit(Shard(path, fingerprint), temperature, since)
         except TraceError as error:
             if path.exists():  # a server whose spool is full removes the oldest
                 found.broken.append(error)
         except FileNotFoundError:
             continue
-        if len(found.prompts) >= window:
+        if older or len(found.prompts) >= window:
             break
-    if not found.tables and found.skipped is not None:
-        schema = trace_schema(found.skipped)
-        found.tables.append(pa.schema([schema.field(name) for name in columns]).empty_table())
-    if not found.tables:
-        raise (
-            found.broken[0]
-            if found.broken
-            else DraftwellError(
-                f"the traces in {folder} are being replaced: run it again", code="spool_replaced"
-            )
-        )
-    if found.others:
-        notes.insert(
-            0,
-            (
-                f"{len(found.others)} prompts of the feedback left out: sampled at another "
-                f"temperature than {temperature:g}"
-            ),
-        )
+    rows, notes = found.rows(folder), list[str]()
     if found.broken:
-        notes.insert(0, f"{len(found.broken)} of {len(shards)} shards left out: {found.broken[0]}")
+        notes.append(f"{len(found.broken)} of {len(shards)} shards left out: {found.broken[0]}")
+    if found.others:
+        notes.append(
+            f"{len(found.others)} prompts of the feedback left out: sampled at another "
+            f"temperature than {temperature:g}"
+        )
+    if older:
+        notes.append(f"what was recorded before {since:%Y-%m-%d at %H:%M} UTC is left out")
     content = "\n".join([str(window), *reversed(found.digests)])
     return RecentTraffic(
-        newest(pa.concat_tables(found.tables[::-1]), window),
+        newest(rows, window),
         tuple(found.headers),
         hashlib.sha256(content.encode()).hexdigest(),
         tuple(reversed(found.names)),
@@ -185,9 +190,6 @@ class Shard(TraceSet):
 
 def newest(rows: pa.Table, window: int) -> pa.Table:
     """The rows of the `window` prompts that come last; order is kept."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     ids = list(dict.fromkeys(reversed(rows.column("prompt_id").to_pylist())))
     return (
         rows

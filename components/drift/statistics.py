@@ -88,13 +88,6 @@ def stability_index(then: np.ndarray, now: np.ndarray) -> np.ndarray:
     return found
 
 
-def largest_gap(then: np.ndarray, now: np.ndarray) -> np.ndarray:
-    """Kolmogorov and Smirnov's statistic of counts in fine, ordered bins `[..., bins]`."""
-    a, b = (share(counts.cumsum(-1), counts.sum(-1, keepdims=True)) for counts in (then, now))
-    found: np.ndarray = np.abs(a - b).max(-1)
-    return found
-
-
 def rate_change(then: np.ndarray, now: np.ndarray) -> np.ndarray:
     """How far a share moved, in either direction; sums `[..., 2]` of part and whole."""
     found: np.ndarray = np.abs(share(now[..., 0], now[..., 1]) - share(then[..., 0], then[..., 1]))

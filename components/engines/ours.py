@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from draftwell.components.collect.decoding import room, run_all
 from draftwell.components.engines.port import (
+    CAPABILITIES,
     About,
     Acceptance,
     Answer,
@@ -36,6 +37,8 @@ class OurEngine:
             slots (`too_few_slots`); (of `decode`) a prompt that is too long; it was not started
             (`engine_not_started`).
     """
+
+    capabilities = CAPABILITIES["draftwell"]
 
     def __init__(self, label: str, pair: LoadedPair, resources: StrategyResources | None = None):
         self.label, self.pair, self.resources = label, pair, resources or StrategyResources()

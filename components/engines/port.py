@@ -33,6 +33,26 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Capabilities(Message):
+    """What an engine can do besides decoding; steps and commands ask this, and no class."""
+
+    traces: bool = Field(
+        False, description="it says what draft and target think of every token, as traces hold it"
+    )
+    hidden_states: bool = Field(False, description="it gives the target's hidden states")
+    replay: bool = Field(
+        False, description="its strategies run over traces, so that most settings need no run"
+    )
+    restart: bool = Field(False, description="another setting needs another start of it")
+
+
+CAPABILITIES = {
+    "draftwell": Capabilities(traces=True, hidden_states=True, replay=True),
+    "vllm": Capabilities(restart=True),
+}
+"""Engine, as `--engine` names it → what it can do."""
+
+
 class About(Message):
     """What an engine says about itself when it is ready."""
 
@@ -142,6 +162,7 @@ class Engine(Protocol):
     """
 
     label: str
+    capabilities: Capabilities
 
     def start(self, settings: EngineSettings) -> About:
         """Get ready to decode with these settings."""

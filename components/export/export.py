@@ -49,6 +49,31 @@ def problems(engine: str, settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def check_expressible(
+    engine: str, strategy: str, speculation: Speculation, weights: Weights
+) -> None:
+    """Refuse what the engine has no model for."""
+    if speculation.source == "draft" and weights.draft is None:
+        raise DraftwellError(
+            f"{strategy} needs a draft that {engine} can read, and this pair names none: "
+            "name one with "
+            "--draft-model, or write a distilled one with --save-draft",
+            code="no_draft_to_export",
+        )
+    if speculation.source == "eagle3" and engine not in HEADS:
+        raise DraftwellError(
+            f"{engine} runs no EAGLE-3 heads: export to {' or '.join(HEADS)}", code="not_exportable"
+        )
+    if speculation.source == "eagle3" and weights.head is None:
+        raise DraftwellError(
+            (
+                f"{strategy} needs a head in a folder that {engine} can read: write it with "
+                "--save-head"
+            ),
+            code="no_head_to_export",
+        )
+
+
 def export_config(
     engine: str,
     strategy: str,
@@ -76,25 +101,7 @@ def export_config(
     speculation = speculation_of(
         strategy, parameters, draft_tokens, head=engine in HEADS and weights.head is not None
     )
-    if speculation.source == "draft" and weights.draft is None:
-        raise DraftwellError(
-            f"{strategy} needs a draft that {engine} can read, and this pair names none: "
-            "name one with "
-            "--draft-model, or write a distilled one with --save-draft",
-            code="no_draft_to_export",
-        )
-    if speculation.source == "eagle3" and engine not in HEADS:
-        raise DraftwellError(
-            f"{engine} runs no EAGLE-3 heads: export to {' or '.join(HEADS)}", code="not_exportable"
-        )
-    if speculation.source == "eagle3" and weights.head is None:
-        raise DraftwellError(
-            (
-                f"{strategy} needs a head in a folder that {engine} can read: write it with "
-                "--save-head"
-            ),
-            code="no_head_to_export",
-        )
+    _check_models(engine, strategy, speculation, weights)
     settings, usage, notes = ENGINES[engine](speculation, weights)
     wrong = problems(engine, settings)
     if wrong:
@@ -114,3 +121,26 @@ def export_config(
         "usage": usage,
         "notes": [*speculation.notes, *notes],
     }
+
+
+def _check_models(engine: str, strategy: str, speculation: Speculation, weights: Weights) -> None:
+    """Refuse a speculation whose draft or head is not there in a form that the engine reads."""
+    if speculation.source == "draft" and weights.draft is None:
+        raise DraftwellError(
+            f"{strategy} needs a draft that {engine} can read, and this pair names none: "
+            "name one with "
+            "--draft-model, or write a distilled one with --save-draft",
+            code="no_draft_to_export",
+        )
+    if speculation.source == "eagle3" and engine not in HEADS:
+        raise DraftwellError(
+            f"{engine} runs no EAGLE-3 heads: export to {' or '.join(HEADS)}", code="not_exportable"
+        )
+    if speculation.source == "eagle3" and weights.head is None:
+        raise DraftwellError(
+            (
+                f"{strategy} needs a head in a folder that {engine} can read: write it with "
+                "--save-head"
+            ),
+            code="no_head_to_export",
+        )

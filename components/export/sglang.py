@@ -54,18 +54,5 @@ def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], s
         )
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     pinned = ["--revision", weights.target_revision] if weights.target_revision else []
-    return (
-        settings,
-        shlex.join(
-            [
-                "python3",
-                "-m",
-                "sglang.launch_server",
-                "--model-path",
-                weights.target,
-                *pinned,
-                *flags,
-            ]
-        ),
-        notes,
-    )
+    command = ["python3", "-m", "sglang.launch_server", "--model-path", weights.target]
+    return settings, shlex.join([*command, *pinned, *flags]), notes

@@ -44,31 +44,19 @@ def compare_with_baseline(
                 f"gate --pair {baseline.pair} --record`, or use the same",
                 code="baseline_of_other_inputs",
             )
-    checks: list[Check] = []
-    notes: list[str] = []
+    parts: list[Check | str] = []
     floor = 0.98 if thresholds.min_acceptance_ratio is None else thresholds.min_acceptance_ratio
     for strategy, recorded in baseline.strategies.items():
         found = report.strategies.get(strategy)
         if found is None:
-            checks.append(
-                Check(
-                    f"{strategy}: present",
-                    0,
-                    1,
-                    False,
-                    f"{strategy} is in the baseline but was not run",
-                )
-            )
+            why = f"{strategy} is in the baseline but was not run"
+            parts.append(Check(f"{strategy}: present", 0, 1, False, why))
             continue
-        checks += count_checks(strategy, found, recorded, floor)
+        parts += count_checks(strategy, found, recorded, floor)
         if found.output_digest != recorded.output_digest:
-            notes.append(f"{strategy}: outputs differ from the recorded ones; the counts decide")
-    notes += [
-        f"{strategy}: not in the baseline"
-        for strategy in report.strategies
-        if strategy not in baseline.strategies
-    ]
-    return GateVerdict(tuple(checks), tuple(notes))
+            parts.append(f"{strategy}: outputs differ from the recorded ones; the counts decide")
+    new = [strategy for strategy in report.strategies if strategy not in baseline.strategies]
+    return GateVerdict.of([*parts, *(f"{strategy}: not in the baseline" for strategy in new)])
 
 
 def count_checks(
@@ -84,30 +72,16 @@ def count_checks(
     for count in COUNTS:
         now, then, name = getattr(found, count), getattr(recorded, count), count.replace("_", " ")
         allowed = max(FEW_TOKENS, COUNT_TOLERANCE * then)
-        checks.append(
-            Check(
-                f"{strategy}: {name}",
-                now,
-                then,
-                abs(now - then) <= allowed,
-                f"{now} {name}, recorded {then} (± {allowed:.0f})",
-            )
-        )
+        detail = f"{now} {name}, recorded {then} (± {allowed:.0f})"
+        checks.append(Check(f"{strategy}: {name}", now, then, abs(now - then) <= allowed, detail))
     if recorded.judged and recorded.accepted:
         share = recorded.accepted / recorded.judged
         ratio = found.accepted / found.judged / share if found.judged else 0.0
         short = share * found.judged - found.accepted
         passed = ratio >= floor or (found.judged > 0 and short <= FEW_TOKENS)
-        checks.append(
-            Check(
-                f"{strategy}: acceptance",
-                ratio,
-                floor,
-                passed,
-                (
-                    f"{ratio:.1%} of the recorded acceptance rate (at least {floor:.0%}, or "
-                    f"{FEW_TOKENS:.0f} tokens fewer)"
-                ),
-            )
+        detail = (
+            f"{ratio:.1%} of the recorded acceptance rate (at least {floor:.0%}, or "
+            f"{FEW_TOKENS:.0f} tokens fewer)"
         )
+        checks.append(Check(f"{strategy}: acceptance", ratio, floor, passed, detail))
     return checks

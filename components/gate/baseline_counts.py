@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from draftwell.components.bench.runner import Config, Progress, labels_of
+from draftwell.components.bench.interleaved import Progress
+from draftwell.components.bench.runner import Config, labels_of
 from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
@@ -28,27 +29,27 @@ from draftwell.serving.runtime.strategies import StrategyResources, build_strate
 
 
 class StrategyCounts(BaseModel):
-    """Counts of one strategy over all prompts."""
+    """Counts of one strategy over all prompts, greedy and in float32."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    target_calls: int
-    judged: int = Field(description="draft tokens that the target looked at")
-    accepted: int
+    target_calls: int = Field(ge=0)
+    judged: int = Field(ge=0, description="draft tokens that the target looked at")
+    accepted: int = Field(ge=0)
     output_digest: str = Field(description="sha256 over the output tokens of all prompts")
 
 
 class CountsReport(BaseModel):
-    """Counts of a pair; registry/baselines/ keeps recorded ones
-    (`draftwell.registry.gates.Baseline`, the same fields)."""
+    """Counts of a pair, as registry/baselines/ keeps recorded ones: a fresh clone can be compared
+    with them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pair: str
-    fingerprint: str
-    prompts_digest: str
-    prompts: int
-    max_tokens: int
+    fingerprint: str = Field(description="pair fingerprint in float32")
+    prompts_digest: str = Field(description="sha256 over the prompts")
+    prompts: int = Field(ge=1)
+    max_tokens: int = Field(ge=1)
     strategies: dict[str, StrategyCounts]
 
 

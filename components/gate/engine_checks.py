@@ -2,8 +2,7 @@
 leave greedy outputs as they are?
 
 A setting is judged on the engine, its version, the device and the models that it was measured with;
-its record names them, and another engine that shows the record is refused
-(`EngineGateRecord.check`).
+the release's `engine_config` names them, and gate and deployment refuse it elsewhere.
 """
 
 from __future__ import annotations
@@ -195,41 +194,24 @@ def judge_engine(
             code="no_threshold",
         )
     if not figures:
-        return GateVerdict(
-            (
-                Check(
-                    "plain decoding",
-                    1.0,
-                    1.0,
-                    True,
-                    "plain decoding was chosen: nothing to compare",
-                ),
-            )
-        )
-    checks = [speed_check(figure, least, drafts=figure.at_once not in idle) for figure in figures]
+        why = "plain decoding was chosen: nothing to compare"
+        return GateVerdict((Check("plain decoding", 1.0, 1.0, True, why),))
+    parts: list[Check | str] = [
+        speed_check(figure, least, drafts=figure.at_once not in idle) for figure in figures
+    ]
     rejection = (settings or {}).get("rejection_sample_method", LOSSLESS_REJECTION)
     if rejection != LOSSLESS_REJECTION:
-        checks.append(
-            Check(
-                "lossless settings",
-                0,
-                1,
-                False,
-                f"rejection_sample_method is {rejection!r}, which changes what is sampled: "
-                f"only {LOSSLESS_REJECTION!r} does not",
-            )
+        why = (
+            f"rejection_sample_method is {rejection!r}, which changes what is sampled: only "
+            f"{LOSSLESS_REJECTION!r} does not"
         )
-    notes = []
+        parts.append(Check("lossless settings", 0, 1, False, why))
     if unlike is None:
-        notes.append("sampled outputs are not compared")
-    else:
-        for figure in figures:
-            checks += output_checks(
-                [one for one in unlike if one.at_once == figure.at_once],
-                figure,
-                null or Null(differing=0, prompts=1),
-            )
-    return GateVerdict(tuple(checks), tuple(notes))
+        parts.append("sampled outputs are not compared")
+    for figure in figures if unlike is not None else ():
+        own = [one for one in unlike or () if one.at_once == figure.at_once]
+        parts += output_checks(own, figure, null or Null(differing=0, prompts=1))
+    return GateVerdict.of(parts)
 
 
 def output_checks(unlike: Sequence[Difference], figure: Figure, null: Null) -> list[Check]:
@@ -280,58 +262,3 @@ def speed_check(figure: Figure, least: float, *, drafts: bool = True) -> Check:
         enough=passed or (known and figure.high < least),
         prompts_needed=None if known else FEWEST_PROMPTS,
     )
-
-
-class EngineGateRecord(Message):
-    """What a gate found, and what it is valid for."""
-
-    engine: str
-    version: str
-    distribution: str | None = Field(
-        None, description="that the engine is installed as; None: not known"
-    )
-    device_class: str
-    dtype: str
-    fingerprint: str = Field(description="of the models")
-    threads: int | None = Field(
-        None, description="compute threads that were measured with; None: not known"
-    )
-    temperature: float = Field(0.0, description="of the requests that were judged")
-    plugin: str | None = Field(
-        None, description="version of our plug-in, where the settings name a class of it"
-    )
-    settings: dict[str, Any] | None = Field(
-        description="the speculative config; None: plain decoding"
-    )
-    judged: str | None = Field(
-        None, description="digest of the prompts and tokens that were judged; None: not known"
-    )
-    passed: bool
-    checks: list[dict[str, Any]]
-    figures: tuple[Figure, ...] = Field(
-        (), strict=False, description="that speed was judged by, one for each load"
-    )
-    made: str = Field(description="ISO 8601, UTC")
-
-    def check(self, **here: Any) -> None:
-        """Refuse to use the record elsewhere.
-
-        Args:
-            here: fields of the record → what is there now, such as `version` and `device_class`.
-        Raises:
-            DraftwellError: a field differs (`gated_elsewhere`), or the gate failed
-                (`gate_not_passed`).
-        """
-        for name, value in here.items():
-            if getattr(self, name) != value:
-                raise DraftwellError(
-                    f"the gate judged {name.replace('_', ' ')} {getattr(self, name)!r}, "
-                    f"and here it is {value!r}: run "
-                    f"`draftwell gate --engine {here.get('engine', self.engine)}` here",
-                    code="gated_elsewhere",
-                )
-        if not self.passed:
-            raise DraftwellError(
-                f"the gate did not pass these settings of {self.engine}: tune again",
-                code="gate_not_passed",
-            )

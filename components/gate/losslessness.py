@@ -10,11 +10,16 @@ from draftwell.components.bench.runner import Config
 from draftwell.components.bench.schema import BenchEntry, PromptRow
 from draftwell.components.bench.target_agreement import near_tie_gap, target_logits
 from draftwell.components.collect.decoding import encode_all, room, run_all
-from draftwell.components.gate.bench_checks import judge_release
-from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
+from draftwell.components.gate.bench_checks import identity
+from draftwell.components.gate.verdict import Check, GateVerdict
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.runtime.pair import LoadedPair
-from draftwell.serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
+from draftwell.serving.runtime.strategies import (
+    PLAIN,
+    StrategyResources,
+    build_strategy,
+    find_strategy,
+)
 
 
 def identity_entry(
@@ -50,18 +55,21 @@ def judge_texts(
         pair: loaded in float32.
         texts: strategy → an output for each prompt.
     """
-    checks: list[Check] = []
     reader = OutputReader(pair, max_tokens)
-    for name, outputs in texts.items():
-        if find_strategy(name).lossless and name != "autoregressive":
-            verdict = judge_release(
-                entry_of(reader, name, prompts, outputs),
-                None,
-                None,
-                Thresholds(lossless_identical=True),
-            )
-            checks += [replace(check, name=f"{name}: {check.name}") for check in verdict.checks]
-    return GateVerdict(tuple(checks))
+    lossless = {
+        name: outputs
+        for name, outputs in texts.items()
+        if find_strategy(name).lossless and name != PLAIN.name
+    }
+    found = {
+        name: identity(entry_of(reader, name, prompts, outputs))
+        for name, outputs in lossless.items()
+    }
+    return GateVerdict.of(
+        replace(check, name=f"{name}: {check.name}")
+        for name, check in found.items()
+        if isinstance(check, Check)
+    )
 
 
 def entry_of(

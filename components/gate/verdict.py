@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from draftwell.serving.bundle.verdict import (
+    FAILED,
+    PASSED,
+    UNDECIDED,
+    Check,
+    Result,
+    result_of,
+)
 from draftwell.serving.errors import DraftwellError
 
-Result = Literal["passed", "failed", "not enough evidence"]
-PASSED: Result = "passed"
-FAILED: Result = "failed"
-UNDECIDED: Result = "not enough evidence"
+__all__ = ["FAILED", "PASSED", "UNDECIDED", "Check", "GateVerdict", "Result", "Thresholds"]
 
 
 @dataclass(frozen=True)
@@ -52,54 +57,26 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One value against its threshold; `detail` is the same as text.
-
-    Args:
-        passed: whether the value keeps the threshold, beyond doubt where it is a measurement with
-            an interval.
-        transient: it failed because the machine lacked something at that moment (memory, traces,
-            time), not because of the candidate.
-        enough: False where the interval holds values on both sides of the threshold: it neither
-            passed nor failed.
-        prompts_needed: estimate of the prompts that would decide, where `enough` is False; None
-            where it is too many, or unknown.
-    """
-
-    name: str
-    value: float
-    threshold: float
-    passed: bool
-    detail: str
-    transient: bool = False
-    enough: bool = True
-    prompts_needed: int | None = None
-
-    @property
-    def result(self) -> Result:
-        """One of the three verdicts."""
-        return PASSED if self.passed else FAILED if self.enough else UNDECIDED
-
-
-@dataclass(frozen=True)
 class GateVerdict:
     """All checks, and what could not be checked."""
 
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, parts: Iterable[Check | str | None]) -> GateVerdict:
+        """Checks and notes in their order; what does not apply is None."""
+        found = list(parts)
+        return cls(
+            tuple(part for part in found if isinstance(part, Check)),
+            tuple(part for part in found if isinstance(part, str)),
+        )
+
     @property
     def result(self) -> Result:
         """Failed if any check failed, or there was none; else not enough evidence if any lacked
         it."""
-        results = {check.result for check in self.checks}
-        return (
-            PASSED
-            if results == {PASSED}
-            else FAILED
-            if FAILED in results or not results
-            else UNDECIDED
-        )
+        return result_of(self.checks)
 
     @property
     def passed(self) -> bool:

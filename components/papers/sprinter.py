@@ -399,8 +399,7 @@ PAPER = Paper(
             ),
             "the published code splits rows of one text into training and test, and "
             "chooses the epoch on the test rows. That split reports "
-            ".786 here (`python -m draftwell.components.train.row_split`), and the same model has "
-            ".718 on untouched prompts: a leak of .068. The "
+            ".786 here, and the same model has .718 on untouched prompts: a leak of .068. The "
             "shipped verifier has .746 [.729, .762] there, the draft's confidence alone .739",
         ),
         (

@@ -66,14 +66,7 @@ def load_prompts(
                 code="column_of_jsonl",
             )
         return read_prompts(path, limit, skip)
-    if limit is not None and limit < 1:
-        raise DraftwellError(
-            f"the number of prompts must be at least 1, not {limit}", code="bad_limit"
-        )
-    if skip < 0:
-        raise DraftwellError(
-            f"the number of prompts to skip must be at least 0, not {skip}", code="bad_limit"
-        )
+    _check_range(limit, skip)
     found = (
         _spooled(path)
         if path.is_dir() and jsonl_files(path)
@@ -87,6 +80,24 @@ def load_prompts(
             else f"{name} holds no prompts: name a source that does",
             code="no_prompts",
         )
+    _check_ids(name, prompts)
+    return prompts[skip:]
+
+
+def _check_range(limit: int | None, skip: int) -> None:
+    """Refuse numbers of prompts that mean nothing."""
+    if limit is not None and limit < 1:
+        raise DraftwellError(
+            f"the number of prompts must be at least 1, not {limit}", code="bad_limit"
+        )
+    if skip < 0:
+        raise DraftwellError(
+            f"the number of prompts to skip must be at least 0, not {skip}", code="bad_limit"
+        )
+
+
+def _check_ids(name: str, prompts: Iterable[Prompt]) -> None:
+    """Refuse ids that come twice."""
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.id in seen:
@@ -94,7 +105,6 @@ def load_prompts(
                 f"{name}: id {prompt.id!r} comes twice: make it unique", code="duplicate_prompt_id"
             )
         seen.add(prompt.id)
-    return prompts[skip:]
 
 
 def jsonl_files(folder: Path) -> list[Path]:

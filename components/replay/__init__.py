@@ -7,15 +7,13 @@ prices these, and `head_scores` adds an acceptance head's predictions.
 """
 
 from draftwell.components.replay.replay import ReplayResult, replay_strategy
-from draftwell.components.replay.sampled import ExpectedReplay, read_sampled, replay_expected
+from draftwell.components.replay.sampled import read_sampled
 from draftwell.components.replay.texts import Texts, read_texts
 
 __all__ = [
-    "ExpectedReplay",
     "ReplayResult",
     "Texts",
     "read_sampled",
     "read_texts",
-    "replay_expected",
     "replay_strategy",
 ]

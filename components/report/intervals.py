@@ -7,11 +7,14 @@ apart), so both sides of a ratio are always resampled with the same prompts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from draftwell.serving.errors import DraftwellError
 
+TAIL = 0.05
+"""Probability left out at each end of an interval."""
 FEWEST_RESAMPLES, MOST_RESAMPLES = 2000, 200_000
 FEWEST_PROMPTS = 8
 """Of a comparison that decides for something over plain decoding. A bootstrap knows no slower
@@ -113,6 +116,39 @@ def paired_bootstrap_ratio(
     drawn = resample(prompts, resamples or resamples_for(tail, prompts), seed)
     low, high = percentile_ends(_ratio(table[:, drawn].sum(-1)), tail)
     return float(_ratio(table.sum(-1))), float(low), float(high)
+
+
+class Timed(Protocol):
+    """What was decoded: seconds and tokens of each prompt, in order."""
+
+    @property
+    def seconds(self) -> list[float]: ...
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+
+class Ratio(NamedTuple):
+    """Times as fast as something else, with the ends of the interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def ratio_of(base: Timed, other: Timed, tail: float = TAIL, seed: int = 0) -> Ratio:
+    """How many times as fast `other` is as `base` on the same prompts: the interval of every
+    comparison of speed, `paired_bootstrap_ratio` made wider for few prompts.
+
+    In simulations of skewed speedups (5 % wanted) its lower end lay above the truth with 12, 10, 7
+    and 8 % of the draws of 4, 8, 12 and 24 prompts; scipy's BCa bootstrap had 20, 13, 8 and 8 %.
+    """
+    wider = expanded_tail(tail, len(base.seconds))
+    return Ratio(
+        *paired_bootstrap_ratio(
+            base.seconds, base.tokens, other.seconds, other.tokens, tail=wider, seed=seed
+        )
+    )
 
 
 def lower_bound(

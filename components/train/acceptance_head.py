@@ -23,13 +23,13 @@ from torch import nn
 
 from draftwell.components.report.machine import using_threads
 from draftwell.components.train.examples import Examples, read_train_and_test
+from draftwell.components.train.fit import Log, silent
 from draftwell.components.train.head_examples import labels_of, read_mixed
 from draftwell.components.train.head_network import (
     EPOCHS,
     HeadTrainingSettings,
-    Log,
     best_constant,
-    fit,
+    train_network,
     weighted_loss,
 )
 from draftwell.components.train.metrics import (
@@ -39,7 +39,7 @@ from draftwell.components.train.metrics import (
     reliability_bins,
     require_sklearn,
 )
-from draftwell.components.train.reports import HeadMetrics, HeadReport
+from draftwell.components.train.reports import HeadMetrics, HeadReport, describe_split
 from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.recording.trace import TraceSet
@@ -67,7 +67,7 @@ def train_acceptance_head(
     settings: HeadTrainingSettings | None = None,
     *,
     test: TraceSet | None = None,
-    log: Log | None = None,
+    log: Log = silent,
 ) -> tuple[AcceptanceHead, HeadReport]:
     """Train on most prompts and test on the others, a fifth of them.
 
@@ -77,7 +77,7 @@ def train_acceptance_head(
         settings: default: `HeadTrainingSettings()`.
         test: a trace of test prompts, without those that `trace` has too; then all of `trace` is
             trained on.
-        log: called with ("loss", value, epoch) and with the metrics of the test.
+        log: called with the loss of each epoch and with the metrics of the test.
     Raises:
         DraftwellError: a trace without the target's own texts (`no_target_texts`), too few prompts
             (`too_few_prompts`), a pair without draft (`no_draft`) or without hidden states
@@ -88,35 +88,19 @@ def train_acceptance_head(
     read = partial(read_mixed, pair, mixing=settings.mixing, seed=settings.seed)
     train, tested, left_out = read_train_and_test(trace, test, settings.seed, read)
     with using_threads(1):
-        head = fit(train, settings, provenance, log)
+        head = train_network(train, settings, provenance, log)
         found = head_metrics(head, train, tested, settings.mismatch_weight)
-    test_trace = None if test is None else test.digest()
     recipe = {**settings.model_dump(exclude={"seed"}), "epochs": EPOCHS}
     report = HeadReport(
         **recipe,
-        rows={"train": len(train), "test": len(tested)},
-        prompts={
-            "train": np.unique(train.prompt).tolist(),
-            "test": np.unique(tested.prompt).tolist(),
-        },
-        left_out=left_out,
-        test_trace=test_trace,
+        **describe_split(train, tested, left_out, test),
         metrics=found,
     )
     metrics = {name: getattr(found, name) for name in LOGGED if getattr(found, name) is not None}
-    if log:
-        for name, value in metrics.items():
-            log(name, value, 0)
-    head.provenance = provenance.model_copy(
-        update={
-            "parameters": {
-                **provenance.parameters,
-                **recipe,
-                "seed": settings.seed,
-                "test_trace": test_trace,
-            },
-            "metrics": {**provenance.metrics, **metrics},
-        }
+    for name, value in metrics.items():
+        log(name, value, 0)
+    head.provenance = provenance.extended(
+        {**recipe, "seed": settings.seed, "test_trace": report.test_trace}, metrics
     )
     return head, report
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -237,7 +237,21 @@ class VerifierLabel:
         return f"λ = {self.ratio:g}" if self.kind is LabelKind.RATIO else self.kind.value
 
 
-def split_by_prompt(examples: Examples, seed: int) -> tuple[Examples, Examples]:
+class OfPrompts(Protocol):
+    """What is split by prompt: `prompt` holds the id of each row's prompt."""
+
+    @property
+    def prompt(self) -> np.ndarray: ...
+
+    def take(self, rows: np.ndarray) -> Self: ...
+
+    def __len__(self) -> int: ...
+
+
+Rows = TypeVar("Rows", bound=OfPrompts)
+
+
+def split_by_prompt(examples: Rows, seed: int) -> tuple[Rows, Rows]:
     """Training examples, and a fifth as test examples, without a common prompt: neighbouring
     positions are too similar to be split.
 
@@ -253,8 +267,8 @@ def read_train_and_test(
     trace: TraceSet | pa.Table,
     test: TraceSet | pa.Table | None,
     seed: int,
-    read: Callable[[Any], Examples],
-) -> tuple[Examples, Examples, list[str]]:
+    read: Callable[[Any], Rows],
+) -> tuple[Rows, Rows, list[str]]:
     """Training examples, test examples, and the ids of test prompts that are left out because
     `trace` has them too.
 
@@ -288,7 +302,7 @@ def folds(examples: Examples, seed: int) -> list[np.ndarray]:
     return [np.isin(examples.prompt, names[number::count]) for number in range(count)]
 
 
-def shuffled_prompts(examples: Examples, seed: int, least: int = LEAST_PROMPTS) -> np.ndarray:
+def shuffled_prompts(examples: OfPrompts, seed: int, least: int = LEAST_PROMPTS) -> np.ndarray:
     """The prompts' ids in random order."""
     names = np.unique(examples.prompt)
     if len(names) < least:

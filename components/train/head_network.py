@@ -1,9 +1,8 @@
-"""The acceptance head's network, loss and training loop (SpecDec++, 2405.19715, section 4.2)."""
+"""The acceptance head's network and loss (SpecDec++, 2405.19715, section 4.2)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,14 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from draftwell.components.train.examples import Examples
+from draftwell.components.train.fit import Budget, Log, fit, shuffled_rows, silent
 from draftwell.components.train.head_examples import labels_of
 from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.artifacts.base import Provenance
 
-Log = Callable[[str, float, int], None]
-
 EPOCHS = 3
-RATE, BATCH, WARMUP = 1e-3, 16, 0.03
+BATCH, WARMUP = 16, 0.03
 
 
 class HeadTrainingSettings(BaseModel):
@@ -62,43 +60,47 @@ class Network(nn.Module):
         return logits
 
 
-def fit(
-    train: Examples, settings: HeadTrainingSettings, provenance: Provenance, log: Log | None = None
+def train_network(
+    train: Examples, settings: HeadTrainingSettings, provenance: Provenance, log: Log = silent
 ) -> AcceptanceHead:
     """Train for `EPOCHS` epochs; the same settings and examples give the same head."""
     x = torch.from_numpy(train.features(("after",)))
     y = torch.from_numpy(labels_of(train))
     mean, scale = x.mean(0), x.std(0, correction=0).clamp(min=1e-6)
     x = (x - mean) / scale
-    generator = torch.Generator().manual_seed(settings.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         network = Network(
             x.shape[1], settings.blocks, best_constant(train, settings.mismatch_weight)
         )
-    optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.0)
-    steps = EPOCHS * math.ceil(len(x) / BATCH)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_at(step, steps))
-    for epoch in range(EPOCHS):
-        total = 0.0
-        for rows in torch.randperm(len(x), generator=generator).split(BATCH):
-            optimiser.zero_grad()
-            loss = weighted_loss(network(x[rows]), y[rows], settings.mismatch_weight)
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-            total += float(loss.detach()) * len(rows)
-        if log:
-            log("loss", total / len(x), epoch)
+
+    def loss(rows: Tensor, _: int) -> tuple[Tensor, dict[str, float]]:
+        found = weighted_loss(network(x[rows]), y[rows], settings.mismatch_weight)
+        return found, {"loss": float(found.detach())}
+
+    budget = passes_budget(EPOCHS, math.ceil(len(x) / BATCH))
+    fit(network, loss, budget, shuffled_rows(len(x), BATCH, settings.seed), log=log)
     blocks: list[Any] = list(network.blocks)
-    layers = [(block.weight.detach(), block.bias.detach()) for block in blocks]
     return AcceptanceHead(
         mean,
         scale,
-        layers,
+        [(block.weight.detach(), block.bias.detach()) for block in blocks],
         network.last.weight.detach()[0],
         float(network.last.bias.detach()),
         provenance,
+    )
+
+
+def passes_budget(passes: int, updates: int) -> Budget:
+    """So many passes of so many updates each, as SpecDec++'s authors and Medusa's train: a plain
+    Adam with 3 % warm-up."""
+    return Budget(
+        updates=passes * updates,
+        warmup_steps=max(1, round(WARMUP * passes * updates)),
+        weight_decay=0.0,
+        betas=(0.9, 0.999),
+        largest_gradient=math.inf,
+        measure_steps=updates,
     )
 
 
@@ -106,14 +108,6 @@ def best_constant(examples: Examples, mismatch_weight: float) -> float:
     """The logit with the least loss among constant predictions."""
     mean = float(labels_of(examples).mean())
     return math.log(max(mean, 1e-6) / max(mismatch_weight * (1 - mean), 1e-6))
-
-
-def rate_at(step: int, steps: int) -> float:
-    """Share of the learning rate: linear warm-up over the first steps, then a cosine to 0."""
-    warmup = max(1, round(WARMUP * steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, mismatch_weight: float) -> Tensor:

@@ -14,13 +14,6 @@ from draftwell.components.prompts.prompt import Prompt, prompts_digest
 from draftwell.components.tune.constraints import ConstraintChecker
 from draftwell.components.tune.evaluator import Evaluate, QualityOf
 from draftwell.components.tune.evidence import Trial
-from draftwell.components.tune.search.pyramid_model import predict_pyramids
-from draftwell.components.tune.search.rescue_model import (
-    RESCUING,
-    RescueModel,
-    estimate_rescues,
-    fastest_for_losses,
-)
 from draftwell.components.tune.search.search import Search
 from draftwell.components.tune.search.space import MEASURED, REPLAYED
 from draftwell.components.tune.settings import Constraints, TuneSettings
@@ -76,25 +69,24 @@ def reason_not_tunable(
         return f"it has no search space, choose from {', '.join([*REPLAYED, *MEASURED])}"
     if not cls.lossless and settings.constraints.lossless_only:
         return "it is lossy, and only lossless strategies are allowed"
+    return unfit(pair, resources, name, settings.temperature, quality)
+
+
+def unfit(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    name: str,
+    temperature: float,
+    quality: QualityOf | None,
+) -> str | None:
+    """Why a strategy cannot be measured here, or None; constraints are no reason."""
+    cls = find_strategy(name)
     if not cls.lossless and quality is None:
         return "it is lossy, and nothing measures its quality"
-    lacking = lacking_for(pair, resources, name)
-    return (
-        f"it needs {lacking}, which is not available"
-        if lacking
-        else made_for_others(resources, name, settings.temperature)
-    )
-
-
-def made_for_others(resources: StrategyResources, name: str, temperature: float) -> str | None:
-    """The first artifact of a strategy that was made for the other class of temperatures, or
-    None."""
-    used = (
-        resources.artifacts[kind]
-        for kind in find_strategy(name).reads()
-        if kind in resources.artifacts
-    )
-    return other_temperature(used, temperature)
+    if lacking := lacking_for(pair, resources, name):
+        return f"it needs {lacking}, which is not available"
+    read = (resources.artifacts[kind] for kind in cls.reads() if kind in resources.artifacts)
+    return other_temperature(read, temperature)
 
 
 def unfit_champion(
@@ -104,25 +96,15 @@ def unfit_champion(
     quality: QualityOf | None,
     temperature: float = 0.0,
 ) -> str | None:
-    """Why the champion cannot be measured here, or None; constraints are no reason, they only keep
-    it from being chosen."""
+    """Why the champion cannot be measured here, or None."""
     if champion is None:
         return None
     try:
         build_strategy(champion.name, dict(champion.parameters))
     except DraftwellError as error:
         return str(error)
-    lacking = lacking_for(pair, resources, champion.name)
-    if lacking:
-        return f"it is {champion.name}, which needs {lacking}, and that is not available"
-    if why := made_for_others(resources, champion.name, temperature):
-        return f"it is {champion.name}, and {why}"
-    lossy = not find_strategy(champion.name).lossless
-    return (
-        f"it is {champion.name}, which is lossy, and nothing measures its quality"
-        if lossy and quality is None
-        else None
-    )
+    why = unfit(pair, resources, champion.name, temperature, quality)
+    return None if why is None else f"{champion.name}: {why}"
 
 
 def lacking_for(pair: LoadedPair, resources: StrategyResources, name: str) -> str | None:
@@ -135,13 +117,7 @@ def lacking_for(pair: LoadedPair, resources: StrategyResources, name: str) -> st
 
 @dataclass(frozen=True)
 class Explorer:
-    """Tries configurations that no replay can predict, on a few prompts.
-
-    Args:
-        rescues: estimates what configurations that rescue tokens do; None where the trace cannot
-            (`RescueModel.read`).
-        most_lost: of the target's own tokens, by a configuration that is chosen; None: no limit.
-    """
+    """Tries configurations that no replay can predict, on a few prompts."""
 
     pair: LoadedPair
     search: Search
@@ -149,8 +125,6 @@ class Explorer:
     quality: QualityOf | None
     prompts: Sequence[Prompt]
     profile: HardwareProfile
-    rescues: RescueModel | None = None
-    most_lost: float | None = None
 
     @property
     def few(self) -> Sequence[Prompt]:
@@ -173,28 +147,13 @@ class Explorer:
         """The description of a strategy's study, replayed or explored."""
         return self.search.describe(name, None if name in REPLAYED else self.subject)
 
-    def run(self, names: Sequence[str], count: int) -> tuple[list[Trial], list[Trial]]:
-        """The trials of all strategies, and the estimates that some of them began with."""
-        pyramids, rescues = (
-            predict_pyramids(self.pair, names, self.few, self.profile),
-            estimate_rescues(names, self.rescues),
-        )
-        best = [
-            trial
-            for name in RESCUING
-            for trial in fastest_for_losses(
-                [t for t in rescues if t.strategy == name], self.most_lost, count
-            )
-        ]
-        first = starting_points([*pyramids, *best])
-        trials = [
+    def run(self, names: Sequence[str], count: int) -> list[Trial]:
+        """The trials of all strategies, `count` of each."""
+        return [
             trial
             for name in names
-            for trial in self.search.explore(
-                name, count, self.measure, first.get(name, ()), self.subject
-            )
+            for trial in self.search.explore(name, count, self.measure, self.subject)
         ]
-        return trials, [*pyramids, *rescues]
 
     def measure(self, choice: StrategyChoice) -> Trial:
         """One choice as a trial."""
@@ -235,11 +194,3 @@ def least_share(share: float, count: int, z: float = 1.96) -> float:
     """
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return max(0.0, (share + z * z / (2 * count) - spread) / (1 + z * z / count))
-
-
-def starting_points(estimates: Sequence[Trial]) -> dict[str, list[StrategyChoice]]:
-    """Strategy → the choices that an estimate ranks best."""
-    first: dict[str, list[StrategyChoice]] = {}
-    for trial in estimates:
-        first.setdefault(trial.strategy, []).append(trial.choice)
-    return first

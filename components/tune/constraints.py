@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any
@@ -32,6 +32,7 @@ class ConstraintViolation:
     sure: bool
 
 
+@dataclass(frozen=True)
 class ConstraintChecker:
     """Quality and cost of configurations, compared with limits.
 
@@ -45,21 +46,16 @@ class ConstraintChecker:
             only where cost is limited.
     """
 
-    def __init__(
-        self,
-        constraints: Constraints,
-        quality: QualityOf | None,
-        vanilla_calls: float | None,
-        replayed: Mapping[StrategyChoice, float],
-        vanilla: VanillaBaseline | None = None,
-    ):
-        self.constraints, self.quality, self.vanilla_calls, self.replayed = (
-            constraints,
-            quality,
-            vanilla_calls,
-            replayed,
-        )
-        self.vanilla = vanilla if constraints.max_cost_ratio is not None else None
+    constraints: Constraints
+    quality: QualityOf | None
+    vanilla_calls: float | None = None
+    replayed: Mapping[StrategyChoice, float] = field(default_factory=dict)
+    vanilla: VanillaBaseline | None = None
+
+    @property
+    def baseline(self) -> VanillaBaseline | None:
+        """What costs are relative to, where they are limited."""
+        return self.vanilla if self.constraints.max_cost_ratio is not None else None
 
     def metrics(
         self, choice: StrategyChoice, prompts: Sequence[Prompt], measured: Measured, plain: Measured
@@ -103,8 +99,8 @@ class ConstraintChecker:
         if replayed is not None:
             return replayed / self.vanilla_calls if self.vanilla_calls else None
         return (
-            calls / self.vanilla(prompts, max_tokens).calls_per_token
-            if self.vanilla is not None
+            calls / self.baseline(prompts, max_tokens).calls_per_token
+            if self.baseline is not None
             else None
         )
 
@@ -156,27 +152,25 @@ class ConstraintChecker:
         metrics = self.metrics(choice, prompts, measured, plain)
         if not metrics["lossless"]:
             ours, theirs = self.by_prompt(prompts, measured), self.by_prompt(prompts, plain)
-            metrics["quality_loss"] = lower_bound(
-                share_lost,
-                [
-                    tokens_matching_target(ours, measured),
-                    measured.tokens,
-                    tokens_matching_target(theirs, plain),
-                    plain.tokens,
-                ],
-            )
+            shares = [
+                column
+                for judged, result in ((ours, measured), (theirs, plain))
+                for column in (times_tokens([q.share for q in judged], result), result.tokens)
+            ]
+            metrics["quality_loss"] = lower_bound(lambda sums: 1 - ratio_of_means(sums), shares)
             if metrics["surprisal_shift"] is not None:
-                nats: list[Sequence[float]] = [
-                    surprisals(ours, measured),
-                    measured.tokens,
-                    surprisals(theirs, plain),
-                    plain.tokens,
+                nats = [
+                    column
+                    for judged, result in ((ours, measured), (theirs, plain))
+                    for column in (
+                        times_tokens([q.surprisal or 0.0 for q in judged], result),
+                        result.tokens,
+                    )
                 ]
-                above, below = (
-                    lower_bound(shift_of, nats),
-                    lower_bound(shift_of, [*nats[2:], *nats[:2]]),
+                turned = [*nats[2:], *nats[:2]]
+                metrics["surprisal_shift"] = max(
+                    0.0, *(lower_bound(difference_of_means, columns) for columns in (nats, turned))
                 )
-                metrics["surprisal_shift"] = max(0.0, above, below)
             lost = [
                 b.rouge_l - a.rouge_l
                 for a, b in zip(ours, theirs, strict=True)
@@ -186,10 +180,10 @@ class ConstraintChecker:
                 metrics["rouge_l_lost"] = lower_bound(
                     lambda sums: sums[0] / sums[1], [lost, [1.0] * len(lost)]
                 )
-        if self.vanilla is not None and choice not in self.replayed:
-            base = self.vanilla(prompts)
+        if self.baseline is not None and choice not in self.replayed:
+            base = self.baseline(prompts)
             metrics["cost_ratio"] = lower_bound(
-                calls_over, [measured.calls, measured.tokens, base.calls, base.tokens]
+                ratio_of_means, [measured.calls, measured.tokens, base.calls, base.tokens]
             )
         return metrics
 
@@ -229,39 +223,21 @@ class VanillaBaseline:
         return reduce(add, (self._known[prompt.id, max_tokens] for prompt in prompts))
 
 
-def tokens_matching_target(qualities: Sequence[Quality], measured: Measured) -> list[float]:
-    """Of every prompt's tokens those that are the target's argmax."""
-    return [
-        quality.share * tokens for quality, tokens in zip(qualities, measured.tokens, strict=True)
-    ]
+def times_tokens(values: Sequence[float], measured: Measured) -> list[float]:
+    """What is a token's mean in each prompt, summed over its tokens."""
+    return [value * tokens for value, tokens in zip(values, measured.tokens, strict=True)]
 
 
-def surprisals(qualities: Sequence[Quality], measured: Measured) -> list[float]:
-    """Of every prompt's tokens the nats together; 0 of greedy ones."""
-    return [
-        (quality.surprisal or 0.0) * tokens
-        for quality, tokens in zip(qualities, measured.tokens, strict=True)
-    ]
-
-
-def shift_of(sums: np.ndarray) -> np.ndarray:
-    """Nats a token of one choice above another's, of sums `[4, ...]`: nats and tokens of the one,
-    then of the other."""
-    shift: np.ndarray = sums[0] / sums[1] - sums[2] / sums[3]
-    return shift
-
-
-def calls_over(sums: np.ndarray) -> np.ndarray:
-    """Cost ratio of sums `[4, ...]`: target calls and tokens of a choice, then of vanilla SD."""
+def ratio_of_means(sums: np.ndarray) -> np.ndarray:
+    """Of sums `[4, ...]`: values and tokens of a choice, then of what it is compared with."""
     ratio: np.ndarray = (sums[0] / sums[1]) / (sums[2] / sums[3])
     return ratio
 
 
-def share_lost(sums: np.ndarray) -> np.ndarray:
-    """The share that `ConstraintChecker.losses` gives, of sums `[4, ...]`: matching and all tokens
-    of a choice, then of plain decoding."""
-    lost: np.ndarray = 1 - (sums[0] / sums[1]) / (sums[2] / sums[3])
-    return lost
+def difference_of_means(sums: np.ndarray) -> np.ndarray:
+    """Of the same sums."""
+    difference: np.ndarray = sums[0] / sums[1] - sums[2] / sums[3]
+    return difference
 
 
 def check_finite(choice: StrategyChoice, quality: Quality) -> None:

@@ -6,27 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median_low
 from typing import Protocol
 
 from draftwell.components.bench.answers.rouge import mean_rouge_l
-from draftwell.components.bench.runner import (
-    WARMUP_TOKENS,
-    Generation,
-    Progress,
-    StrategyContender,
-    interleaved,
-)
+from draftwell.components.bench.interleaved import WARMUP_TOKENS, Progress
+from draftwell.components.bench.runner import Generation, StrategyContender, interleaved
 from draftwell.components.bench.target_agreement import TargetAgreement, agreement
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
-
-DISTURBED, STALL = 2.5, 0.25
-"""Target calls that took so many times as long as the rivals' on the same prompt, and so many
-seconds longer in all, were held up by another process: longer drafts and half of the cores explain
-less."""
 
 
 @dataclass(frozen=True)
@@ -151,23 +140,6 @@ class Evaluator:
         ]
         sampling = replace(base, seed=self.seed)
         runs = interleaved(self.pair, contenders, prompts, sampling, progress=self.report)
-        held_up = (
-            []
-            if fresh
-            else [
-                i
-                for i in range(len(prompts))
-                if disturbed([generations[i] for generations in runs])
-            ]
-        )
-        # by all, so that none has two chances where its rivals have one; a confirmation takes its
-        # times as they are
-        for i in held_up:
-            repeated = interleaved(
-                self.pair, contenders, [prompts[i]], replace(sampling, seed=sampling.seed + i)
-            )
-            for generations, [again] in zip(runs, repeated, strict=True):
-                generations[i] = min(generations[i], again, key=lambda run: run.pace)
         return [as_measured(generations) for generations in runs]
 
     def report(self, done: int, total: int, label: str) -> None:
@@ -191,23 +163,6 @@ class Evaluator:
         elif fresh:
             known.reset()
         return known
-
-
-def disturbed(rivals: Sequence[Generation]) -> list[int]:
-    """Indices of the generations of one prompt that something else than their strategy held up: the
-    prompt is decoded again.
-
-    A rung has two prompts, so one stall would drop the fastest. What strategies learn from a prompt
-    they then learn twice.
-    """
-    calls = [max(1, run.stats.target_calls) for run in rivals]
-    paces = [run.stats.target_seconds / count for run, count in zip(rivals, calls, strict=True)]
-    usual = median_low(paces)
-    return [
-        i
-        for i, (pace, count) in enumerate(zip(paces, calls, strict=True))
-        if pace > DISTURBED * usual and (pace - usual) * count > STALL
-    ]
 
 
 def as_measured(runs: Sequence[Generation]) -> Measured:

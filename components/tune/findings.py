@@ -1,22 +1,17 @@
-"""What a tuning found, as parts of its evidence: what was tried and measured, and how far
-predictions were from measurements."""
+"""What a tuning found, as parts of its evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from draftwell.components.tune.evidence import (
     EVIDENCE_VERSION,
     Confirmation,
     Metrics,
-    PredictionErrorRow,
-    PredictionErrors,
     Rollouts,
     Trial,
 )
-from draftwell.components.tune.pareto import front
 from draftwell.components.tune.search.search import Search, artifact_digest
 from draftwell.components.tune.search.space import combinations
 from draftwell.components.tune.successive_halving import HalvingResult
@@ -32,33 +27,40 @@ def findings_of(
     """The fields of `TuningEvidence` that report what was tried and measured.
 
     Args:
-        references: trials that are not candidates: plain decoding, vanilla SD at its fastest gamma,
-            estimates.
+        references: trials that are not candidates: plain decoding, vanilla SD at its fastest gamma.
     """
-    trials = [*tried, *references]
     latest: dict[StrategyChoice, Metrics] = {}
     for figure in [*(figure for rung in halved.rungs for figure in rung.figures), *confirmed]:
         latest[figure.choice] = figure
-    plain = latest.pop(PLAIN)
     final = {figure.choice for figure in confirmed}
-    figures = [
-        figure.model_copy(
-            update={
-                "confirmed": figure.choice in final,
-                "predicted_seconds_per_token": predicted(trials, figure),
-            }
-        )
-        for figure in [plain, *latest.values()]
-    ]
+    trials = {trial.choice: trial for trial in [*references, *tried]}
     return {
         "schema_version": EVIDENCE_VERSION,
         "trials": list(tried),
-        "front": front([trial.values for trial in tried]),
         "rungs": halved.rungs,
         "confirmation": Confirmation(tail=halved.tail, figures=list(confirmed)),
-        "measured": figures,
-        "prediction_error": prediction_errors(trials, figures),
+        "measured": [
+            with_trial(figure, trials.get(choice), choice in final)
+            for choice, figure in [(PLAIN, latest.pop(PLAIN)), *latest.items()]
+        ],
     }
+
+
+def with_trial(figure: Metrics, trial: Trial | None, confirmed: bool) -> Metrics:
+    """Metrics with what the trial of the same choice predicted; a short measurement predicts
+    nothing, and the loss of more text than the trial's goes before the trial's."""
+    seconds, divergence = None, figure.quality_loss
+    if trial is not None and trial.source != "measured":
+        seconds = trial.predicted_seconds_per_token
+    if trial is not None and divergence is None:
+        divergence = trial.divergence
+    return figure.model_copy(
+        update={
+            "confirmed": confirmed,
+            "predicted_seconds_per_token": seconds,
+            "divergence": divergence,
+        }
+    )
 
 
 def rollouts_of(search: Search, names: Sequence[str], replayed: Sequence[Trial]) -> Rollouts:
@@ -69,35 +71,6 @@ def rollouts_of(search: Search, names: Sequence[str], replayed: Sequence[Trial])
         beyond={name: count for name, count in beyond.items() if count},
         inexact=sum(not trial.exact for trial in replayed),
         replayed=len(replayed),
-    )
-
-
-def prediction_errors(trials: Sequence[Trial], figures: Sequence[Metrics]) -> PredictionErrors:
-    """How far replay was from what was measured: predicted seconds per token over measured ones,
-    minus 1."""
-    replayed = [trial for trial in trials if trial.source == "replayed"]
-    rows = []
-    for figure in figures:
-        seconds = predicted(replayed, figure)
-        if seconds is not None:
-            rows.append(
-                PredictionErrorRow.of(
-                    figure.choice,
-                    predicted=seconds,
-                    measured=figure.seconds_per_token,
-                    error=seconds / figure.seconds_per_token - 1,
-                )
-            )
-    return PredictionErrors(
-        median=median(abs(row.error) for row in rows) if rows else None, configs=rows
-    )
-
-
-def predicted(trials: Sequence[Trial], figure: Metrics) -> float | None:
-    """What was predicted for a measured choice."""
-    return next(
-        (trial.predicted_seconds_per_token for trial in trials if trial.choice == figure.choice),
-        None,
     )
 
 

@@ -125,9 +125,6 @@ class TuneSettings(_TuneSettings):
         ),
     )
     seed: int = 0
-    overlap: bool = Field(
-        True, description="whether forward passes that a strategy overlaps run at once"
-    )
 
 
 DEFAULTS = TuneSettings()

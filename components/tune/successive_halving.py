@@ -1,12 +1,10 @@
-"""Successive halving: many configurations on few prompts, then fewer on more (Jamieson & Talwalkar
-2016); at last a confirmation.
+"""Our engine's rungs and confirmation (`halving`).
 
 Plain decoding and the champion are measured with the others in every rung, interleaved. A rung
-takes prompts that no earlier rung had, and what was measured adds up. The configuration that looks
-best after the last rung was partly chosen by luck, so nothing is decided there: a *confirmation*
-measures the last two, plain decoding, the champion and `default` again, and only its figures count.
-It takes all prompts, those of the rungs among them, since there are too few to keep some back: luck
-of the clock is left out of its bound, a liking for these prompts is not.
+takes prompts that no earlier rung had, and what was measured adds up. Nothing is decided there: a
+*confirmation* measures the last two, plain decoding, the champion and `default` again, and only its
+figures count. It takes all prompts, those of the rungs among them, since there are too few to keep
+some back: luck of the clock is left out of its bound, a liking for these prompts is not.
 """
 
 from __future__ import annotations
@@ -14,19 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
+from draftwell.components.bench.engines.figures import TAIL, ratio_of
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.report.intervals import expanded_tail, paired_bootstrap_ratio
 from draftwell.components.tune.constraints import ConstraintViolation
 from draftwell.components.tune.evaluator import Evaluate, Measured, measure_all
 from draftwell.components.tune.evidence import Dropped, Metrics, Rung
+from draftwell.components.tune.halving import halve
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 
 FINALISTS = 2
-TAIL = 0.05
-"""Probability, at most, that a lower bound is above the truth; shared among the configurations that
-a confirmation compares."""
 
 Violates = Callable[
     [StrategyChoice, Sequence[Prompt], Measured, Measured], ConstraintViolation | None
@@ -77,36 +72,29 @@ def successive_halving(
         violates: constraints, asked after every rung; a choice that surely breaks one leaves.
     """
     always = [PLAIN] if champion is None or champion == PLAIN else [PLAIN, champion]
-    survivors = [choice for choice in choices if choice not in always]
     so_far: dict[StrategyChoice, Measured] = {}
     rungs: list[Rung] = []
-    start = 0
-    while len(survivors) > FINALISTS and start < len(prompts):
-        end = min(len(prompts), max(first, 2 * start))
+
+    def rung(survivors: Sequence[StrategyChoice], start: int, end: int) -> list[StrategyChoice]:
         entrants = [*always, *survivors]
         for choice, more in zip(
             entrants, measure_all(evaluate, entrants, prompts[start:end]), strict=True
         ):
             so_far[choice] = so_far[choice] + more if choice in so_far else more
         figures = compare_with_plain([(choice, so_far[choice]) for choice in entrants], seed=seed)
-        violations = (
-            {
-                choice: violates(choice, prompts[:end], so_far[choice], so_far[PLAIN])
-                for choice in survivors
-            }
+        violations = {
+            choice: violates(choice, prompts[:end], so_far[choice], so_far[PLAIN])
+            for choice in survivors
             if violates
-            else {}
-        )
-        survivors, dropped = drop(figures, survivors, violations, last=end == len(prompts))
-        rungs.append(
-            Rung(
-                prompts=[prompt.id for prompt in prompts[start:end]],
-                figures=figures,
-                dropped=dropped,
-            )
-        )
-        start = end
-    finalists = [*always, *survivors[:FINALISTS]]
+        }
+        kept, dropped = drop(figures, survivors, violations, last=end == len(prompts))
+        ids = [prompt.id for prompt in prompts[start:end]]
+        rungs.append(Rung(prompts=ids, figures=figures, dropped=dropped))
+        return kept
+
+    challengers = [choice for choice in choices if choice not in always]
+    left = halve(rung, challengers, len(prompts), first=first, finalists=FINALISTS)
+    finalists = [*always, *left]
     if default is not None and default not in finalists:
         finalists.append(default)
     confirmed = list(
@@ -131,8 +119,7 @@ def drop(
     Where both leaders are in doubt, the second place goes to the fastest that is not: otherwise a
     confirmation that proves the doubts right would have nothing left to choose.
 
-    After the last rung all but two leave, as only these are confirmed; where the interval of one of
-    them overlaps the leader's, it is noted that chance may have decided.
+    After the last rung all but two leave, as only these are confirmed.
     """
     by_choice = {metrics.choice: metrics for metrics in figures}
     fitting, dropped = [], []
@@ -142,7 +129,7 @@ def drop(
             fitting.append(choice)
         else:
             dropped.append(Dropped.of(choice, why=violation.why))
-    ranked = sorted(fitting, key=lambda choice: -speedup_of(by_choice[choice]))
+    ranked = sorted(fitting, key=lambda choice: -by_choice[choice].speedup)
     clear = next((choice for choice in ranked if violations.get(choice) is None), None)
     if clear is not None and clear not in ranked[:FINALISTS]:
         ranked.remove(clear)
@@ -153,36 +140,20 @@ def drop(
         why = f"{metrics.speedup:.2f} times as fast as {PLAIN}, place {place} of {len(ranked)}"
         if (violation := violations.get(choice)) is not None:
             why += f", and perhaps {violation.why}"
-        if last and (metrics.speedup_high or 0.0) >= (by_choice[ranked[0]].speedup_low or 0.0):
-            why += ", perhaps by chance: its interval overlaps the first one's"
         dropped.append(Dropped.of(choice, why=why))
     return ranked[:kept], dropped
-
-
-def speedup_of(metrics: Metrics) -> float:
-    """The speedup of something that was measured here, which always has one."""
-    assert metrics.speedup is not None
-    return metrics.speedup
 
 
 def compare_with_plain(measured: Pairs, *, seed: int = 0, tail: float = TAIL) -> list[Metrics]:
     """Figures of every choice against the first, which is plain decoding; `tail` is what really
     lies beyond a bound."""
     figures = []
-    base = measured[0][1]
-    tail = expanded_tail(tail, len(base.seconds))
     for choice, result in measured:
-        ratio, low, high = paired_bootstrap_ratio(
-            base.seconds, base.tokens, result.seconds, result.tokens, tail=tail, seed=seed
-        )
-        paces = [
-            seconds / tokens for seconds, tokens in zip(result.seconds, result.tokens, strict=True)
-        ]
+        ratio, low, high = ratio_of(measured[0][1], result, tail, seed)
         figures.append(
             Metrics.of(
                 choice,
-                prompts=len(paces),
-                median_seconds_per_token=median(paces),
+                prompts=len(result.seconds),
                 seconds_per_token=result.pace,
                 target_calls_per_token=result.calls_per_token,
                 speedup=ratio,

@@ -31,24 +31,25 @@ from draftwell.components.tune.candidates import (
     unfit_champion,
 )
 from draftwell.components.tune.constraints import ConstraintChecker, VanillaBaseline
-from draftwell.components.tune.decision import decide
+from draftwell.components.tune.decision import Contender, choosable, why_chosen, why_plain
 from draftwell.components.tune.evaluator import Evaluate, QualityOf
 from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
 from draftwell.components.tune.findings import artifacts_of, findings_of, rollouts_of
 from draftwell.components.tune.resume import ResumableEvaluator
-from draftwell.components.tune.search.rescue_model import RescueModel
 from draftwell.components.tune.search.search import (
-    Log,
     Progress,
     Search,
     Spread,
     fastest_vanilla,
     shortlist,
 )
-from draftwell.components.tune.search.space import MEASURED, REPLAYED
+from draftwell.components.tune.search.space import MEASURED, REPLAYED, nearest_default
 from draftwell.components.tune.search.trial_log import TrialLog
 from draftwell.components.tune.settings import TuneSettings
-from draftwell.components.tune.successive_halving import HalvingResult, successive_halving
+from draftwell.components.tune.successive_halving import (
+    HalvingResult,
+    successive_halving,
+)
 from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.artifacts.base import ArtifactError
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
@@ -112,25 +113,21 @@ class TuneHooks:
         spread: has replays made by workers, except SpecDec++'s, whose rollouts the draft that is
             loaded here scores (`without_scores`). Measurements are always made here, one at a time,
             because they are timings.
-        log: called with ("predicted_seconds_per_token/<strategy>", value, trial).
         progress: called with (replays done, all, strategy).
     """
 
     spread: Spread | None = None
-    log: Log | None = None
     progress: Progress | None = None
 
 
 @dataclass(frozen=True)
 class _Candidates:
-    """What the search found: trials by replay and by first measurements, estimates, and two
-    references."""
+    """What the search found: trials by replay and by first measurements, and two references."""
 
     search: Search
     few: Sequence[Prompt]
     replayed: list[Trial]
     explored: list[Trial]
-    estimates: list[Trial]
     plain: Trial
     vanilla: Trial | None
 
@@ -141,7 +138,7 @@ class _Candidates:
     @property
     def references(self) -> list[Trial]:
         """Trials that are evidence only."""
-        return [self.plain, *([self.vanilla] if self.vanilla else []), *self.estimates]
+        return [self.plain, *([self.vanilla] if self.vanilla else [])]
 
 
 def tune_strategy(
@@ -206,20 +203,35 @@ def tune_strategy(
     )
 
 
+def decide(
+    figures: Sequence[Metrics], tail: float, tried: int, allowed: int
+) -> tuple[StrategyChoice, str]:
+    """The choice and why, in a sentence.
+
+    Args:
+        figures: of the confirmation; the first is plain decoding's.
+        tail: of their intervals.
+        tried, allowed: how many configurations were predicted or explored, and how many of these
+            keep to the constraints.
+    """
+    contenders = [
+        Contender(
+            one.choice, str(one.choice), one.speedup, one.speedup_low, one.prompts, one.objection
+        )
+        for one in figures[1:]
+    ]
+    if ranked := choosable(contenders):
+        return ranked[0].setting, why_chosen(ranked[0], str(PLAIN), tail)
+    if tried and not allowed and not contenders:
+        return PLAIN, f"{PLAIN}, because none of {tried} configurations keeps to the constraints"
+    return PLAIN, why_plain(contenders, str(PLAIN))
+
+
 def default_among(allowed: Sequence[Trial]) -> StrategyChoice | None:
-    """The strategy that is always confirmed, with its default parameters or else as it was fastest;
-    None where it was not tried, or may not be chosen."""
-    fits = [trial for trial in allowed if trial.choice.name == ALWAYS_CONFIRMED]
-    usual = find_strategy(ALWAYS_CONFIRMED).Config().model_dump()
-    best = min(
-        fits,
-        key=lambda one: (
-            {**usual, **one.choice.parameters} != usual,
-            one.predicted_seconds_per_token,
-        ),
-        default=None,
-    )
-    return None if best is None else best.choice
+    """The strategy that is always confirmed, as near to its defaults as it was tried; None where it
+    was not tried, or may not be chosen."""
+    tried = [trial.choice for trial in allowed if trial.choice.name == ALWAYS_CONFIRMED]
+    return nearest_default(ALWAYS_CONFIRMED, tried) if tried else None
 
 
 def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
@@ -309,17 +321,9 @@ def find_candidates(
         inputs.resources,
         inputs.profile,
         min(settings.max_tokens, texts.max_tokens),
-        settings.overlap,
         log,
         inputs.trace.digest(),
         settings.seed,
-    )
-    rescues = (
-        None
-        if settings.temperature > 0
-        else RescueModel.read(
-            inputs.trace, texts, inputs.resources, inputs.profile, search.max_tokens
-        )
     )
     explorer = Explorer(
         inputs.pair,
@@ -328,8 +332,6 @@ def find_candidates(
         quality,
         inputs.prompts,
         inputs.profile,
-        rescues,
-        settings.constraints.max_quality_loss,
     )
     log.check({name: explorer.describe(name) for name in names})
     spread = without_scores(hooks.spread) if hooks.spread is not None else None
@@ -337,16 +339,11 @@ def find_candidates(
         [name for name in names if name in REPLAYED],
         settings.trials,
         spread=spread,
-        log=hooks.log,
         progress=hooks.progress,
     )
-    explored, estimates = explorer.run(
-        [name for name in names if name in MEASURED], settings.explore
-    )
+    explored = explorer.run([name for name in names if name in MEASURED], settings.explore)
     vanilla = fastest_vanilla(search, replayed) if "draft" in inputs.pair.models else None
-    return _Candidates(
-        search, explorer.few, replayed, explored, estimates, search.predict(PLAIN), vanilla
-    )
+    return _Candidates(search, explorer.few, replayed, explored, search.predict(PLAIN), vanilla)
 
 
 def without_scores(spread: Spread) -> Spread:
@@ -379,19 +376,13 @@ def checker_for(
     found: _Candidates, settings: TuneSettings, evaluate: Evaluate, quality: QualityOf | None
 ) -> ConstraintChecker:
     """What compares configurations with the constraints."""
-    calls = {
-        trial.choice: float(trial.target_calls_per_token or 0)
-        for trial in [found.plain, *found.replayed]
-    }
-    if found.vanilla is None:
-        return ConstraintChecker(settings.constraints, quality, None, calls)
-    return ConstraintChecker(
-        settings.constraints,
-        quality,
-        found.vanilla.target_calls_per_token,
-        calls,
-        VanillaBaseline(evaluate, found.vanilla.choice),
-    )
+    limits, vanilla = settings.constraints, found.vanilla
+    trials = [found.plain, *found.replayed]
+    calls = {trial.choice: trial.target_calls_per_token for trial in trials}
+    if vanilla is None:
+        return ConstraintChecker(limits, quality, None, calls)
+    baseline = VanillaBaseline(evaluate, vanilla.choice)
+    return ConstraintChecker(limits, quality, vanilla.target_calls_per_token, calls, baseline)
 
 
 def trial_metrics(
@@ -407,12 +398,10 @@ def trial_metrics(
     loss = trial.divergence if trial.least_divergence is None else trial.least_divergence
     return {
         "lossless": find_strategy(trial.strategy).lossless,
-        "quality_loss": loss or 0.0,
+        "quality_loss": loss,
         "rouge_l_lost": None,
         "surprisal_shift": None,
-        "cost_ratio": None
-        if calls is None
-        else checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS),
+        "cost_ratio": checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS),
     }
 
 

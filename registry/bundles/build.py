@@ -26,11 +26,11 @@ from draftwell.registry.bundles.places import (
     link_current,
     set_rights,
 )
-from draftwell.registry.bundles.requirements import locked, requirements_name
+from draftwell.registry.bundles.requirements import Lock, locked, requirements_name
 from draftwell.registry.bundles.sbom import SBOM, bill_of_materials
 from draftwell.registry.bundles.signing import sign
 from draftwell.registry.bundles.text import dockerfile, readme, serve_script
-from draftwell.registry.bundles.wheel import runtime_wheel
+from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
 from draftwell.registry.pairs.fetching import link
 from draftwell.registry.pairs.records import model_records
@@ -69,8 +69,7 @@ def build_bundle(
     ungated_reason: str | None = None,
     with_weights: bool = False,
 ) -> Path:
-    """Build `out/<pair>/<version>-<device>/` from a release and let `out/<pair>/current` lead to
-    it.
+    """Build `out/<pair>/<version>-<device>/` from a release; `out/<pair>/current` leads to it.
 
     Where another bundle of that release exists (built with another runtime, say), the new one is
     put next to it as `<version>-<device>.2`, and so on: a server may still be reading the old one.
@@ -93,20 +92,8 @@ def build_bundle(
     release = find_release(store, pair_spec.name, device, alias)
     crowned = alias == "champion" or is_champion(store, release)
     ungated = objection(release, gate_record(release))
-    taken_back = withdrawal(release)
-    if (why := ungated or taken_back) and not ungated_reason:
-        fix = (
-            f"gate --pair {pair_spec.name}"
-            if ungated
-            else f"promote --pair {pair_spec.name} --release {release.version} --reason …"
-        )
-        raise DraftwellError(
-            (
-                f"{release.name} is not deployed, {why}: run `draftwell {fix}`, or say why not "
-                "with --ungated REASON"
-            ),
-            code="not_deployable",
-        )
+    if (why := ungated or withdrawal(release)) and not ungated_reason:
+        raise _not_deployable(pair_spec.name, release, why, gated=not ungated)
     home = out / pair_spec.name
     home.mkdir(parents=True, exist_ok=True)
     with alone(home):
@@ -116,17 +103,10 @@ def build_bundle(
                 set_rights(place)
                 _link_models(pair_spec, files, place)
             else:
-                record = None if ungated else gate_record(release)
-                _make(
-                    store,
-                    release,
-                    pair_spec,
-                    files,
-                    place,
-                    ungated_reason if why else None,
-                    with_weights,
-                    sampled_as_greedy=record is not None and record.sampled_as_greedy,
-                )
+                gated = None if ungated else gate_record(release)
+                as_greedy = gated is not None and gated.sampled_as_greedy
+                reason = ungated_reason if why else None
+                _make(store, release, pair_spec, files, place, reason, with_weights, as_greedy)
             open_bundle(place).files(models_root())
             final = _settle(place, home, release)
             sign(final)
@@ -138,6 +118,20 @@ def build_bundle(
         with contextlib.suppress(DraftwellError):
             adopt(store, release)
     return final
+
+
+def _not_deployable(pair: str, release: ReleaseVersion, why: str, *, gated: bool) -> DraftwellError:
+    """That a release is not deployed, and what would help."""
+    fix = (
+        f"promote --pair {pair} --release {release.version} --reason …"
+        if gated
+        else f"gate --pair {pair}"
+    )
+    return DraftwellError(
+        f"{release.name} is not deployed, {why}: run `draftwell {fix}`, or say why not with "
+        "--ungated REASON",
+        code="not_deployable",
+    )
 
 
 def build_to_judge(
@@ -179,7 +173,6 @@ def _make(
     place: Path,
     ungated_reason: str | None,
     with_weights: bool,
-    *,
     sampled_as_greedy: bool,
 ) -> None:
     """Write a complete bundle into an empty folder."""
@@ -312,28 +305,9 @@ def _fill(
     if "distilled_draft" in pinned:
         files = replace(files, draft=place / "artifacts" / "distilled_draft")
     records = model_records(spec, files)
-    origins: dict[str, str] = {}
     dtype = _dtype(release, files, records)
-    for role, folder in files.roles().items():
-        if is_artifact(folder) and role == "draft" and "distilled_draft" in pinned:
-            continue
-        if with_weights or is_artifact(folder):
-            copy_model(folder, place / "models" / role)
-            if not is_artifact(folder):  # an artifact records its own origin
-                origins[role] = records[role].source
-            records[role] = records[role].model_copy(
-                update={"source": "bundled", "folder": f"models/{role}"}
-            )
-        elif not (kept := models_root() / records[role].folder).exists():
-            link(kept, folder)
-    for library in (
-        used_by(release.fingerprint)
-        if release.device == "cpu" and wanted_mode("try") != "off"
-        else []
-    ):
-        kept = place / COMPILED / library.parent.name / library.name
-        kept.parent.mkdir(parents=True)
-        shutil.copyfile(library, kept)
+    origins = _put_models(place, files, records, with_weights, "distilled_draft" in pinned)
+    _put_libraries(place, release)
     profile, wheel = place / "artifacts" / "hardware_profile", runtime_wheel()
     manifest = Manifest(
         pair=spec.name,
@@ -359,16 +333,8 @@ def _fill(
         },
         files={},
     )
-    (place / wheel.name).write_bytes(wheel.data)
     lock = locked(release.device, measured=_tuned_with(place), wheel=(wheel.name, wheel.data))
-    (place / requirements_name(release.device)).write_text(lock.text)
-    for name, text in (
-        ("README.md", readme),
-        ("serve.sh", serve_script),
-        ("Dockerfile", dockerfile),
-    ):
-        (place / name).write_text(text(manifest, wheel.name, lock))
-    (place / SBOM).write_text(bill_of_materials(manifest, lock, wheel, spec.licence))
+    _put_start(place, manifest, wheel, lock, spec.licence)
     listed = {
         path.relative_to(place).as_posix(): FileRecord(
             sha256=sha256_file(path), size=path.stat().st_size
@@ -378,6 +344,54 @@ def _fill(
     }
     manifest = manifest.model_copy(update={"files": listed})
     return manifest.model_copy(update={"digest": manifest.computed_digest()})
+
+
+def _put_models(
+    place: Path,
+    files: PairFiles,
+    records: dict[str, ModelRecord],
+    with_weights: bool,
+    draft_is_pinned: bool,
+) -> dict[str, str]:
+    """Copy the models that the bundle carries and correct their records, link the others; returns
+    where copied weights come from."""
+    origins: dict[str, str] = {}
+    for role, folder in files.roles().items():
+        if is_artifact(folder) and role == "draft" and draft_is_pinned:
+            continue
+        if with_weights or is_artifact(folder):
+            copy_model(folder, place / "models" / role)
+            if not is_artifact(folder):  # an artifact records its own origin
+                origins[role] = records[role].source
+            records[role] = records[role].model_copy(
+                update={"source": "bundled", "folder": f"models/{role}"}
+            )
+        elif not (kept := models_root() / records[role].folder).exists():
+            link(kept, folder)
+    return origins
+
+
+def _put_libraries(place: Path, release: ReleaseVersion) -> None:
+    """Copy the compiled layers that the release's pair uses on this machine."""
+    if release.device != "cpu" or wanted_mode("try") == "off":
+        return
+    for library in used_by(release.fingerprint):
+        kept = place / COMPILED / library.parent.name / library.name
+        kept.parent.mkdir(parents=True)
+        shutil.copyfile(library, kept)
+
+
+def _put_start(place: Path, manifest: Manifest, wheel: Wheel, lock: Lock, licence: str) -> None:
+    """Write what installs and starts the runtime."""
+    (place / wheel.name).write_bytes(wheel.data)
+    (place / requirements_name(manifest.device)).write_text(lock.text)
+    for name, text in (
+        ("README.md", readme),
+        ("serve.sh", serve_script),
+        ("Dockerfile", dockerfile),
+    ):
+        (place / name).write_text(text(manifest, wheel.name, lock))
+    (place / SBOM).write_text(bill_of_materials(manifest, lock, wheel, licence))
 
 
 def _tuned_with(place: Path) -> dict[str, str]:

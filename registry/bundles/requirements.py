@@ -15,7 +15,7 @@ import hashlib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 
@@ -31,7 +31,6 @@ EXTRA = "server"
 TORCH_INDEX = "https://download.pytorch.org/whl"
 """Where PyTorch's builds are, by their local version; PyPI's own ones for Linux bring several GB of
 CUDA libraries."""
-CPU_INDEX = f"{TORCH_INDEX}/cpu"
 CUDA_PARTS = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only CUDA builds of PyTorch bring along."""
 HEAD = """\
@@ -126,41 +125,30 @@ def locked(
         }
     )
     missing = tuple(sorted(packages.keys() - known.keys()))
-    head = HEAD.format(device=device, python=".".join(map(str, sys.version_info[:2]))) + (
-        CUDA_NOTE if device == "cuda" else ""
-    )
-    head += "".join(f"# {line}.\n" for line in [note] if line)
+    head = HEAD.format(device=device, python=".".join(map(str, sys.version_info[:2])))
+    head += CUDA_NOTE if device == "cuda" else ""
+    head += f"# {note}.\n" if note else ""
     if missing:
-        names = ", ".join(missing[:SHOWN]) + (
-            f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        )
-        lines = [
-            line
-            for name, version in sorted(packages.items())
-            for line in _plain(name, version, device)
-        ]
-        return Lock(
-            head + f"{UNHASHED}{names} (make hashes).\n" + "\n".join(lines) + "\n",
-            torch,
-            {},
-            packages,
-            missing,
-            note,
-        )
+        text = head + _unhashed(missing, packages, device)
+        return Lock(text, torch, {}, packages, missing, note)
     lines = [
         f"{name}=={version} --hash=sha256:{known[name]}"
         for name, version in sorted(packages.items())
     ]
     if wheel is not None:
         lines.append(f"./{wheel[0]} --hash=sha256:{hashlib.sha256(wheel[1]).hexdigest()}")
-    return Lock(
-        head + HASHED.format(file=requirements_name(device)) + "\n".join(lines) + "\n",
-        torch,
-        known,
-        packages,
-        (),
-        note,
-    )
+    text = head + HASHED.format(file=requirements_name(device)) + "\n".join(lines) + "\n"
+    return Lock(text, torch, known, packages, (), note)
+
+
+def _unhashed(missing: Sequence[str], packages: Mapping[str, str], device: str) -> str:
+    """Requirements without hashes, because those of some packages are not recorded."""
+    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+    lines = [
+        line for name, version in sorted(packages.items()) for line in _plain(name, version, device)
+    ]
+    names = ", ".join(missing[:SHOWN]) + more
+    return f"{UNHASHED}{names} (make hashes).\n" + "\n".join(lines) + "\n"
 
 
 def pinned_torch(

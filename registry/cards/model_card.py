@@ -149,8 +149,7 @@ def choice_settings(strategy: str, parameters: Mapping[str, Any]) -> dict[str, A
 
 
 def _confirmed(config: Mapping[str, Any]) -> dict[str, float]:
-    """What the tuner's last measurement says of its choice; nothing where the evidence is of an
-    older form."""
+    """What the tuner's last measurement says of its choice; nothing where it has none."""
     confirmation = config["evidence"].get("confirmation")
     figures = confirmation.get("figures") or () if isinstance(confirmation, dict) else ()
     for figure in figures:
@@ -177,7 +176,6 @@ def write_mlmodel(
     from mlflow.models.utils import _save_example
 
     from draftwell.registry.pyfunc_models import MODELS, _load_pyfunc
-    from draftwell.registry.pyfunc_models import __name__ as loader_module
 
     made, kind = manifest["provenance"], manifest["kind"]
     metadata = {
@@ -195,7 +193,7 @@ def write_mlmodel(
     model.add_flavor("draftwell", kind=kind, schema_version=manifest["schema_version"], data=".")
     if kind in MODELS:
         loaded = _load_pyfunc(str(folder))
-        pyfunc.add_to_model(model, loader_module=loader_module, data=".")
+        pyfunc.add_to_model(model, loader_module=_load_pyfunc.__module__, data=".")
         model.signature = _signature(loaded.example, loaded.predict(loaded.example))
         _save_example(model, loaded.example, str(folder))
     model.save(str(folder / "MLmodel"))

@@ -178,7 +178,6 @@ class Verifier(Artifact):
             folder / "verifier.safetensors",
         )
         settings = {"features": self.features, "threshold": self.threshold, "ratio": self.ratio}
-        # as earlier releases wrote it: the same verifier keeps its digest
         if self.label != "ratio":
             settings["label"] = self.label
         (folder / "verifier.json").write_text(json.dumps(settings, indent=2) + "\n")

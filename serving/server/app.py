@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -70,16 +71,12 @@ def create_app(
         next((observer for observer in observers if isinstance(observer, Feedback)), None),
     )
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        deployments.start()
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(deployments.close, drain_seconds)
-
     app = FastAPI(
-        title="Draftwell", lifespan=lifespan, docs_url=None, redoc_url=None, responses=ERRORS
+        title="Draftwell",
+        lifespan=partial(_running, deployments, drain_seconds),
+        docs_url=None,
+        redoc_url=None,
+        responses=ERRORS,
     )
     app.add_middleware(PinDeployment, deployments=deployments)
     install_error_handlers(app)
@@ -89,6 +86,26 @@ def create_app(
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
     app.state.deployments = deployments
+    _add_routes(app, metrics, deployments, allow_parameters=allow_parameters)
+    return app
+
+
+@asynccontextmanager
+async def _running(
+    deployments: Deployments, drain_seconds: float | None, app: FastAPI
+) -> AsyncIterator[None]:
+    """Schedulers run as long as the application."""
+    deployments.start()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(deployments.close, drain_seconds)
+
+
+def _add_routes(
+    app: FastAPI, metrics: Metrics, deployments: Deployments, *, allow_parameters: bool
+) -> None:
+    """All addresses, and the log of requests to them."""
     routers = [
         metrics_router(metrics),
         page_router(),
@@ -100,7 +117,6 @@ def create_app(
     for router in routers:
         app.include_router(router)
     app.add_middleware(RequestLog, routes=[route for router in routers for route in router.routes])
-    return app
 
 
 def model_router(deployments: Deployments) -> APIRouter:

@@ -98,23 +98,9 @@ def serve_bundles(
         DraftwellError: the bundle, an option or a file that an option names is refused.
     """
     _ = settings.offered  # a wrong name is reported before anything is loaded
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    logging.getLogger("draftwell.serving").setLevel(logging.INFO)
-    keys = read_keys(settings.api_key_file)
-    settings = settings.with_keys(keys)
-    security = Security(
-        keys=keys,
-        cors_origins=origins(settings.cors_origin),
-        bodies_bytes=settings.body_megabytes * 2**20,
-        hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)),
-    )
-    written = {
-        "DRAFTWELL_HOME": draftwell_home(),
-        "--state-dir": settings.state_dir,
-        "--feedback-dir": settings.feedback_dir,
-    }
-    # before any of them is created
-    refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})
+    _set_logging()
+    settings, security = _secured(settings)
+    _refuse_folders_inside(settings)
     persistence = Persistence(settings.state_dir, settings.state_seconds, settings.feedback)
     hide_folders(Path.home(), models_root())
 
@@ -142,8 +128,7 @@ def serve_bundles(
             security=security,
             request_timeout=settings.request_timeout,
             allow_parameters=settings.allow_parameters,
-            prompt_tokens=settings.prompt_tokens
-            or (STEADY_PROMPT_TOKENS if settings.deterministic else None),
+            prompt_tokens=_prompt_tokens(settings),
         )
     deployments: Deployments = app.state.deployments
     if hasattr(signal, "SIGHUP"):
@@ -161,6 +146,40 @@ def serve_bundles(
         watch.close()
         persistence.close()
     return DEVICE_FAILED if server.device_lost else 0
+
+
+def _set_logging() -> None:
+    """Log what the server does, a line each."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("draftwell.serving").setLevel(logging.INFO)
+
+
+def _prompt_tokens(settings: ServerSettings) -> int | None:
+    """Prompt tokens that a pass may read; steady where answers must not depend on load."""
+    steady = STEADY_PROMPT_TOKENS if settings.deterministic else None
+    return settings.prompt_tokens or steady
+
+
+def _secured(settings: ServerSettings) -> tuple[ServerSettings, Security]:
+    """The settings with the keys that are read, and keys, origins and sizes of the server."""
+    keys = read_keys(settings.api_key_file)
+    settings = settings.with_keys(keys)
+    return settings, Security(
+        keys=keys,
+        cors_origins=origins(settings.cors_origin),
+        bodies_bytes=settings.body_megabytes * 2**20,
+        hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)),
+    )
+
+
+def _refuse_folders_inside(settings: ServerSettings) -> None:
+    """Refuse folders inside the bundle that the server would write to, before any is created."""
+    written = {
+        "DRAFTWELL_HOME": draftwell_home(),
+        "--state-dir": settings.state_dir,
+        "--feedback-dir": settings.feedback_dir,
+    }
+    refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})
 
 
 def announce(served: ServedModel, listener: socket.socket) -> None:

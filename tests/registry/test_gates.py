@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import draftwell.registry.gates
+from draftwell.components.gate.baseline_counts import CountsReport
 from draftwell.registry.gates import Gates, load_baseline, load_gates
 from tests.support.errors import raises_code
 
@@ -67,19 +68,21 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 def test_a_baseline_where_one_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draftwell.registry.gates, "HERE", tmp_path)
     (tmp_path / "baselines").mkdir()
-    assert load_baseline("tiny") is None
+    assert load_baseline("tiny", CountsReport) is None
     (tmp_path / "baselines" / "tiny.json").write_text(BASELINE % COUNTS)
-    found = load_baseline("tiny")
+    found = load_baseline("tiny", CountsReport)
     assert found is not None
     assert found.strategies["vanilla_sd"].accepted == 12
     (tmp_path / "baselines" / "tiny.json").write_text(BASELINE % "{}")
     with raises_code("bad_value", "strategies.vanilla_sd.target_calls: Field required"):
-        load_baseline("tiny")
+        load_baseline("tiny", CountsReport)
     (tmp_path / "baselines" / "tiny.json").write_text("{")
     with raises_code("bad_json", "tiny.json"):
-        load_baseline("tiny")
+        load_baseline("tiny", CountsReport)
 
 
 def test_recorded_baselines_can_be_read() -> None:
     for path in (Path(draftwell.registry.gates.__file__).parent / "baselines").glob("*.json"):
-        assert load_baseline(path.stem).pair == path.stem  # type: ignore[union-attr]
+        found = load_baseline(path.stem, CountsReport)
+        assert found is not None
+        assert found.pair == path.stem

@@ -4,6 +4,7 @@ acceptance."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -13,6 +14,35 @@ from draftwell.components.report.intervals import expanded_tail, paired_bootstra
 
 TAIL = 0.05
 """Left out at each end of an interval."""
+
+
+class Timed(Protocol):
+    """What was decoded: seconds and tokens of each prompt, in order."""
+
+    @property
+    def seconds(self) -> list[float]: ...
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+
+class Ratio(NamedTuple):
+    """Times as fast as something else, with the ends of the interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def ratio_of(base: Timed, other: Timed, tail: float = TAIL, seed: int = 0) -> Ratio:
+    """How many times as fast `other` is as `base` on the same prompts; few of them make the
+    interval, which `tail` is left out of at each end, wider."""
+    tail = expanded_tail(tail, len(base.seconds))
+    return Ratio(
+        *paired_bootstrap_ratio(
+            base.seconds, base.tokens, other.seconds, other.tokens, tail=tail, seed=seed
+        )
+    )
 
 
 class Figure(Message):
@@ -44,8 +74,7 @@ class Figure(Message):
 
 
 def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
-    """Compare two sides, with an interval that `tail` is left out of at each end; few prompts or
-    groups make it wider.
+    """Compare two sides.
 
     The interval is over distinct prompts. Where several are sent at once, a group's time is that of
     the group, and says little of each prompt: then it reaches as far as that over groups, too,
@@ -53,22 +82,15 @@ def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
     """
     plain, other = beside.plain, beside.other
     one, two = by_prompt(plain, beside.prompts), by_prompt(other, beside.prompts)
-    prompts = len(one[0])
-    ratio, low, high = paired_bootstrap_ratio(*one, *two, tail=expanded_tail(tail, prompts))
+    ratio, low, high = ratio_of(one, two, tail)
     if beside.at_once > 1:
-        _, lowest, highest = paired_bootstrap_ratio(
-            plain.seconds,
-            plain.tokens,
-            other.seconds,
-            other.tokens,
-            tail=expanded_tail(tail, len(plain.seconds)),
-        )
-        low, high = min(low, lowest), max(high, highest)
+        over_groups = ratio_of(plain, other, tail)
+        low, high = min(low, over_groups.low), max(high, over_groups.high)
     return Figure(
         label=label,
         at_once=beside.at_once,
         groups=len(plain.seconds),
-        prompts=prompts,
+        prompts=len(one.seconds),
         ratio=ratio,
         low=low,
         high=high,
@@ -78,16 +100,17 @@ def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
     )
 
 
-def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> tuple[list[float], list[int]]:
+def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> Side:
     """Seconds and tokens of each distinct prompt; the seconds of a group are divided by those that
     its prompts took.
 
     >>> side = Side(seconds=[3.0], tokens=[3], each_seconds=[[3.0, 1.5]], outputs=[[[5, 5], [6]]])
-    >>> by_prompt(side, [[0, 1]])
+    >>> found = by_prompt(side, [[0, 1]])
+    >>> found.seconds, found.tokens
     ([2.0, 1.0], [2, 1])
     """
     if not places:
-        return side.seconds, side.tokens
+        return side
     count = 1 + max(max(group) for group in places)
     seconds, tokens = [0.0] * count, [0] * count
     for group, whole, each, outputs in zip(
@@ -96,4 +119,4 @@ def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> tuple[list[float],
         for place, own, output in zip(group, each, outputs, strict=True):
             seconds[place] += whole * own / sum(each)
             tokens[place] += len(output)
-    return seconds, tokens
+    return Side(seconds=seconds, tokens=tokens)

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from pydantic import Field
 
 from draftwell.components.engines.port import Acceptance, Decoded, Engine, Message
+from draftwell.components.results import Results
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 
@@ -51,6 +54,13 @@ class Beside(Message):
         description="of each group the places of its prompts among the distinct ones; "
         "empty: each group is a prompt of its own",
     )
+
+
+def measurements_of(
+    subject: Any, file: Path | None = None, *, fresh: bool = False
+) -> Results[Beside]:
+    """The store of what was measured by name; `subject` is all that it depends on."""
+    return Results(file, subject, Beside, fresh=fresh)
 
 
 def groups_of(

@@ -27,7 +27,7 @@ from draftwell.components.bench.servers.load_test import (
 from draftwell.components.bench.servers.long_prompt import stall, stall_table, text_of
 from draftwell.components.bench.servers.processes import Server
 from draftwell.components.engines.environments import VLLM_COMMAND, interpreter, peers_root
-from draftwell.components.engines.process import engine_environment
+from draftwell.components.engines.process_group import engine_environment
 from draftwell.components.prompts.prompt import demo_prompts, read_prompts
 from draftwell.serving.artifacts.pair_files import models_root
 from draftwell.serving.bundle.bundle import Bundle, open_bundle

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwell.components.bench.runner import rotated
+from draftwell.components.bench.interleaved import rotated
 from draftwell.components.bench.servers.processes import Server
 from draftwell.components.engines.environments import VLLM_COMMAND, interpreter
 from draftwell.components.engines.failures import last_line
-from draftwell.components.engines.process import engine_environment
+from draftwell.components.engines.process_group import ProcessGroup, engine_environment
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.tables import number, rich_table
 from draftwell.serving.errors import DraftwellError
@@ -207,31 +206,15 @@ def ask(server: Server, clients: int, test: LoadTest, dataset: str, *, seed: int
         "--result-filename",
         result.name,
     ]
-    with log.open("wb") as out:
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=engine_environment(1),
-                check=False,
-                timeout=LIMIT_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise DraftwellError(
-                (
-                    f"`vllm bench serve` did not end within {LIMIT_SECONDS} s against "
-                    f"{server.label}: see {server.log}"
-                ),
-                code="load_test_failed",
-            ) from error
-    if done.returncode or not result.is_file():
+    client = ProcessGroup("vllm bench serve", command, log, env=engine_environment(1))
+    try:
+        exit_code = client.exit_code(LIMIT_SECONDS)
+    finally:
+        client.end(0.0)
+    if exit_code != 0 or not result.is_file():
+        why = last_line(log) if exit_code is not None else f"no end within {LIMIT_SECONDS} s"
         raise DraftwellError(
-            (
-                f"`vllm bench serve` failed against {server.label} ({last_line(log)}): see "
-                f"{log} and {server.log}"
-            ),
+            f"`vllm bench serve` failed against {server.label} ({why}): see {log} and {server.log}",
             code="load_test_failed",
         )
     data_of = json.loads(result.read_text())

@@ -7,8 +7,6 @@ import json
 import statistics
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -155,26 +153,12 @@ def summary(
 def parts(server: Server, prompt: str, max_tokens: int) -> Generator[str, None, None]:
     """The text of an answer, part by part as it is streamed."""
     body = {
-        "model": server.model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
     }
-    request = urllib.request.Request(
-        f"{server.url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        answer = urllib.request.urlopen(request, timeout=LIMIT_SECONDS)
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            raise DraftwellError(
-                f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}",
-                code="load_test_failed",
-            ) from None
-    with answer:
+    with server.post("/v1/chat/completions", body, LIMIT_SECONDS) as answer:
         for line in answer:
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue

@@ -6,29 +6,25 @@ second call resumes.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftwell.components.distil.corpus import (
     Conversation,
-    corpus_digest,
     frequent_tokens,
+    read_corpus,
     write_corpus,
 )
-from draftwell.components.distil.distil import LONGEST_PROMPT, Source, output_tokens
+from draftwell.components.distil.distil import Source, check_prompts, output_tokens, provenance_of
 from draftwell.components.distil.eagle3.network import Eagle3Network, head_config
 from draftwell.components.distil.eagle3.recipe import Borrowed, HeadRecipe
 from draftwell.components.distil.eagle3.start import check_startable, start_from_target
 from draftwell.components.distil.eagle3.training import train_head
-from draftwell.components.distil.stored_corpus import read_stored
-from draftwell.components.distil.training import Log
-from draftwell.components.report.provenance import git_commit, library_versions, plain
-from draftwell.serving.artifacts.base import Provenance
+from draftwell.components.train.fit import Log, Say, silent
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest, write_atomically
+from draftwell.serving.files import json_digest
 
 
 def distil_head(
@@ -37,8 +33,8 @@ def distil_head(
     work: Path,
     *,
     more: Sequence[list[int]] = (),
-    log: Log = lambda name, value, step: None,
-    say: Callable[[str], None] = print,
+    log: Log = silent,
+    say: Say = print,
 ) -> tuple[Eagle3Head, dict[str, Any]]:
     """Train a head.
 
@@ -56,14 +52,7 @@ def distil_head(
             (`start.check_startable`).
     """
     batches = [prompts for prompts in (source.prompts, more) if prompts]
-    if not batches:
-        raise DraftwellError(
-            (
-                f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give "
-                "shorter ones"
-            ),
-            code="no_prompt_fits",
-        )
+    check_prompts(batches)
     check_startable(source.target.modules["target"])  # refused before hours are spent on the corpus
     shards = [
         shard
@@ -80,7 +69,7 @@ def distil_head(
     ]
     return train_on(
         source,
-        read_stored(shards),
+        read_corpus(shards),
         recipe,
         checkpoint_folder(source, recipe, work, more),
         log=log,
@@ -105,46 +94,14 @@ def checkpoint_folder(
     return work / f"head-{json_digest(of)[:16]}"
 
 
-def pinned_shards(folder: Path, work: Path) -> list[Path]:
-    """The shards that are in a folder now, or were when `work` was first used: a run that resumes
-    continues with the same text.
-
-    Raises:
-        DraftwellError: there are none, or one of those that were used is gone.
-    """
-    record = work / "shards.json"
-    if not record.is_file():
-        names = sorted(path.name for path in folder.glob("shard-*.safetensors"))
-        if not names:
-            raise DraftwellError(
-                (
-                    f"{folder} holds no shards (shard-*.safetensors): name the folder that a "
-                    "corpus was written to"
-                ),
-                code="no_shards",
-            )
-        work.mkdir(parents=True, exist_ok=True)
-        write_atomically(record, json.dumps(names, indent=2).encode())
-    found = [folder / name for name in json.loads(record.read_text())]
-    if missing := [path for path in found if not path.is_file()]:
-        raise DraftwellError(
-            (
-                f"{missing[0]} is gone, which the training in {work} began with: put it back, "
-                "or name another --work"
-            ),
-            code="no_shards",
-        )
-    return found
-
-
 def train_on(
     source: Source,
     corpus: Sequence[Conversation],
     recipe: HeadRecipe,
     folder: Path,
     *,
-    log: Log = lambda name, value, step: None,
-    say: Callable[[str], None] = print,
+    log: Log = silent,
+    say: Say = print,
 ) -> tuple[Eagle3Head, dict[str, Any]]:
     """As `distil_head`, on a corpus that was written already.
 
@@ -171,7 +128,14 @@ def train_on(
         log=log,
         say=say,
     )
-    made_of = provenance_of(source, recipe, corpus, found, head_tokens=len(ids))
+    made_of = provenance_of(
+        source,
+        recorded(recipe, len(ids)),
+        corpus,
+        found,
+        fingerprint=source.target.fingerprint,
+        metrics=acceptance_metrics(found),
+    )
     state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
     artifact = Eagle3Head(state, network.config, ids, recipe.layers, source.donor, made_of)
     return artifact, {
@@ -196,17 +160,9 @@ def check_states(corpus: Sequence[Conversation], module: Any, recipe: HeadRecipe
         )
 
 
-def provenance_of(
-    source: Source,
-    recipe: HeadRecipe,
-    corpus: Sequence[Conversation],
-    found: dict[str, Any],
-    *,
-    head_tokens: int,
-) -> Provenance:
-    """Where a head comes from, with its acceptance on held-out conversations; its pair is the one
-    that the target was loaded as."""
-    parameters = {
+def recorded(recipe: HeadRecipe, head_tokens: int) -> dict[str, Any]:
+    """The settings that a head's provenance names."""
+    return {
         "layers": ",".join(map(str, recipe.layers)),
         "head_tokens": head_tokens,
         "unrolled_steps": recipe.steps,
@@ -214,30 +170,18 @@ def provenance_of(
         "batch_tokens": recipe.batch_tokens,
         "peak_rate": recipe.peak_rate,
         "noise": recipe.noise,
-        "steps": found["steps"],
-        "tokens_processed": found["tokens"],
-        "minutes": round(found["minutes"], 1),
-        "conversations": len(corpus),
-        "output_tokens": output_tokens(corpus),
-        "data": source.data,
     }
+
+
+def acceptance_metrics(found: Mapping[str, Any]) -> dict[str, float]:
+    """Acceptance on held-out conversations as flat metrics."""
     depths = {
         f"acceptance_depth_{depth}": float(share)
         for depth, share in enumerate(found["acceptance"], 1)
     }
-    return Provenance(
-        pair=source.name,
-        fingerprint=source.target.fingerprint,
-        trace_digest=corpus_digest(corpus),
-        git_commit=git_commit(),
-        library_versions=library_versions(),
-        parameters={key: plain(value) for key, value in parameters.items()},
-        metrics={
-            **depths,
-            "acceptance": sum(depths.values()) / len(depths),
-            "accepted_length": float(found["accepted_length"]),
-            "positions": float(found["positions"]),
-        },
-        training_prompts=None if source.hashes is None else sorted(set(source.hashes)),
-        unknown_prompts=sorted(source.unknown),
-    )
+    return {
+        **depths,
+        "acceptance": sum(depths.values()) / len(depths),
+        "accepted_length": float(found["accepted_length"]),
+        "positions": float(found["positions"]),
+    }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftwell.components.distil.corpus import Conversation, batches
 from draftwell.components.distil.eagle3.network import Eagle3Network
+from draftwell.components.distil.eagle3.recipe import Borrowed
 from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
 
 
@@ -46,9 +47,7 @@ class Reach:
 def reach(
     network: Eagle3Network,
     held: Sequence[Conversation],
-    embeddings: Tensor,
-    rows: Tensor,
-    ids: Tensor,
+    borrowed: Borrowed,
     steps: int,
     batch_tokens: int = 2048,
 ) -> Reach:
@@ -59,19 +58,17 @@ def reach(
     text itself is what a draft has read so far.
 
     Args:
-        embeddings: `[vocab, hidden]`, the target's.
-        rows: `[head, hidden]` of the output embedding, float32: rounded ones would tie many tokens.
-        ids: `[head]` the tokens of the rows.
+        borrowed: its float32 rows are read as they are: rounded ones would tie many tokens.
     """
     right, tried = [0] * steps, [0] * steps
-    device = rows.device
+    rows, device = borrowed.rows, borrowed.rows.device
     for group in batches(held, batch_tokens, random.Random(0)):
         batch = Batch.of(group, device)
         starts = Starts.of(batch, torch.arange(len(group), device=device), batch.prompt - 1)
         going = torch.ones_like(starts.index, dtype=torch.bool)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             for step, output in enumerate(
-                unroll(network, batch, batch.features, embeddings, starts, steps)
+                unroll(network, batch, batch.features, borrowed.embeddings, starts, steps)
             ):
                 going = going & starts.real(step)
                 at = going.nonzero(as_tuple=True)
@@ -79,7 +76,7 @@ def reach(
                 states = network.norm(
                     output[starts.rows[at[0]], index] if step == 0 else output[at]
                 )
-                said = ids[best(states, rows)]
+                said = borrowed.ids[best(states, rows)]
                 hit = said == batch.ids[starts.rows[at[0]], index + 2 + step]
                 right[step] += int(hit.sum())
                 tried[step] += len(hit)

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from draftwell.components.distil.training import Schedule
+from draftwell.components.train.fit import Budget
 
 
-@dataclass(frozen=True)
-class HeadRecipe(Schedule):
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe(Budget):
     """How to train a head.
 
     Args:
@@ -20,15 +20,10 @@ class HeadRecipe(Schedule):
         steps: tokens that the head is unrolled over.
         decay: weight of a step relative to the one before.
         deeper_share: share of a batch's conversations that steps after the first are computed for.
-        minutes: training time of this run and all runs that it resumes; ignored where `tokens` is
-            given.
-        tokens: tokens to train on, each as often as it is seen.
         hard_weight: weight of the cross-entropy with the target's likeliest token.
         prompt_weight: share of the positions in prompts that are learned, at step 0 only; they are
             drawn again each time, which is their weight in the mean.
         noise: of the features in training, uniform up to ± this part of each one's spread.
-        save_seconds: time between two checkpoints.
-        measure_steps: steps between two measurements of held-out acceptance.
         measured: held-out conversations that are measured on during training; all of them at the
             end.
     """
@@ -38,19 +33,13 @@ class HeadRecipe(Schedule):
     steps: int = 4
     decay: float = 0.8
     deeper_share: float = 1.0
-    minutes: float = 60.0
-    tokens: int | None = None
     batch_tokens: int = 1024
     peak_rate: float = 1.5e-3
     final_rate: float = 2e-5
-    warmup_steps: int = 60
-    weight_decay: float = 0.01
     hard_weight: float = 0.1
     prompt_weight: float = 0.3
     noise: float = 0.1
     seed: int = 0
-    save_seconds: float = 300.0
-    measure_steps: int = 200
     measured: int = 64
 
     def identity(self) -> dict[str, str]:
@@ -60,6 +49,7 @@ class HeadRecipe(Schedule):
         others = (
             "minutes",
             "tokens",
+            "updates",
             "save_seconds",
             "measure_steps",
             "measured",

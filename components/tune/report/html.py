@@ -29,7 +29,6 @@ CAPTIONS = {
     "tuning_speed_over_gamma": (
         "Speed over the draft length; bars: interval of the speedup, 5 % and 95 %"
     ),
-    "tuning_predicted": "What replay predicted against what was measured",
     "acceptance_by_confidence": (
         "How often the target keeps a draft token, by the draft's confidence (SPIDE, Figure 3)"
     ),

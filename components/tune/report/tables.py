@@ -12,6 +12,7 @@ from draftwell.serving.runtime.strategies import PLAIN
 
 MEASURED_COLUMNS = (
     "config",
+    "confirmed",
     "tokens/s",
     "times as fast",
     "ms per token",
@@ -69,7 +70,7 @@ class Section:
 def choice_figures(evidence: TuningEvidence) -> list[tuple[str, str]]:
     """Name and value of what was measured of the choice; what was not is left out."""
     figure = next(
-        (figure for figure in evidence.latest_metrics() if figure.choice == evidence.choice), None
+        (figure for figure in evidence.measured if figure.choice == evidence.choice), None
     )
     if figure is None:
         return []
@@ -77,7 +78,6 @@ def choice_figures(evidence: TuningEvidence) -> list[tuple[str, str]]:
         ("times as fast as plain decoding", ratio(figure)),
         ("tokens per second", f"{1 / figure.seconds_per_token:.1f}"),
         ("ms per token", milliseconds(figure.seconds_per_token)),
-        ("ms per token, median of prompts", milliseconds(figure.median_seconds_per_token)),
         ("ms per token, predicted", milliseconds(figure.predicted_seconds_per_token)),
         ("prediction error", number(figure.prediction_error, ".1%")),
         ("target calls per token", number(figure.target_calls_per_token, ".3f")),
@@ -90,32 +90,13 @@ def choice_figures(evidence: TuningEvidence) -> list[tuple[str, str]]:
 def tuning_tables(evidence: TuningEvidence) -> list[Section]:
     """The tables that the evidence has rows for."""
     sections = [
-        confirmation(evidence),
+        measured(evidence),
         limits(evidence),
         halving(evidence),
-        measured(evidence),
-        pareto(evidence),
         left_out(evidence),
         tried(evidence),
     ]
     return [section for section in sections if section.rows]
-
-
-def confirmation(evidence: TuningEvidence) -> Section:
-    """The last measurement, with fresh times."""
-    deciding = {figure.choice for figure in evidence.confirmed}
-    tail = evidence.confirmation.tail if evidence.confirmation is not None else None
-    ends = f"; each end of the brackets leaves out {tail:.1%}" if tail is not None else ""
-    figures = [figure for figure in evidence.latest_metrics() if figure.choice in deciding]
-    return Section(
-        "Confirmation",
-        MEASURED_COLUMNS,
-        measured_rows(evidence, figures),
-        (
-            f"Measured again on all prompts, interleaved: only this decided{ends} (bootstrap "
-            "over prompts)."
-        ),
-    )
 
 
 def limits(evidence: TuningEvidence) -> Section:
@@ -150,20 +131,15 @@ def halving(evidence: TuningEvidence) -> Section:
 
 def measured(evidence: TuningEvidence) -> Section:
     """Everything that was measured at length, each configuration by its last figures."""
+    tail = evidence.confirmation.tail if evidence.confirmation is not None else None
+    ends = f"; each end of the brackets leaves out {tail:.1%}" if tail is not None else ""
     return Section(
         "Measured",
         MEASURED_COLUMNS,
-        measured_rows(evidence, evidence.latest_metrics()),
-        (
-            "The last figures of every configuration: those that were dropped early rest on "
-            "fewer prompts."
-        ),
+        measured_rows(evidence, evidence.measured),
+        f"What is confirmed was measured again on all prompts, in turn: only this decided{ends} "
+        "(bootstrap over prompts). The others are by their last figures, of fewer prompts.",
     )
-
-
-def pareto(evidence: TuningEvidence) -> Section:
-    """The tried configurations that no other beats in one respect without losing in another."""
-    return Section("Pareto front", TRIAL_COLUMNS, trial_rows(evidence.front_trials))
 
 
 def left_out(evidence: TuningEvidence) -> Section:
@@ -175,7 +151,7 @@ def left_out(evidence: TuningEvidence) -> Section:
 
 def tried(evidence: TuningEvidence) -> Section:
     """All that was tried, the fastest first."""
-    trials = sorted(evidence.timed_trials, key=lambda trial: trial.predicted_seconds_per_token)
+    trials = sorted(evidence.trials, key=lambda trial: trial.predicted_seconds_per_token)
     shown = f"The fastest {SHOWN_TRIALS} of {len(trials)}." if len(trials) > SHOWN_TRIALS else ""
     note = f"{shown} {evidence.rollouts.summary if evidence.rollouts else ''}".strip()
     return Section(
@@ -192,6 +168,7 @@ def measured_rows(evidence: TuningEvidence, figures: Iterable[Metrics]) -> list[
     return [
         [
             f"{figure.choice}{' ← chosen' if figure.choice == evidence.choice else ''}",
+            "yes" if figure.confirmed else "",
             f"{1 / figure.seconds_per_token:.1f}",
             ratio(figure),
             milliseconds(figure.seconds_per_token),
@@ -254,14 +231,9 @@ def plain(value: Any) -> str:
 
 def ratio(figure: Metrics) -> str:
     """`1.31 [1.25, 1.38]`; plain decoding, which speedups are relative to, has no interval."""
-    if figure.speedup is None:
-        return "–"
     if figure.choice == PLAIN:
         return f"{figure.speedup:.2f}"
-    return (
-        f"{figure.speedup:.2f} [{number(figure.speedup_low, '.2f')}, "
-        f"{number(figure.speedup_high, '.2f')}]"
-    )
+    return f"{figure.speedup:.2f} [{figure.speedup_low:.2f}, {figure.speedup_high:.2f}]"
 
 
 def milliseconds(seconds: float | None) -> str:

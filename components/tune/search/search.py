@@ -1,7 +1,7 @@
 """Searching: every configuration of the replayed strategies is replayed, the others are tried on a
 few prompts.
 
-Of each configuration three values are to be small: seconds per emitted token, target calls per
+Of each configuration three values are known: seconds per emitted token, target calls per
 emitted token, and divergence: the share of emitted tokens that are not the target's argmax after
 the same prefix, relative to plain decoding, which at temperature 0 is the mean total variation
 between what was written and what the target would have written there. It is 0 where a strategy is
@@ -21,13 +21,12 @@ from typing import Any
 from draftwell.components.replay.replay import replay_strategy
 from draftwell.components.replay.texts import Texts
 from draftwell.components.tune.evidence import Trial
+from draftwell.components.tune.halving import best_of_each
 from draftwell.components.tune.search.space import (
     MEASURED,
-    Space,
     combinations,
+    nearest_default,
     replayable,
-    space_of,
-    start,
 )
 from draftwell.components.tune.search.trial_log import TrialLog
 from draftwell.serving.artifacts.base import Artifact
@@ -35,7 +34,6 @@ from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.files import json_digest, sha256_file
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, find_strategy
 
-Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, strategy)."""
 
@@ -54,7 +52,6 @@ class Search:
     resources: StrategyResources
     profile: HardwareProfile
     max_tokens: int
-    overlap: bool
     trials: TrialLog
     trace_digest: str
     seed: int = 0
@@ -65,7 +62,6 @@ class Search:
         limit: int | None,
         *,
         spread: Spread | None = None,
-        log: Log | None = None,
         progress: Progress | None = None,
     ) -> list[Trial]:
         """Replays of these strategies' configurations: all of them, or at most `limit`. What is on
@@ -101,13 +97,6 @@ class Search:
         for choice in missing:
             if choice not in found:
                 keep(self.predict(choice))
-        for number, choice in enumerate(wanted, 1):
-            if log:
-                log(
-                    f"predicted_seconds_per_token/{choice.name}",
-                    found[choice].predicted_seconds_per_token,
-                    number,
-                )
         return [found[choice] for choice in wanted]
 
     def counts(self, names: Sequence[str], limit: int | None) -> dict[str, int]:
@@ -122,12 +111,6 @@ class Search:
             limit -= shares[name]
         return shares
 
-    def space(self, name: str) -> Space:
-        """The values that a strategy's parameters may have."""
-        return (
-            MEASURED[name] if name in MEASURED else space_of(name, self.texts.rollout, self.profile)
-        )
-
     def configs(self, name: str) -> list[StrategyChoice]:
         """Every configuration of a strategy that may be tried; replayed ones are bounded by the
         trace's rollouts."""
@@ -137,22 +120,13 @@ class Search:
             else replayable(name, self.texts.rollout, self.profile)
         )
 
-    def choices(
-        self, name: str, count: int, first: Sequence[StrategyChoice] = ()
-    ) -> list[StrategyChoice]:
-        """The complete space where `count` suffices for it, else the first ones and others that
-        cover every parameter's values evenly.
-
-        Args:
-            first: choices to begin with; none takes the defaults.
-        """
+    def choices(self, name: str, count: int) -> list[StrategyChoice]:
+        """The complete space where `count` suffices for it, else what is nearest to the strategy's
+        defaults, and others that cover every parameter's values evenly."""
         allowed = self.configs(name)
         if len(allowed) <= count:
-            return list(dict.fromkeys([*first, *allowed]))
-        begin = list(first) or [
-            choice for choice in [start(name, self.space(name))] if choice in allowed
-        ]
-        return evenly(begin, allowed, self.seed)[: max(count, len(first))]
+            return allowed
+        return evenly([nearest_default(name, allowed)], allowed, self.seed)[:count]
 
     def predict(self, choice: StrategyChoice) -> Trial:
         """One replay; where the trace's rollouts end too early, an estimate."""
@@ -163,7 +137,6 @@ class Search:
             self.resources,
             self.profile,
             max_tokens=self.max_tokens,
-            overlap=self.overlap,
             extend=True,
         )
         return Trial.of(
@@ -180,18 +153,16 @@ class Search:
         name: str,
         count: int,
         measure: Callable[[StrategyChoice], Trial],
-        first: Sequence[StrategyChoice],
         subject: Mapping[str, Any],
     ) -> list[Trial]:
         """`count` configurations of a strategy that no replay can predict, each measured.
 
         Args:
-            first: choices to begin with, all of which are measured; none takes the defaults.
             subject: what is measured on.
         """
         description = self.describe(name, subject)
         known, trials = self.trials.known(name, description), []
-        for choice in self.choices(name, count, first):
+        for choice in self.choices(name, count):
             trial = known.get(choice)
             if trial is None:
                 trial = measure(choice)
@@ -207,7 +178,6 @@ class Search:
         return {
             "trace": self.trace_digest,
             "budget": self.max_tokens,
-            "overlap": self.overlap,
             "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
             "deterministic": self.resources.deterministic,
             **(subject or {}),
@@ -259,7 +229,7 @@ def artifact_digest(artifact: Artifact) -> str:
     with tempfile.TemporaryDirectory() as place:
         artifact.write_files(Path(place))
         files = {path.name: sha256_file(path) for path in sorted(Path(place).iterdir())}
-    return json_digest([artifact.kind, artifact.written_schema, files])
+    return json_digest([artifact.kind, artifact.schema_version, files])
 
 
 def fastest_vanilla(search: Search, trials: Sequence[Trial]) -> Trial:
@@ -276,9 +246,4 @@ def shortlist(trials: Sequence[Trial], count: int) -> list[Trial]:
     """The best of every strategy (serial and parallel are two), fastest first; then the next best
     of any."""
     ranked = sorted(trials, key=lambda trial: trial.predicted_seconds_per_token)
-    # by strategy, and by whether draft and target run at once
-    best: dict[tuple[str, Any], Trial] = {}
-    for trial in ranked:
-        best.setdefault((trial.strategy, trial.parameters.get("parallel")), trial)
-    rest = [trial for trial in ranked if trial not in best.values()]
-    return [*best.values(), *rest][:count]
+    return best_of_each(ranked, lambda one: (one.strategy, one.parameters.get("parallel")), count)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwell.serving.runtime.strategies import (
@@ -55,26 +55,6 @@ def rollout_needed(choice: StrategyChoice, profile: HardwareProfile) -> int:
     ).rollout_needed()
 
 
-def space_of(strategy: str, rollout: int, profile: HardwareProfile) -> Space:
-    """The values of a replayed strategy that some `replayable` choice has."""
-    choices = replayable(strategy, rollout, profile)
-    return {
-        name: bounded(values, {choice.parameters[name] for choice in choices})
-        for name, values in REPLAYED[strategy].items()
-    }
-
-
-def bounded(values: Span | tuple[Any, ...], allowed: set[Any]) -> Span | tuple[Any, ...]:
-    """Those of the values that are allowed: a shorter range, or some of them.
-
-    >>> bounded(Span(1, 12), {1, 2, 3}), bounded((None, 1, 2), {None, 1})
-    (Span(low=1, high=3, step=1), (None, 1))
-    """
-    if isinstance(values, Span):
-        return Span(min(allowed), max(allowed), values.step)
-    return tuple(value for value in values if value in allowed)
-
-
 def values_of(values: Span | tuple[Any, ...]) -> tuple[Any, ...]:
     """The values one by one."""
     return values.values if isinstance(values, Span) else values
@@ -117,21 +97,18 @@ def completed(strategy: str, parameters: Mapping[str, Any]) -> StrategyChoice:
     return StrategyChoice(strategy, find_strategy(strategy).completed(parameters))
 
 
-def defaults(strategy: str, space: Space) -> dict[str, Any]:
-    """The strategy's own values of the parameters in a space, each moved to the nearest that the
-    space has."""
-    chosen = {}
-    for name, values in space.items():
-        own, known = find_strategy(strategy).Config.model_fields[name].default, values_of(values)
-        if own in known:
-            chosen[name] = own
-        elif isinstance(own, int | float):
-            chosen[name] = min(known, key=lambda value: abs(value - own))
-        else:
-            chosen[name] = known[0]
-    return chosen
+def nearest_default(strategy: str, allowed: Sequence[StrategyChoice]) -> StrategyChoice:
+    """The choice that has most of the strategy's own values; of equal ones that which is nearest in
+    the others."""
+    fields = find_strategy(strategy).Config.model_fields
 
+    def distance(choice: StrategyChoice) -> tuple[int, float]:
+        others = [
+            (value, fields[name].default)
+            for name, value in choice.parameters.items()
+            if value != fields[name].default
+        ]
+        numbers = [pair for pair in others if all(isinstance(one, int | float) for one in pair)]
+        return len(others), sum(abs(value - default) for value, default in numbers)
 
-def start(strategy: str, space: Space) -> StrategyChoice:
-    """The choice that a search begins with: the defaults, with what follows filled in."""
-    return completed(strategy, defaults(strategy, space))
+    return min(allowed, key=distance)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from draftwell.components.collect.settings import CollectionSettings
+from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.learn.shared import (
     COLLECTED,
     Column,
@@ -34,6 +35,7 @@ from draftwell.flows.cli.options import (
     Workers,
     say,
 )
+from draftwell.flows.workspace import Workspace
 
 DEFAULTS = CollectionSettings()
 
@@ -125,42 +127,13 @@ def collect(
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
-    from draftwell.flows.cli.engine import collect_elsewhere, refuse_options
+    if on_other_engine(context):
+        from draftwell.flows.cli.engine import collect_elsewhere
 
-    elsewhere = (
-        "prompts",
-        "limit",
-        "split",
-        "column",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "seed",
-        "out",
-        "fresh",
-        "method",
-        "logprobs",
-    )
-    if refuse_options(context, engine, elsewhere, only_elsewhere=("method", "logprobs")):
         texts = load(prompts, limit or (None if prompts else COLLECTED), split=split, column=column)
-        return collect_elsewhere(
-            pair,
-            dtype,
-            device,
-            threads,
-            rows=texts,
-            method=method,
-            out=out,
-            fresh=fresh,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            logprobs=logprobs,
-        )
+        return collect_elsewhere(context, texts)
     from draftwell.components.collect.collect import cuts
     from draftwell.flows.steps import collect as collect_step
-    from draftwell.flows.workspace import Workspace
 
     settings = CollectionSettings(
         max_tokens=max_tokens,

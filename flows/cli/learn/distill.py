@@ -21,6 +21,7 @@ from draftwell.flows.cli.options import (
     say,
     set_threads,
 )
+from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
 
@@ -155,8 +156,6 @@ def distill(
     made = distil_step.run_distil(wanted, say=say)
     reports = distil_step.keep_report(made)
     if publish:
-        from draftwell.registry.store import Store
-
         version = Store().publish(made.folder, pair=made.pair.name)
         say(f"registered {version.name} version {version.version}")
     found = made.report.get("agreement")

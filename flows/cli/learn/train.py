@@ -12,6 +12,7 @@ import typer
 
 from draftwell.components.calibrate.settings import MemorySettings
 from draftwell.components.train.settings import LabelKind, VerifierSettings
+from draftwell.flows import context
 from draftwell.flows.cli.learn.shared import (
     SOURCES,
     Column,
@@ -33,6 +34,9 @@ from draftwell.flows.cli.options import (
     say,
     set_threads,
 )
+from draftwell.flows.context import pictures_of
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.store import Store
 from draftwell.serving.artifacts.kinds import made_by
 from draftwell.serving.errors import DraftwellError
 
@@ -213,7 +217,6 @@ def train(
             "datastore_options",
         )
     from draftwell.components.train.datastore import DatastoreReport
-    from draftwell.flows import context
     from draftwell.flows.steps import train as train_step
 
     options = {
@@ -270,9 +273,7 @@ def train_eagle3(
     seed: int | None,
 ) -> None:
     """`train --kind eagle3_head`."""
-    from draftwell.flows.context import pictures_of
     from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
-    from draftwell.flows.workspace import Workspace
 
     rows = load(prompts, limit) if prompts else None
     set_threads(threads)
@@ -283,8 +284,6 @@ def train_eagle3(
         given["invented"] = limit
     head, report = run_train_eagle3(space, HeadRequest(prompts=rows, **given), say=say)
     if publish:
-        from draftwell.registry.store import Store
-
         made = Store().publish(
             space.folder(head.kind),
             pair=space.spec.name,
@@ -303,7 +302,7 @@ def train_eagle3(
 
 
 def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
-    """Print the metrics, with their intervals, and the cost of a score."""
+    """Print the metrics, with their intervals."""
     from draftwell.components.train.medusa import MedusaReport
     from draftwell.components.train.reports import VerifierReport
 
@@ -327,14 +326,8 @@ def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path
             if isinstance(value, int | float)
         )
     )
-    assert report.cost is not None
-    taken = (
-        f"a score takes {report.cost.score_us:.0f} µs, {100 * report.cost.share:.1f} % of a "
-        "draft forward pass"
-    )
     if isinstance(report, VerifierReport):
-        taken = f"features {'+'.join(report.features)}; {taken}; report: {folder / 'verifier.md'}"
-    typer.echo(taken)
+        typer.echo(f"features {'+'.join(report.features)}; report: {folder / 'verifier.md'}")
 
 
 def format_metric(value: float) -> str:
@@ -393,9 +386,7 @@ def calibrate(
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
     """
-    from draftwell.flows import context
     from draftwell.flows.steps import train as train_step
-    from draftwell.flows.workspace import Workspace
 
     if Workspace(pair, dtype).spec.draft is None:
         refuse(
@@ -456,7 +447,6 @@ def calibrate_sampled(
     threads: int | None,
 ) -> None:
     """`calibrate --temperature`: count sampled texts into the acceptance table."""
-    from draftwell.flows import context
     from draftwell.flows.steps import train as train_step
 
     with open_with_progress("calibrate", pair, dtype, device, threads) as opened:

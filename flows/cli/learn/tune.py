@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from draftwell.components.tune.settings import DEFAULTS, TuneSettings
+from draftwell.flows import context as step_context
+from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.learn.shared import (
     Column,
     Publish,
@@ -36,6 +38,7 @@ from draftwell.flows.cli.options import (
     check_output,
     say,
 )
+from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 
 LIMITS = DEFAULTS.constraints
@@ -146,42 +149,18 @@ def tune(
     interrupted run resumes where it stopped. The choice is registered as a release, the candidate,
     together with the artifacts of the workspace. With --pad-target nothing is saved or registered.
 
-    With --engine vllm, vLLM's ways to speculate are measured by running it; the choice is stored in
-    the workspace, with vLLM's settings.
+    With --engine vllm, vLLM's ways to speculate are measured by running it, and the choice is
+    registered as a release of its own.
 
     Example: draftwell tune --pair default --allow-lossy --max-quality-loss 0.05
     """
-    from draftwell.flows.cli.engine import refuse_options, tune_elsewhere
+    if on_other_engine(context):
+        from draftwell.flows.cli.engine import tune_elsewhere
 
-    elsewhere = (
-        "prompts",
-        "limit",
-        "split",
-        "column",
-        "max_tokens",
-        "temperature",
-        "methods",
-        "levels",
-        "fresh",
-    )
-    if refuse_options(context, engine, elsewhere, only_elsewhere=("methods", "levels", "fresh")):
         return tune_elsewhere(
-            pair,
-            dtype,
-            device,
-            threads,
-            limit=limit,
-            methods=methods,
-            levels=levels,
-            fresh=fresh,
-            rows=lambda used: load_more(prompts, limit, used, split=split, column=column),
-            max_tokens=max_tokens,
-            temperature=temperature,
+            context, lambda used: load_more(prompts, limit, used, split=split, column=column)
         )
-    from draftwell.flows import context as step_context
-    from draftwell.flows.steps import publish as publish_step
-    from draftwell.flows.steps import tune as tune_step
-    from draftwell.flows.workspace import Workspace
+    from draftwell.flows.steps import publish as publish_step, tune as tune_step
 
     space = Workspace(pair, dtype)
     used = step_context.training_prompts(

@@ -7,7 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.bench.engines.measure import measurements_of
+from draftwell.components.engines.port import EngineSettings
+from draftwell.components.engines.texts import EngineTexts
 from draftwell.components.engines.vllm_methods import OFF, Method
+from draftwell.components.tune.engines.lab import Lab
 from draftwell.flows.steps.engine.space import EngineSpace, about
 from draftwell.serving.files import json_digest
 
@@ -25,8 +29,6 @@ def bench_on_engine(
     at_once: int = 1,
 ) -> list[Figure]:
     """Ways to speculate beside plain decoding; nothing is kept."""
-    from draftwell.components.bench.engines.store import Measurements
-    from draftwell.components.tune.engines.lab import Lab
 
     ids, context = space.encoded(prompts, sampling.max_tokens)
     groups = max(2, -(-len(ids) // at_once))
@@ -38,7 +40,7 @@ def bench_on_engine(
         at_once,
         context,
         groups,
-        Measurements(None, {}),
+        measurements_of({}),
         space.bar,
     )
     with lab.open():
@@ -69,8 +71,6 @@ def collect_on_engine(
         `rows`, `tokens`, `tokens_per_second` (of those that were decoded now) and `acceptance` (of
         all).
     """
-    from draftwell.components.engines.port import EngineSettings
-    from draftwell.components.engines.texts import EngineTexts
 
     ids, context = space.encoded(prompts, sampling.max_tokens)
     # a head that is trained later changes no plain text

@@ -1,49 +1,68 @@
-"""Judging what was tuned for another engine, beside its plain decoding."""
+"""Judging a release for another engine, beside the engine's plain decoding."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwell.components.engines.vllm_methods import CASCADE, OFF, Method
-from draftwell.flows.steps.engine.space import RECORD, EngineSpace, about, tuned_choice
-from draftwell.registry.bundles.vllm.plugin_wheel import plugin_version
+from draftwell.components.bench.engines.measure import measurements_of
+from draftwell.components.engines.vllm_methods import OFF, Method
+from draftwell.components.gate.engine_checks import differences, judge_engine, null_of
+from draftwell.components.gate.verdict_report import verdict_markdown
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.tune.engines.lab import Lab
+from draftwell.flows.context import now
+from draftwell.flows.steps.engine.release import EngineRelease, refuse_elsewhere
+from draftwell.flows.steps.engine.space import EngineSpace
+from draftwell.registry.releases import GateRecord, record_gate
+from draftwell.registry.store import Store
 from draftwell.serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
-    from draftwell.components.gate.engine_checks import Difference, EngineGateRecord, Null
+    from draftwell.components.bench.engines.figures import Figure
+    from draftwell.components.gate.engine_checks import Difference, Null
     from draftwell.components.gate.verdict import GateVerdict, Thresholds
     from draftwell.components.prompts.prompt import Prompt
-    from draftwell.components.tune.engines.lab import Lab
 
 
 def gate_on_engine(
     space: EngineSpace,
+    released: EngineRelease,
     prompts: Sequence[Prompt],
     thresholds: Thresholds,
     max_tokens: int,
     *,
-    temperature: float = 0.0,
     keep: bool = True,
-) -> tuple[GateVerdict, EngineGateRecord]:
-    """Judge what was tuned for the engine, beside its plain decoding; the record is written unless
-    `keep` is False.
+) -> tuple[GateVerdict, list[Figure]]:
+    """Judge a release beside the engine's plain decoding, at the temperature that it was tuned for;
+    outputs are compared at 0.
 
     Args:
-        temperature: of the requests that it was tuned for, at which it is judged; outputs are
-            compared at 0.
-
+        keep: whether the verdict is recorded with the release.
+    Returns:
+        the verdict, and the figures that speed was judged by, one for each load.
     Raises:
-        DraftwellError: nothing was tuned (`not_tuned`), or for other models (`other_models`).
+        DraftwellError: it was tuned on something else than is here (`tuned_elsewhere`).
     """
-    from draftwell.components.bench.engines.store import Measurements
-    from draftwell.components.gate.engine_checks import EngineGateRecord, judge_engine
-    from draftwell.components.tune.engines.lab import Lab
-
-    choice, known = tuned_choice(space, temperature), about(space)
+    refuse_elsewhere(space, released.config, "tune")
+    verdict, figures = judge(space, released, prompts, thresholds, max_tokens)
     if keep:
-        # a gate that breaks off leaves no verdict of an earlier one
-        space.file_of(RECORD, temperature).unlink(missing_ok=True)
+        keep_verdict(released, verdict, figures, judged_digest(prompts, max_tokens))
+    return verdict, figures
+
+
+def judge(
+    space: EngineSpace,
+    released: EngineRelease,
+    prompts: Sequence[Prompt],
+    thresholds: Thresholds,
+    max_tokens: int,
+) -> tuple[GateVerdict, list[Figure]]:
+    """The verdict and its figures; nothing is kept."""
+
+    choice, temperature = released.choice, released.config.contents.temperature
     ids, context = space.encoded(prompts, max_tokens)
     levels = tuple(level.at_once for level in choice.levels) or (1,)
     sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature)
@@ -55,7 +74,7 @@ def gate_on_engine(
         max(levels),
         context,
         8,
-        Measurements(None, {}),
+        measurements_of({}),
         space.bar,
     )
     with lab.open():
@@ -65,40 +84,38 @@ def gate_on_engine(
             if figures and not temperature
             else (None, None)
         )
-        idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
-        verdict = judge_engine(
-            figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle
-        )
-    plugin = plugin_version() if choice.method == CASCADE else None
-    names = (
-        "engine",
-        "version",
-        "distribution",
-        "device_class",
-        "dtype",
-        "fingerprint",
-        "threads",
-        "made",
-    )
-    record = EngineGateRecord(
-        **{name: known[name] for name in names},
-        temperature=temperature,
-        plugin=plugin,
+    idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
+    settings = choice.chosen.speculative_config(space.files)
+    return judge_engine(figures, unlike, thresholds, null, settings, idle), figures
+
+
+def keep_verdict(
+    released: EngineRelease, verdict: GateVerdict, figures: Sequence[Figure], judged: str
+) -> None:
+    """Record a verdict with its release, with the figures as a file."""
+    store, release = Store(), released.release
+    record = GateRecord(
+        pair=release.pair,
+        device=release.device,
+        release_version=release.version,
+        pins=release.pins,
         passed=verdict.passed,
-        judged=judged_digest(prompts, max_tokens),
-        settings=choice.chosen.speculative_config(space.files),
-        checks=[vars(check) for check in verdict.checks],
-        figures=tuple(figures),
+        checks=verdict.checks,
+        baseline_version=store.get_aliases("release", f"{release.pair}.{release.device}").get(
+            "champion"
+        ),
+        judged=judged,
+        created=now(),
     )
-    if keep:
-        write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))
-    return verdict, record
+    with tempfile.TemporaryDirectory() as place:
+        file = write_json(
+            Path(place) / "figures.json", [figure.model_dump(mode="json") for figure in figures]
+        )
+        record_gate(store, record, words=verdict_markdown(verdict), files=[file])
 
 
 def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
     """Digest of what a gate judges with."""
-    from draftwell.components.prompts.overlap import hashes_of
-
     return json_digest([sorted(hashes_of(prompts)), max_tokens])
 
 
@@ -110,7 +127,6 @@ def compare_outputs(
 
     Another width is that of a pass over a draft.
     """
-    from draftwell.components.gate.engine_checks import differences, null_of
 
     unlike = [
         one

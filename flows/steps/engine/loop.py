@@ -17,35 +17,47 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
-from draftwell.components.bench.engines.figures import figure_of
-from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH
-from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.components.drift.schema import NOT_ENOUGH
+from draftwell.components.engines.texts import rows_of
+from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH, Method
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.tune.engines.budget import NO_TIME, Budget
+from draftwell.components.tune.engines.regret import grid_regret
+from draftwell.flows.context import pictures_of, training_prompts
+from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
 from draftwell.flows.steps.engine.collect import collect_on_engine
-from draftwell.flows.steps.engine.deploy import (
-    JUDGED,
-    deploy_on_engine,
-    read_record,
-    unmeasured_loads,
-)
+from draftwell.flows.steps.engine.deploy import deploy_on_engine, unmeasured_loads
 from draftwell.flows.steps.engine.gate import gate_on_engine, judged_digest
+from draftwell.flows.steps.engine.monitor import check_engine
+from draftwell.flows.steps.engine.release import (
+    EngineRelease,
+    choice_of,
+    publish_on_engine,
+    with_choice,
+)
 from draftwell.flows.steps.engine.serve import serve_and_ask
 from draftwell.flows.steps.engine.served import Deployment
-from draftwell.flows.steps.engine.space import CHOICE, EngineSpace, about, untouched
+from draftwell.flows.steps.engine.settings import LoopSettings
+from draftwell.flows.steps.engine.space import EngineSpace, about, untouched
 from draftwell.flows.steps.engine.tune import (
     lab_of,
     refuse_if_nothing_is_left,
     tune_on_engine,
     tuning_subject,
+    with_marked,
 )
 from draftwell.registry.bundles.vllm.build import activate_vllm_bundle
 from draftwell.registry.bundles.vllm.edits import keep_edits
 from draftwell.registry.bundles.vllm.render import MANIFEST
+from draftwell.registry.promotion import outdated, promote
+from draftwell.registry.releases import gate_record, is_champion, objection
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import ArtifactError, read_manifest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 
 if TYPE_CHECKING:
     from draftwell.components.drift.schema import DriftLimits
-    from draftwell.components.gate.engine_checks import EngineGateRecord
     from draftwell.components.gate.verdict import Thresholds
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.components.tune.engines.choice import EngineChoice
@@ -62,56 +74,6 @@ NO_HEAD = ("unsupported_architecture", "too_shallow")
 """Codes of targets that no head can be trained for: the loop continues without one."""
 
 
-@dataclass(frozen=True)
-class LoopSettings:
-    """What a user asked for.
-
-    Args:
-        minutes: for the whole loop.
-        collected, tuned, judged: prompts of these steps; those of one are none of another.
-        max_tokens: of an answer.
-        methods: to choose among; None: all that are possible.
-        levels: requests at once, ascending from 1; the highest that there is time to measure is
-            what the bundle serves at once.
-        train_minutes: training time of a head; None trains one only where the pair has none, in a
-            fifth of the time.
-        serve_seconds: how long what is deployed is asked, by as many clients as were measured at
-            once.
-        port: that it is served on meanwhile; None takes a free one.
-        out: folder of bundles.
-        fresh: begin again instead of with what an earlier run has finished.
-        grid: at last measure every setting again on all prompts of the tuning, for its regret; this
-            takes further time.
-        deployment: what a person decided about the bundle, such as its port, and at which
-            temperature it is tuned and judged.
-    """
-
-    minutes: float = 45.0
-    collected: int = 24
-    tuned: int = 12
-    judged: int = 16
-    max_tokens: int = 64
-    methods: tuple[str, ...] | None = None
-    levels: tuple[int, ...] = (1, 8)
-    train_minutes: float | None = None
-    serve_seconds: float = 90.0
-    port: int | None = None
-    out: Path = Path("dist")
-    fresh: bool = False
-    grid: bool = False
-    deployment: Deployment = field(default_factory=Deployment)
-
-    def tuning(self) -> EngineTuneSettings:
-        """Settings of the tuning."""
-        named: dict[str, Any] = {} if self.methods is None else {"methods": self.methods}
-        return EngineTuneSettings(
-            levels=self.levels,
-            max_tokens=self.max_tokens,
-            temperature=self.deployment.temperature,
-            **named,
-        )
-
-
 @dataclass
 class EngineLoop:
     """The loop of a pair.
@@ -121,6 +83,8 @@ class EngineLoop:
         say: is told what begins and what came of it.
         clock: seconds, ascending.
         activate: lets a bundle be what is served, after it was tried.
+        deployment: what a person decided about the bundle, such as its port, and at which
+            temperature it is tuned and judged.
     """
 
     space: EngineSpace
@@ -132,14 +96,15 @@ class EngineLoop:
     clock: Callable[[], float] = time.monotonic
     report: dict[str, Any] = field(default_factory=dict)
     activate: Callable[[Path], None] = activate_vllm_bundle
+    deployment: Deployment = field(default_factory=Deployment)
 
     def run(self) -> dict[str, Any]:
         """Run all steps; where the gate does not pass, nothing after it.
 
         Returns:
             plain JSON, which is also written into the engine's folder of the workspace: `seconds`
-            of each step, `collected`, `head`, `choice`, `regret`, `record` (the gate's), where it
-            passed `bundle`, `served` and `drift`, and `grid` where it was asked for.
+            of each step, `collected`, `head`, `choice`, `release`, `regret`, `record` (the gate's),
+            where it passed `bundle`, `served` and `drift`, and `grid` where it was asked for.
         Raises:
             DraftwellError: what steps raise; there are too few prompts (`few_prompts`), or there is
                 no time left to tune (`no_time`).
@@ -153,20 +118,22 @@ class EngineLoop:
         with self.step("train"):
             self.train()
         with self.step("tune"):
-            choice = self.tune(texts)
+            released = self.tune(texts)
+        choice = released.choice
         with self.step("gate"):
-            record = self.gate(choice)
-        if record.passed:
+            passed = self.gate(released)
+        if passed:
             at_once = (
                 max((level.at_once for level in choice.levels), default=1)
                 if choice.method != OFF
                 else max(self.wanted.levels)
             )
             with self.step("deploy"):
-                bundle = self.deploy(at_once)
+                bundle = self.deploy(released, at_once)
             with self.step("serve"):
                 self.serve(bundle, at_once)
-                self.activate(bundle)  # not before it has answered
+                self.promote(released)  # not before it has answered
+                self.activate(bundle)
             with self.step("monitor"):
                 self.monitor()
         if self.wanted.grid:
@@ -200,20 +167,18 @@ class EngineLoop:
             DraftwellError: too few are left for the other steps.
         """
         wanted = self.wanted
-        least = wanted.collected + wanted.tuned + wanted.judged
-        if len(self.prompts) < least:
+        if len(self.prompts) < wanted.needed:
             raise DraftwellError(
-                f"there are {len(self.prompts)} prompts, and {least} are needed: "
-                f"{wanted.collected} to collect, "
-                f"{wanted.tuned} to tune and {wanted.judged} to judge: name a file that holds more",
+                f"there are {len(self.prompts)} prompts, and {wanted.needed} are needed: "
+                f"{wanted.collect_prompts} to collect, "
+                f"{wanted.tune_prompts} to tune and {wanted.bench_prompts} to judge: name a file "
+                "that holds more",
                 code="few_prompts",
             )
-        return list(self.prompts[: wanted.collected])
+        return list(self.prompts[: wanted.collect_prompts])
 
     def collect(self) -> list[Text]:
         """Texts of vLLM's plain decoding, for tuning."""
-        from draftwell.components.engines.texts import rows_of
-        from draftwell.components.engines.vllm_methods import Method
 
         wanted, file = self.wanted, self.space.folder / TEXTS
         sampling = self.space.pair.sampling(max_tokens=wanted.max_tokens)
@@ -256,10 +221,6 @@ class EngineLoop:
     def train_head(self, minutes: float) -> str:
         """Train one on the prompts that texts were collected for, and say how it fares; the head
         that they made already is kept."""
-        from draftwell.components.prompts.overlap import hashes_of
-        from draftwell.flows.context import pictures_of
-        from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
-        from draftwell.registry.store import Store
 
         space, prompts = self.space.workspace, self.learnt()
         if not self.wanted.fresh and self.head_hashes() == set(hashes_of(prompts)):
@@ -286,7 +247,6 @@ class EngineLoop:
     def head_hashes(self) -> set[str]:
         """Hashes of the prompts that the workspace's head was trained on; empty where there is
         none."""
-        from draftwell.serving.artifacts.base import ArtifactError, read_manifest
 
         try:
             return set(
@@ -298,21 +258,20 @@ class EngineLoop:
         except ArtifactError:
             return set()
 
-    def tune(self, texts: Sequence[Text]) -> EngineChoice:
-        """The choice, with its regret; that of an earlier run stays where nothing that it depends
-        on has changed."""
-        from draftwell.components.tune.engines.budget import NO_TIME, Budget
-        from draftwell.components.tune.engines.regret import regret_of
+    def tune(self, texts: Sequence[Text]) -> EngineRelease:
+        """A release of the choice, with its regret; that of an earlier run stays where nothing that
+        it depends on has changed."""
 
-        wanted, settings = self.wanted, self.wanted.tuning()
+        wanted, settings = self.wanted, self.wanted.tuning(self.deployment.temperature)
+        self.space = with_marked(self.space)
         if wanted.methods is not None:
             refuse_if_nothing_is_left(self.space, settings)
         prompts = self.prompts_to_tune()
         _, store = lab_of(self.space, prompts, settings, fresh=False)
-        same = self.space.tuned(settings.temperature).get("subject") == tuning_subject(
-            store, settings, texts
-        )
-        before = self.space.choice(settings.temperature) if same else None
+        config = self.space.config(settings.temperature)
+        subject = tuning_subject(store, settings, texts)
+        same = config is not None and config.contents.subject == subject
+        before = choice_of(config) if config is not None and same else None
         left = 60 * wanted.minutes * (1 - LAST_STEPS) - (self.clock() - self.begun)
         unfinished = (
             before is not None and NO_TIME in before.left_out.values() and left >= LEAST_SECONDS
@@ -337,83 +296,84 @@ class EngineLoop:
             )
         else:
             self.say("    the choice of an earlier run: --fresh tunes again")
-        choice = self.bounded()
+        self.bound()
+        released = publish_on_engine(self.space, settings.temperature)
+        choice = released.choice
+        self.report["release"] = released.release.name
         self.report["choice"] = choice.model_dump(mode="json")
-        self.report["regret"] = regret_of(choice).model_dump(mode="json")
         self.say(f"    {choice.reason}")
         for name, why in choice.left_out.items():
             self.say(f"    left out: {name}, {why}")
-        return choice
+        return released
 
-    def bounded(self) -> EngineChoice:
-        """The choice. Where more requests are served at once than it was measured with, it becomes
-        one with lengths by load, which the gate judges: the bundle drafts nothing beyond them then.
+    def bound(self) -> None:
+        """Where more requests are served at once than the choice was measured with, make it one
+        with lengths by load, which the gate judges: the bundle drafts nothing beyond them then.
         Methods of one length draft there, and `deploy` says so."""
-        temperature = self.wanted.deployment.temperature
-        choice = self.space.choice(temperature)
-        assert choice is not None
+        config = self.space.tuned_config(self.deployment.temperature)
+        choice = choice_of(config)
         top = max((level.at_once for level in choice.levels), default=1)
         if (
             choice.schedule
             or choice.method in (OFF, *ONE_LENGTH)
-            or self.wanted.deployment.at_once(top) == top
+            or self.deployment.at_once(top) == top
         ):
-            return choice
-        choice = choice.model_copy(update={"schedule": ((1, top, choice.k),)})
-        write_json(
-            self.space.file_of(CHOICE, temperature),
-            {**self.space.tuned(temperature), "choice": choice.model_dump(mode="json")},
-        )
-        return choice
+            return
+        bounded = choice.model_copy(update={"schedule": ((1, top, choice.k),)})
+        with_choice(self.space, config, bounded)
 
     def prompts_to_tune(self) -> list[Prompt]:
         """The first after those that were collected."""
-        from draftwell.flows.context import training_prompts
 
         wanted = self.wanted
-        rows = self.prompts[wanted.collected : len(self.prompts) - wanted.judged]
+        rows = self.prompts[wanted.collect_prompts : len(self.prompts) - wanted.bench_prompts]
         prompts, lines = training_prompts(self.space.workspace, kinds=("eagle3_head",)).untouched(
-            rows, wanted.tuned
+            rows, wanted.tune_prompts
         )
         for line in lines:
             self.say(line)
         return prompts
 
-    def gate(self, choice: EngineChoice) -> EngineGateRecord:
-        """The gate's record; one that passed this choice here stays."""
-        temperature = self.wanted.deployment.temperature
-        record = None if self.wanted.fresh else read_record(self.space, temperature)
-        rows = untouched(self.space, self.prompts[::-1], self.wanted.judged, temperature)
-        expected = {
-            **{name: about(self.space)[name] for name in JUDGED},
-            "judged": judged_digest(rows, self.wanted.max_tokens),
-            "settings": choice.chosen.speculative_config(self.space.files),
-        }
-        unchanged = (
-            record is not None and record.passed and record.threads in (None, self.space.threads)
-        )
+    def gate(self, released: EngineRelease) -> bool:
+        """Whether the gate passes the release; a record that passed it on these prompts stays."""
+        wanted, release = self.wanted, released.release
+        rows = untouched(self.space, self.prompts[::-1], wanted.bench_prompts, released.config)
+        record = None if wanted.fresh else gate_record(release)
         if (
             record is not None
-            and unchanged
-            and all(getattr(record, name) == value for name, value in expected.items())
+            and record.judged == judged_digest(rows, wanted.max_tokens)
+            and objection(release, record) is None
+            and outdated(Store(), release, record) is None
         ):
             self.say("    passed in an earlier run")
-        else:
-            verdict, record = gate_on_engine(
-                self.space, rows, self.thresholds, self.wanted.max_tokens, temperature=temperature
-            )
-            self.say(f"    {verdict.result}")
-        self.report["record"] = record.model_dump(mode="json")
-        return record
+            self.report["record"] = {"passed": True, "checks": [], "figures": []}
+            return True
+        verdict, figures = gate_on_engine(
+            self.space, released, rows, self.thresholds, wanted.max_tokens
+        )
+        self.say(f"    {verdict.result}")
+        self.report["record"] = {
+            "passed": verdict.passed,
+            "checks": [vars(check) for check in verdict.checks],
+            "figures": [figure.model_dump(mode="json") for figure in figures],
+        }
+        return verdict.passed
 
-    def deploy(self, at_once: int) -> Path:
+    def promote(self, released: EngineRelease) -> None:
+        """Make a release that passed and that has served a trial the champion."""
+        store, release = Store(), released.release
+        if not is_champion(store, release):
+            promote(store, release.pair, release.device, release.version)
+            self.say(f"    {release.name} is the champion")
+
+    def deploy(self, released: EngineRelease, at_once: int) -> Path:
         """The bundle, for as many requests at once as were measured; of plain decoding, for all
         that were named. `current` stays.
 
         What it follows is served for no fewer, and what a person decided about that stays: its
         options, and the files that are theirs.
         """
-        kept = self.wanted.deployment
+        kept = self.deployment
         if at_once < max(self.wanted.levels):
             self.say(
                 f"    measured for {at_once} at once: there was no time to measure more; "
@@ -421,9 +381,9 @@ class EngineLoop:
             )
         bundle = deploy_on_engine(
             self.space,
+            released,
             self.wanted.out,
             options={**kept.options, "max_num_seqs": str(kept.at_once(at_once))},
-            temperature=kept.temperature,
             with_weights=kept.with_weights,
             activate=False,
         )
@@ -433,7 +393,7 @@ class EngineLoop:
         self.report["bundle"] = str(bundle)
         settings = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))["settings"]
         self.say(f"    {bundle}, which decodes up to {settings['max_num_seqs']} requests at once")
-        if line := unmeasured_loads(self.space, settings, kept.temperature):
+        if line := unmeasured_loads(released.choice, settings):
             self.say(f"    {line}")
         return bundle
 
@@ -454,7 +414,7 @@ class EngineLoop:
         requests leave for monitoring."""
         rmtree(self.trial_spool, ignore_errors=True)
         wanted = self.wanted
-        ids, _ = self.space.encoded(self.prompts[wanted.collected :], wanted.max_tokens)
+        ids, _ = self.space.encoded(self.prompts[wanted.collect_prompts :], wanted.max_tokens)
         served = serve_and_ask(
             bundle,
             self.space.workspace.spec.name,
@@ -480,10 +440,8 @@ class EngineLoop:
     def since_tuning(self) -> dict[str, str]:
         """`verdict` and `why`; the trial's requests are greedy, and say nothing about sampled
         ones."""
-        from draftwell.components.drift.schema import NOT_ENOUGH
-        from draftwell.flows.steps.engine.monitor import check_engine
 
-        if temperature := self.wanted.deployment.temperature:
+        if temperature := self.deployment.temperature:
             return {
                 "verdict": NOT_ENOUGH,
                 "why": (
@@ -504,21 +462,10 @@ class EngineLoop:
     def grid(self, choice: EngineChoice, texts: Sequence[Text]) -> None:
         """The regret of the choice, by all settings measured again on all prompts that it was tuned
         on."""
-        from draftwell.components.tune.engines.regret import grid_regret
-        from draftwell.components.tune.engines.tune import grid_of
 
-        settings = self.wanted.tuning()
+        settings = self.wanted.tuning(self.deployment.temperature)
         lab, _ = lab_of(self.space, self.prompts_to_tune(), settings, fresh=False)
-        found, final, failed = grid_of(lab, settings, choice, texts)
-        regret = grid_regret(choice, found)
-        self.report["grid"] = {
-            "figures": [
-                figure_of(label, beside).model_dump(mode="json") for label, beside in found.items()
-            ],
-            "regret": regret and regret.model_dump(mode="json"),
-            "final": final and final.model_dump(mode="json"),
-            "left_out": failed,
-        }
+        self.report["grid"] = grid_regret(lab, settings, choice, texts)
 
     def told(self, name: str, line: str) -> None:
         """Keep a line in the report, and say it."""

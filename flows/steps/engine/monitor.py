@@ -6,24 +6,22 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwell.components.drift.acceptance import compare_acceptance, read_lines
+from draftwell.components.drift.schema import DriftLimits, DriftReport
 from draftwell.components.engines.port import Acceptance
 from draftwell.components.engines.vllm import NAME
+from draftwell.flows.steps.engine.space import EngineSpace
+from draftwell.flows.steps.monitor import write_report
+from draftwell.registry.bundles.vllm.build import bundles_of
+from draftwell.registry.bundles.vllm.render import MANIFEST
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import write_json
-
-if TYPE_CHECKING:
-    from draftwell.components.drift.acceptance import AcceptanceReport
-    from draftwell.components.drift.schema import DriftLimits
-    from draftwell.flows.steps.engine.space import EngineSpace
-
-REPORT = "drift.json"
 
 
 def check_engine(
     space: EngineSpace, *, spool: Path, out: Path, limits: DriftLimits, now: datetime | None = None
-) -> AcceptanceReport:
+) -> DriftReport:
     """Compare the newest counts with the tuning of what is served; the report is written into the
     engine's folder of the workspace.
 
@@ -32,27 +30,22 @@ def check_engine(
         out: folder of bundles, for what `current` serves.
         now: None takes the clock.
     Raises:
-        DraftwellError: nothing is deployed (`no_bundle`), or by an earlier version, which did not
-            write how drafts fared when they were tuned (`old_bundle`); or the spool is empty
-            (`spool_empty`).
+        DraftwellError: nothing is deployed (`no_bundle`), or it does not say how drafts fared when
+            they were tuned (`old_bundle`); or the spool is empty (`spool_empty`).
     """
-    from draftwell.components.drift.acceptance import compare_acceptance, read_lines
-
     pair = space.workspace.spec.name
     settings = served_settings(out, pair)
-    tuned = tuned_acceptance(settings)
-    bundle = f"{pair}/{settings['release']}-{settings['gate']['device']}"
     report = compare_acceptance(
         read_lines(spool),
-        tuned,
+        tuned_acceptance(settings),
         settings.get("speculative"),
         limits,
         pair=pair,
-        engine=NAME,
-        bundle=bundle,
+        fingerprint=settings["gate"]["fingerprint"],
+        bundle=f"{pair}/{settings['release']}-{settings['gate']['device']}",
         now=now or datetime.now(UTC),
     )
-    write_json(space.folder / REPORT, report.model_dump(mode="json"))
+    write_report(report, space.folder)
     return report
 
 
@@ -62,9 +55,6 @@ def served_settings(out: Path, pair: str) -> dict[str, Any]:
     Raises:
         DraftwellError: there is none (`no_bundle`).
     """
-    from draftwell.registry.bundles.vllm.build import bundles_of
-    from draftwell.registry.bundles.vllm.render import MANIFEST
-
     current = bundles_of(out, pair) / "current"
     try:
         found = dict(json.loads((current / MANIFEST).read_text())["settings"])

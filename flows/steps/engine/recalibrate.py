@@ -12,28 +12,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from draftwell.components.drift.acceptance import read_lines
+from draftwell.components.drift.prompts import recorded_prompts, refuse_missing, write_prompts
 from draftwell.components.drift.schema import NOT_ENOUGH
-from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
-from draftwell.flows.steps.engine.loop import EngineLoop, LoopSettings
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import read_prompts
+from draftwell.flows.steps.engine.loop import EngineLoop
 from draftwell.flows.steps.engine.monitor import check_engine, served_settings
+from draftwell.flows.steps.engine.restart import restart_hook
 from draftwell.flows.steps.engine.served import Deployment, served_deployment
+from draftwell.flows.steps.engine.settings import EngineDriftSettings, LoopSettings
+from draftwell.flows.steps.monitor import load_limits, spool_of
 from draftwell.flows.steps.verdict import result_of, sentence
 from draftwell.registry.bundles.vllm.build import activate_vllm_bundle, bundles_of
 from draftwell.registry.bundles.vllm.render import MANIFEST
+from draftwell.registry.gates import load_gates
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, json_digest, write_json
 
 if TYPE_CHECKING:
-    from draftwell.components.drift.acceptance import AcceptanceReport
-    from draftwell.components.drift.schema import DriftLimits
-    from draftwell.components.gate.verdict import Thresholds
+    from draftwell.components.drift.schema import DriftLimits, DriftReport
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.flows.steps.engine.space import EngineSpace
 
@@ -49,81 +55,6 @@ DEPLOYED, REFUSED, UNDECIDED_STATE, BUSY, ANSWERED = (
     "answered",
 )
 STATES = {PASSED: DEPLOYED, FAILED: REFUSED, UNDECIDED: UNDECIDED_STATE}
-
-
-class EngineDriftSettings(BaseModel):
-    """What the check and the recalibration of another engine work on; defaults of the loop are
-    those of `draftwell demo --engine vllm`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    OWN: ClassVar[frozenset[str]] = frozenset(
-        {"prompts", "collect_prompts", "tune_prompts", "bench_prompts"}
-    )
-    """Settings of the other flows have these names, too, and mean other prompts: `draftwell
-    schedule --set` leaves them out here."""
-
-    pair: str = Field("default", description="name, alias or YAML file of a pair")
-    dtype: str | None = Field(
-        None, pattern="^(float32|bfloat16)$", description="None takes the pair's own"
-    )
-    device: str | None = Field(
-        None,
-        pattern="^(cpu|cuda)$",
-        description="None takes the device that the installed engine is built for",
-    )
-    threads: int | None = Field(
-        None, ge=1, description="compute threads of the engine; None takes all cores"
-    )
-    spool: Path | None = Field(
-        None, description="folder of counts; None takes $DRAFTWELL_HOME/spool/<pair>"
-    )
-    prompts: Path | None = Field(
-        None,
-        description=(
-            "file or folder of recorded requests (JSONL); None takes those in the spool's folder"
-        ),
-    )
-    restart: str | None = Field(
-        None,
-        description="command of a shell that restarts the servers; None follows what this user "
-        "serves "
-        "on "
-        "this machine by processes of the new bundle, one after the other",
-    )
-    out: Path = Field(Path("dist"), description="folder of bundles")
-    minutes: float = Field(45.0, gt=0, description="for the whole recalibration")
-    methods: tuple[str, ...] | None = Field(
-        None, description="ways to speculate to choose among; None: all that are possible"
-    )
-    levels: tuple[int, ...] = Field(
-        (1, 8), description="requests at once that are measured, ascending from 1"
-    )
-    collect_prompts: int = Field(24, ge=1, description="prompts that texts are collected for")
-    tune_prompts: int = Field(12, ge=2, description="prompts of the tuning")
-    bench_prompts: int = Field(16, ge=2, description="prompts of the gate")
-    max_tokens: int = Field(64, ge=1, description="of an answer")
-    serve_seconds: float = Field(90.0, gt=0, description="of the trial of the new bundle's server")
-    fresh: bool = Field(
-        False, description="tune and judge again, also on prompts of an earlier recalibration"
-    )
-
-    def loop(self, deployment: Deployment) -> LoopSettings:
-        """Settings of the loop, which keeps what a person decided about the bundle that is
-        served."""
-        return LoopSettings(
-            minutes=self.minutes,
-            collected=self.collect_prompts,
-            tuned=self.tune_prompts,
-            judged=self.bench_prompts,
-            max_tokens=self.max_tokens,
-            methods=self.methods,
-            levels=self.levels,
-            serve_seconds=self.serve_seconds,
-            out=self.out,
-            fresh=self.fresh,
-            deployment=deployment,
-        )
 
 
 class Begun(BaseModel):
@@ -155,6 +86,7 @@ class EngineRecalibration:
         place_named: a person named the place of the requests, so that it has to be there also while
             nothing has drifted.
         clock: seconds, ascending.
+        deployment: what a person decided about the bundle that is served, which stays.
     """
 
     space: EngineSpace
@@ -168,6 +100,7 @@ class EngineRecalibration:
     spool_named: bool = False
     place_named: bool = False
     clock: Callable[[], float] = time.monotonic
+    deployment: Deployment = field(default_factory=Deployment)
 
     def run(self) -> dict[str, Any]:
         """Check, and recalibrate where there is drift.
@@ -182,7 +115,6 @@ class EngineRecalibration:
                 (`nothing_restarted`); the next run resumes. Or a place of requests that was named
                 is not there (`no_prompts`).
         """
-        from draftwell.components.drift.prompts import refuse_missing
 
         with file_lock(self.space.folder / ".recalibration", wait=False) as free:
             if not free:
@@ -214,7 +146,7 @@ class EngineRecalibration:
         """Whether plain decoding is served, of which no drafts are counted."""
         return not served_settings(self.wanted.out, self.space.workspace.spec.name)["speculative"]
 
-    def check(self) -> AcceptanceReport | None:
+    def check(self) -> DriftReport | None:
         """What the counts say; None where there are none in the folder that nobody named."""
         try:
             return check_engine(
@@ -304,9 +236,6 @@ class EngineRecalibration:
     def begin(self, last: Begun | None) -> tuple[Begun, list[Prompt]]:
         """The recalibration that was begun for what is served, or a new one with the prompts of
         today."""
-        from draftwell.components.drift.prompts import recorded_prompts, write_prompts
-        from draftwell.components.prompts.overlap import hashes_of
-        from draftwell.components.prompts.prompt import read_prompts
 
         file, served, wanted = self.space.folder / PROMPTS, str(self.current()), self.wanted
         if (
@@ -322,7 +251,7 @@ class EngineRecalibration:
         prompts = recorded_prompts(
             self.place,
             window=self.limits.window,
-            fewest=wanted.collected + wanted.tuned + wanted.judged,
+            fewest=wanted.needed,
         )
         write_prompts(file, prompts)
         return Begun(
@@ -388,6 +317,7 @@ class EngineRecalibration:
             self.say,
             self.clock,
             activate=activate,
+            deployment=self.deployment,
         )
 
     def deployed(self, job: Begun) -> dict[str, Any]:
@@ -400,10 +330,9 @@ class EngineRecalibration:
         """
         if job.made != job.served and not self.restart() and self.still_counted(job):
             raise DraftwellError(
-                f"{named(job.made)} is ready, but no process of this user here serves "
-                f"{self.space.workspace.spec.name}, and counts of "
+                f"{named(job.made)} is ready, but nothing was restarted, and counts of "
                 f"{named(job.served)} are less than {self.limits.stale_after_hours:g} "
-                "hours old: name what restarts its servers, as in "
+                "hours old: restart its servers, or name what does, as in "
                 '--restart "systemctl restart my-vllm", or --restart true where none is '
                 "running any more",
                 code="nothing_restarted",
@@ -414,7 +343,6 @@ class EngineRecalibration:
     def still_counted(self, job: Begun) -> bool:
         """Whether the bundle before was served a short while ago, as far as the counts know, and
         the one that was made not since."""
-        from draftwell.components.drift.acceptance import read_lines
 
         pair, least = (
             self.space.workspace.spec.name,
@@ -455,30 +383,26 @@ def recalibrate_engine(
     Args:
         limits: None takes those of the registry.
     """
-    from draftwell.components.gate.verdict import Thresholds
-    from draftwell.flows.steps.engine.replicas import restart_hook
-    from draftwell.flows.steps.monitor import load_limits, spool_of
-    from draftwell.registry.gates import load_gates
 
     limits = limits or load_limits(None)
     refuse_mistakes(settings, limits)
     pair, spool = space.workspace.spec.name, spool_of(space.workspace, settings.spool)
     deployment = served_deployment(settings.out, pair)
-    wanted = settings.loop(deployment)
-    wanted.tuning()  # a mistake in methods or levels is refused now, too
+    settings.tuning(deployment.temperature)  # a mistake in methods or levels is refused now, too
     if settings.threads is None and deployment.threads is not None:
         space = replace(space, threads=min(deployment.threads, space.threads))
     return EngineRecalibration(
         space,
-        wanted,
+        settings,
         Thresholds.of(load_gates().model_dump()),
         limits,
         say,
         place=(settings.prompts or spool).absolute(),
         spool=spool,
-        restart=restart_hook(settings.restart, settings.out, pair, say),
+        restart=restart_hook(settings.restart, say),
         spool_named=settings.spool is not None,
         place_named=settings.prompts is not None,
+        deployment=deployment,
     ).run()
 
 
@@ -489,12 +413,11 @@ def refuse_mistakes(settings: EngineDriftSettings, limits: DriftLimits) -> None:
         DraftwellError: more prompts are asked for than are looked at, or the command of a restart
             is empty (`bad_setting`).
     """
-    needed = settings.collect_prompts + settings.tune_prompts + settings.bench_prompts
-    if needed > limits.window:
+    if settings.needed > limits.window:
         raise DraftwellError(
-            f"collect_prompts, tune_prompts and bench_prompts add up to {needed}, and only "
-            f"the newest {limits.window} "
-            "prompts are looked at: ask for fewer, or for a larger window in the limits of drift",
+            f"collect_prompts, tune_prompts and bench_prompts add up to {settings.needed}, and "
+            f"only the newest {limits.window} prompts are looked at: ask for fewer, or for a "
+            "larger window in the limits of drift",
             code="bad_setting",
         )
     if settings.restart is not None and not settings.restart.strip():

@@ -7,8 +7,6 @@ import json
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
@@ -18,9 +16,8 @@ from typing import Any
 from draftwell.components.bench.servers.processes import Server
 from draftwell.components.engines.environments import interpreter, peers_root
 from draftwell.components.engines.failures import one_line
-from draftwell.components.engines.process import FOREIGN
+from draftwell.components.engines.process_group import FOREIGN
 from draftwell.components.engines.vllm import NAME, file_name
-from draftwell.flows.steps.engine.processes import TRIAL
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError
 
@@ -67,13 +64,8 @@ def server_environment(pair: str) -> dict[str, str]:
 
 
 def trial_environment(pair: str, spool: Path | None) -> dict[str, str]:
-    """Variables of a server that is tried: it asks for no key, since only this process asks it, and
-    no restart takes it for users'."""
-    variables = {
-        "DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS),
-        **server_environment(pair),
-        TRIAL: "1",
-    }
+    """Variables of a server that is tried: it asks for no key, since only this process asks it."""
+    variables = {"DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS), **server_environment(pair)}
     variables.pop("VLLM_API_KEY", None)
     return variables if spool is None else {**variables, "DRAFTWELL_SPOOL": str(spool)}
 
@@ -179,23 +171,6 @@ def answer_tokens(server: Server, prompt: Sequence[int], max_tokens: int) -> int
     Raises:
         DraftwellError: the server refused the request (`server_failed`).
     """
-    body = {
-        "model": server.model,
-        "prompt": list(prompt),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-    }
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
-            return int(json.load(answer)["usage"]["completion_tokens"])
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            raise DraftwellError(
-                f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}",
-                code="server_failed",
-            ) from None
+    body = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+    with server.post("/v1/completions", body, LIMIT_SECONDS) as answer:
+        return int(json.load(answer)["usage"]["completion_tokens"])

@@ -14,6 +14,8 @@ from typing import Any
 
 from draftwell.flows.steps.engine.deploy import OPTIONS
 from draftwell.flows.steps.engine.monitor import served_settings
+from draftwell.registry.bundles.vllm.build import bundles_of
+from draftwell.registry.bundles.vllm.settings import BUNDLED
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,6 @@ def served_deployment(out: Path, pair: str) -> Deployment:
     Raises:
         DraftwellError: there is none (`no_bundle`).
     """
-    from draftwell.registry.bundles.vllm.build import bundles_of
-    from draftwell.registry.bundles.vllm.settings import BUNDLED
 
     settings: Mapping[str, Any] = served_settings(out, pair)
     return Deployment(

@@ -1,4 +1,4 @@
-"""What another engine reads of a pair, and where its choices, records and measurements are."""
+"""What another engine reads of a pair, and where its choice and its measurements are."""
 
 from __future__ import annotations
 
@@ -16,27 +16,36 @@ from draftwell.components.engines.vllm import (
     VllmEngine,
     check_version,
     command,
+    device_for,
     distribution,
     gpu_share,
 )
 from draftwell.components.engines.vllm_methods import VllmFiles
+from draftwell.components.export.checkpoint import save_draft, save_head
+from draftwell.components.prompts.overlap import TrainingPrompts
+from draftwell.components.prompts.prompt import ids_of
+from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.flows.context import Bar, now, training_prompts
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.vllm.plugin_wheel import PACKAGE, plugin_version
+from draftwell.registry.releases import engine_device
+from draftwell.serving.artifacts.base import ArtifactError
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.engine_config import EngineConfig
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.device import checked_device, default_device, device_class, usable_cores
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
 from draftwell.serving.number_format import dtype_of
+from draftwell.serving.runtime.model_files import load_tokenizer
+from draftwell.serving.runtime.pair import LoadedPair
 
 if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
-    from draftwell.components.tune.engines.choice import EngineChoice
-    from draftwell.serving.runtime.pair import LoadedPair
     from draftwell.serving.runtime.requests import Sampling
 
 ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
-CHOICE, RECORD, MEASUREMENTS = "tuned", "gate", "measurements"
-"""Names of files, without what `EngineSpace.file_of` adds."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class EngineSpace:
 
     @property
     def folder(self) -> Path:
-        """Where choices, records and measurements of this engine are kept."""
+        """Where texts, measurements and reports of this engine are kept."""
         return self.workspace.device_root / NAME
 
     @cached_property
@@ -69,7 +78,6 @@ class EngineSpace:
 
     @cached_property
     def fingerprint(self) -> str:
-        from draftwell.serving.artifacts.pair_files import fingerprint
 
         return fingerprint(self.workspace.files(), self.workspace.dtype)
 
@@ -77,9 +85,6 @@ class EngineSpace:
     def pair(self) -> LoadedPair:
         """The pair without its models: it encodes prompts and knows stop tokens."""
         from transformers import GenerationConfig
-
-        from draftwell.serving.runtime.model_files import load_tokenizer
-        from draftwell.serving.runtime.pair import LoadedPair
 
         space = self.workspace
         target = space.files().target
@@ -111,7 +116,6 @@ class EngineSpace:
     def _draft(self, folder: Path | None) -> Path | None:
         if folder is None or (folder / "config.json").is_file():
             return folder
-        from draftwell.components.export.checkpoint import save_draft
 
         return self._written(
             "draft",
@@ -121,17 +125,16 @@ class EngineSpace:
             ),
         )
 
-    def _head(self) -> Path | None:
-        from draftwell.components.export.checkpoint import save_head
-        from draftwell.serving.artifacts.eagle3_head import Eagle3Head
-
+    def head_folder(self) -> Path | None:
+        """Folder of the head, the workspace's own or the one that the pair ships with."""
         own = self.workspace.folder("eagle3_head")
-        folder = (
-            own
-            if (own / "artifact.json").is_file()
-            else self.workspace.shipped_folder("eagle3_head")
-        )
-        if folder is None:
+        if (own / "artifact.json").is_file():
+            return own
+        return self.workspace.shipped_folder("eagle3_head")
+
+    def _head(self) -> Path | None:
+
+        if (folder := self.head_folder()) is None:
             return None
         head = Eagle3Head.load(folder, fingerprint=self.fingerprint)
         return self._written(
@@ -167,7 +170,6 @@ class EngineSpace:
         Raises:
             DraftwellError: one is too long for the target (`context_too_long`).
         """
-        from draftwell.components.prompts.prompt import ids_of
 
         ids = [ids_of(self.pair, prompt) for prompt in prompts]
         config = json.loads((self.files.target / "config.json").read_text())
@@ -186,7 +188,6 @@ class EngineSpace:
         self, ids: Sequence[Sequence[int]], sampling: Sampling, **more: Any
     ) -> dict[str, Any]:
         """What a measurement depends on."""
-        from draftwell.serving.device import device_class
 
         return {
             "engine": NAME,
@@ -202,42 +203,49 @@ class EngineSpace:
             **more,
         }
 
-    def file_of(self, what: str, temperature: float) -> Path:
-        """`tuned.json` of greedy requests, `tuned-t0.7.json` of those that are sampled at .7."""
-        return self.folder / (f"{what}-t{temperature:g}.json" if temperature else f"{what}.json")
+    def measurements(self, temperature: float) -> Path:
+        """File by which a tuning that was killed resumes."""
+        return self.folder / f"measurements{f'-t{temperature:g}' if temperature else ''}.jsonl"
 
-    def tuned(self, temperature: float = 0.0) -> dict[str, Any]:
-        """The document of the last tuning for requests of this temperature; empty where there is
-        none."""
+    def released_as(self, temperature: float) -> str:
+        """The device of the engine's releases for requests of this temperature."""
+        return engine_device(self.workspace.device.partition(":")[0], NAME, temperature)
+
+    def config_folder(self, temperature: float) -> Path:
+        """Folder of the choice for the class of this temperature."""
+        folder = self.workspace.folder("engine_config")
+        return folder.with_name(f"{folder.name}_sampled") if temperature else folder
+
+    def config(self, temperature: float = 0.0) -> EngineConfig | None:
+        """What was tuned last for requests of this class; None where nothing was, or what is there
+        cannot be read."""
         try:
-            found = json.loads(self.file_of(CHOICE, temperature).read_text())
-            return found if isinstance(found, dict) else {}
-        except (OSError, ValueError):
-            return {}
+            return EngineConfig.load(self.config_folder(temperature))
+        except ArtifactError:
+            return None
 
-    def temperatures(self) -> list[float]:
-        """Of all choices that are there, ascending."""
-        found = [
-            0.0,
-            *(
-                float(number)
-                for path in self.folder.glob(f"{CHOICE}-t*.json")
-                if (number := path.stem.removeprefix(f"{CHOICE}-t")).replace(".", "", 1).isdecimal()
-            ),
-        ]
-        return sorted(one for one in found if self.tuned(one))
+    def tuned_config(self, temperature: float = 0.0) -> EngineConfig:
+        """What was tuned last for requests of this class.
+
+        Raises:
+            DraftwellError: nothing was (`not_tuned`).
+        """
+        if (config := self.config(temperature)) is not None:
+            return config
+        raise DraftwellError(
+            f"nothing is tuned for {NAME}: run `draftwell tune --engine {NAME} --pair "
+            f"{self.workspace.spec.name}` first",
+            code="not_tuned",
+        )
 
     def choice(self, temperature: float = 0.0) -> EngineChoice | None:
-        """What was tuned last for requests of this temperature; None where nothing was, or what is
-        there is not readable."""
-        from pydantic import ValidationError
-
-        from draftwell.components.tune.engines.choice import EngineChoice
-
-        try:
-            return EngineChoice.model_validate_json(json.dumps(self.tuned(temperature)["choice"]))
-        except (KeyError, ValidationError):
-            return None
+        """The choice of `config`."""
+        config = self.config(temperature)
+        return (
+            None
+            if config is None
+            else EngineChoice.model_validate_json(json.dumps(config.contents.choice))
+        )
 
 
 def engine_space(
@@ -259,8 +267,6 @@ def engine_space(
             `EngineSpace.version` says), the device is not here, or the pair has a draft that other
             engines cannot read (`engine_option`).
     """
-    from draftwell.components.engines.vllm import device_for
-    from draftwell.serving.device import checked_device, default_device, usable_cores
 
     command()
     on = device_for(device)
@@ -283,7 +289,6 @@ def engine_space(
 
 def about(space: EngineSpace) -> dict[str, Any]:
     """What a document is about."""
-    from draftwell.serving.device import device_class
 
     return {
         "engine": NAME,
@@ -298,41 +303,18 @@ def about(space: EngineSpace) -> dict[str, Any]:
     }
 
 
-def tuned_choice(space: EngineSpace, temperature: float = 0.0) -> EngineChoice:
-    """What was tuned for these models and requests of this temperature.
-
-    Raises:
-        DraftwellError: nothing was (`not_tuned`), or for other models (`other_models`).
-    """
-    choice = space.choice(temperature)
-    if choice is None:
-        raise DraftwellError(
-            (
-                f"nothing is tuned for {NAME}: run `draftwell tune --engine {NAME} --pair "
-                f"{space.workspace.spec.name}` first"
-            ),
-            code="not_tuned",
-        )
-    if space.tuned(temperature).get("fingerprint") != space.fingerprint:
-        raise DraftwellError(
-            f"the choice for {NAME} was made for other models: tune again", code="other_models"
-        )
-    return choice
-
-
 def untouched(
-    space: EngineSpace, prompts: Sequence[Prompt], limit: int | None, temperature: float = 0.0
+    space: EngineSpace, prompts: Sequence[Prompt], limit: int | None, config: EngineConfig
 ) -> list[Prompt]:
-    """At most `limit` prompts that neither the draft, the head nor the choice was made from; a
+    """At most `limit` prompts that neither the draft, the head nor the config was made from; a
     person reads how many were left out.
 
     Raises:
         DraftwellError: none is left (`no_untouched_prompts`).
     """
-    from draftwell.components.prompts.overlap import TrainingPrompts
 
     made = training_prompts(space.workspace, kinds=("eagle3_head",))
-    tuned = frozenset(space.tuned(temperature).get("prompt_hashes", ()))
+    tuned = frozenset(config.provenance.training_prompts or ())
     left, lines = TrainingPrompts(
         {**made.by_name, f"the choice for {NAME}": tuned}, made.unknown
     ).untouched(prompts, limit)

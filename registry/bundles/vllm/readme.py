@@ -25,9 +25,18 @@ Gate: $gate
 
     PYTHON=/path/to/the/python/with/vllm ./serve.sh      # answers OpenAI's API on 127.0.0.1:$port
     ./serve.sh --host 0.0.0.0 --port 9000                # options are passed to vLLM
-    DRAFTWELL_REPLICA=2 ./serve.sh                       # a second one on the same port, on Linux; on CPUs with the cores after the first's
 
-Asked to end (SIGTERM) it stops listening, answers what it has begun, and ends; `--shutdown-timeout` says within how many seconds.
+Asked to end (SIGTERM) vLLM answers what it has begun, refuses what comes after that, and ends; `--shutdown-timeout` says within how many seconds.
+It does not follow `current`: restart it after that has moved. A unit of systemd:
+
+    [Service]
+    Environment=PYTHON=/path/to/the/python/with/vllm
+    ExecStart=/path/to/current/serve.sh --port $port
+    Restart=on-failure
+    KillMode=mixed
+
+`mixed` lets vLLM end its own processes, so that the requests which it has begun are answered. A new vLLM listens when its model
+is loaded, which takes minutes at a first start. Until then a single one answers nothing.
 
 Without `PYTHON` it is `python3`. `$lock` has the exact version of every package of the environment that was measured:
 
@@ -45,7 +54,7 @@ As a container, on one machine, or in a cluster:
     helm install $name ./chart
 $replicas""")
 REPLICAS = """
-Compose starts {replicas} replicas behind a proxy (Caddy, `Caddyfile`){gpus}. A restart that keeps one of them answering:
+Compose starts {replicas} replicas behind a proxy (Caddy, `Caddyfile`){own}. A restart that keeps one of them answering:
 
     for one in {names}; do VLLM_API_KEY=… docker compose up -d --build --wait --no-deps $one; done
 """  # noqa: E501
@@ -106,10 +115,10 @@ def replicas(settings: VllmServing) -> str:
     own = (
         f", each with {settings.gpus} of the machine's GPUs"
         if settings.gate.device == "cuda"
-        else ""
+        else f", each with {settings.cpus} of the machine's cores (`cpuset`)"
     )
     names = " ".join(f"vllm-{number}" for number in range(1, settings.replicas + 1))
-    return REPLICAS.format(replicas=settings.replicas, gpus=own, names=names)
+    return REPLICAS.format(replicas=settings.replicas, own=own, names=names)
 
 
 def missing_in_image(settings: VllmServing) -> str:

@@ -56,23 +56,16 @@ set -eu
 case "$${DRAFTWELL_SPOOL:-}" in ""|/*) ;; *) export DRAFTWELL_SPOOL="$$PWD/$$DRAFTWELL_SPOOL";; esac # not a folder in the bundle
 cd -P "$$(dirname "$$0")" # -P: the link `current` may move while this bundle is served
 PYTHON="$${PYTHON:-python3}"
-case "$${DRAFTWELL_REPLICA:-1}" in 0*|*[!0-9]*)
-  echo "draftwell: DRAFTWELL_REPLICA is '$$DRAFTWELL_REPLICA': write a number from 1" >&2
-  exit 2
-esac
 DIGEST=$$("$$PYTHON" -P check.py --digest)
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
-# for a rolling restart: what is set here and not by you, and how many options are yours
-DRAFTWELL_SET="DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE$names"
 INDUCTOR="$${VLLM_CACHE_ROOT:-$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/vllm}/inductor"
 if [ -z "$${VLLM_CACHE_ROOT:-}" ]; then
   # a folder for each bundle: vLLM does not read what it compiled with other settings
   export VLLM_CACHE_ROOT="$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/vllm/draftwell-$$DIGEST"
-  DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_CACHE_ROOT"
 fi
-${cores}${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle DRAFTWELL_OPTIONS=$$# DRAFTWELL_SET
+${cores}${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle
 MODEL=$model
-exec "$$PYTHON" -P listen.py --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 --shutdown-timeout $drain \\
+exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 --shutdown-timeout $drain \\
   $arguments "$$@"
 """)  # noqa: E501
 CORES = Template("""\
@@ -80,20 +73,14 @@ CORES = Template("""\
 if [ -z "$${VLLM_CPU_OMP_THREADS_BIND:-}" ]; then
   VLLM_CPU_OMP_THREADS_BIND=$$("$$PYTHON" -P cpu.py cores$threads)
   export VLLM_CPU_OMP_THREADS_BIND
-  DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_CPU_OMP_THREADS_BIND"
 fi
-if [ -z "$${VLLM_USE_AOT_COMPILE:-}" ]; then
-  export VLLM_USE_AOT_COMPILE=0 # vLLM cannot load again what it compiles ahead of time on CPUs, and would compile at each start
-  DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_USE_AOT_COMPILE"
-fi
-if [ -z "$${TORCHINDUCTOR_CACHE_DIR:-}" ]; then
-  export TORCHINDUCTOR_CACHE_DIR="$$INDUCTOR" # found by what was compiled, so that bundles share it; by itself in /tmp
-  DRAFTWELL_SET="$$DRAFTWELL_SET TORCHINDUCTOR_CACHE_DIR"
-fi
+# vLLM cannot load again what it compiles ahead of time on CPUs, and would compile at each start
+export VLLM_USE_AOT_COMPILE="$${VLLM_USE_AOT_COMPILE:-0}"
+# found by what was compiled, so that bundles share it; by itself in /tmp
+export TORCHINDUCTOR_CACHE_DIR="$${TORCHINDUCTOR_CACHE_DIR:-$$INDUCTOR}"
 if [ -z "$${LD_PRELOAD+named}" ]; then
   LD_PRELOAD=$$("$$PYTHON" -P cpu.py libraries)
   export LD_PRELOAD
-  DRAFTWELL_SET="$$DRAFTWELL_SET LD_PRELOAD"
 fi
 """)  # noqa: E501
 DOCKERFILE = Template("""\
@@ -249,7 +236,6 @@ def serve_script(settings: VllmServing) -> str:
         cores=cores_of(settings.gate),
         plugins=plugins,
         environment=environment,
-        names="".join(f" {name}" for name in sorted(settings.environment)),
         drain=DRAIN - MARGIN,
         model=shlex.quote(settings.model),
         port=settings.port,
@@ -288,7 +274,7 @@ def dockerfile(settings: VllmServing) -> str:
 
 
 def compose(settings: VllmServing) -> dict[str, Any]:
-    """`compose.yaml`: the replicas, each with GPUs of its own reserved, and where there are several
+    """`compose.yaml`: the replicas, each with GPUs or cores of its own, and where there are several
     a proxy before them; the spool is a volume that a worker may share."""
     names = replica_names(settings)
     services = {name: replica_service(settings, number) for number, name in enumerate(names, 1)}
@@ -337,8 +323,6 @@ def replica_service(settings: VllmServing, number: int) -> dict[str, Any]:
         },
     }
     several = settings.replicas > 1
-    if several:
-        service["environment"]["DRAFTWELL_REPLICA"] = str(number)  # on CPUs, cores of its own
     if settings.gate.device == "cuda":
         service["ipc"] = "host"
         own = [str(gpu) for gpu in range((number - 1) * settings.gpus, number * settings.gpus)]
@@ -357,6 +341,8 @@ def replica_service(settings: VllmServing, number: int) -> dict[str, Any]:
         }
     else:
         service["deploy"] = {"resources": {"reservations": {"cpus": str(settings.cpus)}}}
+        if several:
+            service["cpuset"] = f"{(number - 1) * settings.cpus}-{number * settings.cpus - 1}"
     return service
 
 

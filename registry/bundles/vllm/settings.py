@@ -10,7 +10,6 @@ from pydantic import Field, StringConstraints, model_validator
 
 from draftwell.registry.pairs.catalogue import NAME
 from draftwell.registry.strict import Strict, validate
-from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 
 BUNDLED = "models/"
@@ -45,6 +44,9 @@ class EngineGate(Strict):
     fingerprint: str | None = Field(None, description="of the models that were measured")
     settings: dict[str, Any] | None = Field(
         None, description="the speculative config that was judged; left out, plain decoding"
+    )
+    release: str | None = Field(
+        None, description="the registered release that was judged; left out, none"
     )
     passed: bool
     ungated_reason: str | None = Field(None, description="why it is deployed without a passed gate")
@@ -287,22 +289,18 @@ def gated_serving(
     """The settings that serve what an engine's gate judged, and nothing else.
 
     Args:
-        record: the fields of an `EngineGateRecord`.
+        record: fields of `EngineGate` that were judged.
         device: cpu or cuda.
         fingerprint: of the release's models.
         draft: place of the draft or head in the bundle, where the judged config has one.
         ungated_reason: why a record that did not pass is served.
         serving: other fields of `VllmServing`.
     Raises:
-        DraftwellError: the record lacks a field or did not pass, or the settings are not what it
-            judged (`bad_value`).
+        DraftwellError: the record did not pass, or the settings are not what it judged
+            (`bad_value`).
     """
     where = "settings of the vLLM bundle"
     wanted = ("engine", "version", "device_class", "dtype", "fingerprint", "settings", "passed")
-    if lacking := [name for name in wanted if name not in record]:
-        raise DraftwellError(
-            f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value"
-        )
     judged = record["settings"]
     speculative = (
         judged
@@ -313,6 +311,7 @@ def gated_serving(
     gate = {
         **{name: record[name] for name in wanted},
         "threads": record.get("threads"),
+        "release": record.get("release"),
         "version": version,
         "device": device,
         "ungated_reason": ungated_reason,

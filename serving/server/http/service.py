@@ -239,19 +239,7 @@ class Service:
                         body=prompt.body,
                     )
                 )
-        listed = sum(
-            (rated + traced) * choice.sampling.max_tokens
-            + (rated * len(choice.prompt) if choice.before else 0)
-            for choice in choices
-        )
-        if listed > MOST_LISTED:
-            raise APIError(
-                400,
-                f"{len(choices)} answers with {'log-probs' if rated else 'a trace'} would "
-                f"list up to {listed} tokens: ask "
-                f"for at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives",
-                param="logprobs" if rated else "speculation.trace",
-            )
+        _check_listed(choices, rated, traced)
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
@@ -407,3 +395,24 @@ def system_fingerprint(served: ServedModel) -> str:
         ]
     )
     return f"fp_{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+
+
+def _check_listed(choices: Sequence[AnswerChoice], rated: int, traced: int) -> None:
+    """Refuse answers that would list too many tokens.
+
+    Args:
+        rated, traced: entries for each token, of log-probs and of a trace.
+    """
+    listed = sum(
+        (rated + traced) * choice.sampling.max_tokens
+        + (rated * len(choice.prompt) if choice.before else 0)
+        for choice in choices
+    )
+    if listed > MOST_LISTED:
+        raise APIError(
+            400,
+            f"{len(choices)} answers with {'log-probs' if rated else 'a trace'} would "
+            f"list up to {listed} tokens: ask for at most {MOST_LISTED} in all, by fewer answers, "
+            "tokens or alternatives",
+            param="logprobs" if rated else "speculation.trace",
+        )

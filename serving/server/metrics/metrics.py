@@ -121,11 +121,12 @@ class Metrics(Observer):
         self.model_name = model_name
         self.registry = CollectorRegistry()
         self._last_progress: dict[Ticket, float] = {}
-        self._make_vllm_families()
+        self._make_vllm_counters()
+        self._make_vllm_histograms()
         self._make_own_families()
 
-    def _make_vllm_families(self) -> None:
-        counter, histogram = partial(self._family, Counter), partial(self._family, Histogram)
+    def _make_vllm_counters(self) -> None:
+        counter = partial(self._family, Counter)
         self.prompt_tokens = counter(
             "vllm:prompt_tokens", "Prompt tokens of requests that got a slot."
         )
@@ -153,6 +154,11 @@ class Metrics(Observer):
             "Draft tokens accepted, by position in the draft.",
             ["position"],
         )
+        for outcome in OUTCOMES:
+            self.success(outcome)  # reported as 0 before the first
+
+    def _make_vllm_histograms(self) -> None:
+        histogram = partial(self._family, Histogram)
         self.first_token = histogram(
             "vllm:time_to_first_token_seconds",
             "From arrival to the first token.",
@@ -197,8 +203,6 @@ class Metrics(Observer):
             "Most tokens that a request may generate.",
             buckets=LENGTH,
         )
-        for outcome in OUTCOMES:
-            self.success(outcome)  # reported as 0 before the first
 
     def _make_own_families(self) -> None:
         counter, histogram = partial(self._family, Counter), partial(self._family, Histogram)

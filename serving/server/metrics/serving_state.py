@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from draftwell.serving.server.deployment.deployments import Deployments
+from draftwell.serving.server.model.served_model import ServedModel
 
 if TYPE_CHECKING:
     from draftwell.serving.server.feedback.feedback import Feedback
@@ -75,7 +76,10 @@ class ServingState(Collector):
         for outcome in FEEDBACK:  # reported as 0 before the first
             outcomes.add_metric([self.model_name, outcome], counts.get(outcome, 0))
         yield outcomes
-        served = now.served
+        yield self._bundle(now.served)
+
+    def _bundle(self, served: ServedModel) -> Metric:
+        """What is served, as labels."""
         bundle = GaugeMetricFamily(
             "draftwell:bundle_info",
             "What is served; always 1.",
@@ -101,7 +105,7 @@ class ServingState(Collector):
             ],
             1,
         )
-        yield bundle
+        return bundle
 
     def _load(self) -> Iterator[Metric]:
         """What is known of draft lengths under load; without values where drafts are not

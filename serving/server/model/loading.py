@@ -64,24 +64,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
             tuned for a device that is not here or that `serving_now` does not use, or
             DRAFTWELL_HOME is inside it.
     """
-    path, slots = settings.bundle, settings.slots
-    # a draft's ONNX graph is cached there
-    refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
-    bundle = open_bundle(path)
-    if settings.signature_key is not None:
-        check_signature(
-            bundle.path,
-            settings.signature_key,
-            split_flags(settings.signature_flags, "--signature-flags"),
-        )
+    bundle = _checked_bundle(settings)
     manifest = bundle.manifest
-    if settings.dtype not in (None, manifest.dtype):
-        raise DraftwellError(
-            f"the bundle {path} was tuned in {manifest.dtype}, not {settings.dtype}: leave "
-            "--dtype out, or deploy a "
-            f"release of the pair in {settings.dtype}",
-            code="wrong_dtype",
-        )
     check_same_device(manifest.device, serving_now)
     check_device(manifest.device)
     files = bundle.files(models_root())  # foreign weights are refused before anything loads
@@ -96,34 +80,82 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     ):
         pair = serving_now.pair
     else:
-        pair = load_pair(
-            files,
-            LoadSettings.model_validate(
-                {
-                    "dtype": manifest.dtype,
-                    "device": manifest.device,
-                    "slots": slots,
-                    "max_context": settings.max_context,
-                    "compile": "off" if wanted_mode("auto") == "off" else "auto",
-                    "libraries": bundle.path / COMPILED,
-                    "onnx_draft": any(
-                        find_strategy(choice.name).prefers_onnx for choice in choices
-                    ),
-                }
-            ),
-        )
+        pair = load_pair(files, _load_settings(settings, bundle, choices))
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
-        for choice in choices:
-            needed = {
-                kind: artifacts[kind]
-                for kind in find_strategy(choice.name).reads()
-                if kind in artifacts
-            }
-            resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
-            warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
-        capture_graphs(pair, slots)
+        _warm_up_choices(pair, choices, artifacts)
+        capture_graphs(pair, settings.slots)
     check_layers(config, artifacts, pair)
+    served = _served_model(settings, bundle, pair, governor, artifacts, config, serving_now)
+    log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
+    if serving_now is not None and serving_now.pair is pair:
+        served.share_tokenizer(serving_now)
+    return served
+
+
+def _checked_bundle(settings: ServerSettings) -> Bundle:
+    """The bundle that is named, opened, with its signature and dtype checked."""
+    path = settings.bundle
+    # a draft's ONNX graph is cached there
+    refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
+    bundle = open_bundle(path)
+    if settings.signature_key is not None:
+        check_signature(
+            bundle.path,
+            settings.signature_key,
+            split_flags(settings.signature_flags, "--signature-flags"),
+        )
+    dtype = bundle.manifest.dtype
+    if settings.dtype not in (None, dtype):
+        raise DraftwellError(
+            f"the bundle {path} was tuned in {dtype}, not {settings.dtype}: leave --dtype out, or "
+            "deploy a release of the pair in that dtype",
+            code="wrong_dtype",
+        )
+    return bundle
+
+
+def _load_settings(
+    settings: ServerSettings, bundle: Bundle, choices: Sequence[StrategyChoice]
+) -> LoadSettings:
+    """How the bundle's models are loaded."""
+    return LoadSettings.model_validate(
+        {
+            "dtype": bundle.manifest.dtype,
+            "device": bundle.manifest.device,
+            "slots": settings.slots,
+            "max_context": settings.max_context,
+            "compile": "off" if wanted_mode("auto") == "off" else "auto",
+            "libraries": bundle.path / COMPILED,
+            "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices),
+        }
+    )
+
+
+def _warm_up_choices(
+    pair: LoadedPair, choices: Sequence[StrategyChoice], artifacts: Mapping[str, Artifact]
+) -> None:
+    """Run every tuned choice once."""
+    for choice in choices:
+        needed = {
+            kind: artifacts[kind]
+            for kind in find_strategy(choice.name).reads()
+            if kind in artifacts
+        }
+        resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
+        warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
+
+
+def _served_model(
+    settings: ServerSettings,
+    bundle: Bundle,
+    pair: LoadedPair,
+    governor: ThreadGovernor | None,
+    artifacts: Mapping[str, Artifact],
+    config: DecodingConfig,
+    serving_now: ServedModel | None,
+) -> ServedModel:
+    """What answers requests with a loaded pair."""
     profile = artifacts.get(HardwareProfile.kind)
     known = profile_costs(profile, pair) if isinstance(profile, HardwareProfile) else None
     usable = {
@@ -133,26 +165,22 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     }
     mode = "off" if settings.deterministic else settings.state or "shared"
     pool = StrategyPool(pair, usable, config, mode=mode, offered=settings.offered)
-    served = ServedModel(
-        manifest.pair,
+    return ServedModel(
+        bundle.manifest.pair,
         pair,
         pool.get(),
-        slots,
+        settings.slots,
         settings.threads,
         governor,
-        version=str(manifest.release_version),
-        costs=costs_of(pair, slots, known, serving_now),
+        version=str(bundle.manifest.release_version),
+        costs=costs_of(pair, settings.slots, known, serving_now),
         strategies=pool,
-        origin=SnapshotOrigin.of(manifest),
+        origin=SnapshotOrigin.of(bundle.manifest),
         artifacts=artifacts,
         model_defaults=settings.generation_config == "model",
         prompt_sharing=settings.prompt_sharing,
         measured_lengths=settings.draft_lengths == "measured",
     )
-    log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
-    if serving_now is not None and serving_now.pair is pair:
-        served.share_tokenizer(serving_now)
-    return served
 
 
 def governor_of(

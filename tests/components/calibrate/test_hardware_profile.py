@@ -4,7 +4,6 @@ time."""
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from draftwell.components.calibrate import hardware_profile
 from draftwell.components.calibrate.hardware_profile import (
@@ -258,21 +257,6 @@ def test_what_cannot_be_profiled_is_refused():
     pair = table_pair()
     with raises_code("context_too_long", "512", pair.name):
         measure_profile(pair, provenance(pair), context=512)
-
-
-def test_a_wait_before_each_round():
-    """With all threads: workers leave one to the caller, which does not read memory as both models
-    do."""
-    pair, rounds = table_pair(), []
-    measure_profile(
-        pair,
-        provenance(pair),
-        sizes=(1,),
-        repeats=9,
-        context=4,
-        before_round=lambda: rounds.append(torch.get_num_threads()),
-    )
-    assert rounds == [torch.get_num_threads()] * (10 + 1 + 1)
 
 
 def test_a_pair_without_a_draft_has_a_profile_of_its_target(tmp_path, monkeypatch):

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwell.components.distil import training
 from draftwell.components.distil.artifact import agreement, to_artifact
-from draftwell.components.distil.checkpoint import CHECKPOINT
 from draftwell.components.distil.corpus import (
     Conversation,
     batches,
@@ -45,6 +43,7 @@ from draftwell.components.distil.training import Recipe, head_of, losses, train_
 from draftwell.components.distil.writers import EngineWriter, LeanWriter, writer_of
 from draftwell.components.prompts.overlap import hashes_of
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.train.checkpoint import CHECKPOINT, Checkpoint
 from draftwell.serving.artifacts.base import Provenance, digest_of
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from draftwell.serving.runtime.model_files import build_distilled
@@ -239,7 +238,7 @@ def test_a_damaged_shard_is_named_in_one_line(shards, tmp_path, harm):
         save_file(load_file(shards[1]) | {"ids": torch.zeros(7, dtype=torch.int32)}, shard)
     else:
         shard.write_bytes({"cut": whole[:-9], "empty": b"", "zeros": bytes(len(whole))}[harm])
-    with raises_code("damaged_shard", shard.name, "draftwell distill") as error:
+    with raises_code("damaged_shard", shard.name, "run the same command again") as error:
         read_corpus([shards[0], shard])
     assert "\n" not in str(error.value)
 
@@ -283,7 +282,7 @@ def test_training_learns(target, shards, tmp_path):
         "embeddings are the target's and stay frozen"
     )
     as_it_went = [(step, value) for name, value, step in told if name == "held_out_agreement"]
-    assert [list(point) for point in as_it_went[:-1]] == result["curve"]
+    assert [list(point) for point in as_it_went[:-1]] == result["curves"]["held_out_agreement"]
     assert as_it_went[-1] == (result["steps"], result["held_out_agreement"])
 
 
@@ -317,7 +316,7 @@ def test_total_variation_is_half_the_sum_of_differences(target, shards):
 
 def after_saves(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Stop training, as a person would, after the checkpoint with this number."""
-    real, seen = training.save, 0
+    real, seen = Checkpoint.save, 0
 
     def stopping(*arguments: Any) -> None:
         nonlocal seen
@@ -326,7 +325,7 @@ def after_saves(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         if seen == count:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "save", stopping)
+    monkeypatch.setattr(Checkpoint, "save", stopping)
 
 
 @pytest.mark.parametrize("stops", [(1,), (8, 5)])
@@ -469,60 +468,6 @@ def test_distilling_from_prompts_to_an_artifact(tmp_path):
     )
 
 
-def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
-    """On a tiny target: a draft, and a qualifier grown out of it, with their provenance."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from draftwell.components.distil import default_pair
-    from tests.support.server.served_pair import tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "instructions.json").write_text(
-        json.dumps([f"say the number {n}" for n in range(8)])
-    )
-    monkeypatch.setattr(default_pair, "LAYERS", {"draft": (0, 3), "qualifier": (0, 1, 2, 3)})
-    monkeypatch.setattr(default_pair, "MIDDLE", (1, 2))
-    monkeypatch.setattr(default_pair, "MIDDLE_AT", 1)
-    common = {
-        "target": tmp_path / "target",
-        "data": tmp_path,
-        "work": tmp_path / "work",
-        "minutes": 0.005,
-    }
-    default_pair.main(**common, out=tmp_path / "draft")
-    default_pair.main(
-        **common, out=tmp_path / "qualifier", role="qualifier", start=tmp_path / "draft"
-    )
-    draft, qualifier = (
-        DistilledDraft.load(tmp_path / "draft"),
-        DistilledDraft.load(tmp_path / "qualifier"),
-    )
-    assert (draft.config["num_hidden_layers"], qualifier.config["num_hidden_layers"]) == (2, 4)
-    assert draft.provenance.parameters["started_from"] == "the target's layers"
-    assert str(draft.provenance.parameters["output_tokens"]) in str(
-        qualifier.provenance.parameters["started_from"]
-    )
-    assert qualifier.provenance.parameters["layers"] == "0,1,2,3"
-    assert draft.donor == qualifier.donor
-
-
 @pytest.mark.slow
 def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypatch, capsys):
     """From files in the form of the real ones: instructions, draft, qualifier and head; what is
@@ -568,7 +513,6 @@ def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypat
         "work": tmp_path / "work",
         "out": tmp_path / "out",
         "minutes": 0.003,
-        "role": "all",
     }
     default_pair.main(**settings)
     assert [
@@ -580,7 +524,15 @@ def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypat
         DistilledDraft.load(tmp_path / "out" / name) for name in ("draft", "qualifier")
     )
     head = Eagle3Head.load(tmp_path / "out" / "head")
-    assert "trained on" in str(qualifier.provenance.parameters["started_from"])
+    assert draft.provenance.parameters["started_from"] == "the target's layers"
+    assert str(draft.provenance.parameters["output_tokens"]) in str(
+        qualifier.provenance.parameters["started_from"]
+    )
+    assert qualifier.provenance.parameters["layers"] == "0,1,2,6"
+    assert draft.donor == qualifier.donor == head.donor
+    assert head.layers == (2, 3, 4)
+    assert head.int8
+    assert {"acceptance_depth_4", "accepted_length"} <= head.provenance.metrics.keys()
     assert head.provenance.fingerprint != draft.provenance.fingerprint, (
         "bound to the pair of target, draft and qualifier"
     )

@@ -25,7 +25,6 @@ from draftwell.components.distil.corpus import (
     write_corpus,
 )
 from draftwell.components.distil.distil import Source
-from draftwell.components.distil.eagle3 import training
 from draftwell.components.distil.eagle3 import unroll as unrolling
 from draftwell.components.distil.eagle3.distil import checkpoint_folder, distil_head
 from draftwell.components.distil.eagle3.loss import Wanted, divergence
@@ -41,10 +40,8 @@ from draftwell.components.distil.eagle3.start import (
 from draftwell.components.distil.eagle3.training import train_head
 from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
 from draftwell.components.distil.lean import rotate
-from draftwell.components.distil.stored_corpus import read_stored
 from draftwell.components.distil.writers import LeanWriter
-from draftwell.components.prompts.overlap import hashes_of
-from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.train.checkpoint import Checkpoint
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.runtime.pair import LoadedPair
@@ -99,7 +96,7 @@ def shards(target: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def corpus(shards: list[Path]) -> list[Conversation]:
-    return read_stored(shards)
+    return read_corpus(shards)
 
 
 @pytest.fixture
@@ -219,7 +216,7 @@ def test_the_naive_position_is_another_draft(network, target, corpus, monkeypatc
 
 def test_stored_conversations_are_the_corpus(shards):
     """The same, read lazily; a slice is read anew each time."""
-    eager, lazy = read_corpus(shards), read_stored(shards)
+    eager, lazy = read_corpus(shards), read_corpus(shards)
     assert corpus_digest(eager) == corpus_digest(lazy)
     for whole, stored in zip(eager, lazy, strict=True):
         assert (stored.prompt, stored.ids.tolist()) == (whole.prompt, whole.ids.tolist())
@@ -233,7 +230,7 @@ def test_stored_conversations_are_the_corpus(shards):
 def test_a_damaged_shard_is_named(shards, tmp_path):
     (tmp_path / "shard-x.safetensors").write_bytes(shards[0].read_bytes()[:-9])
     with raises_code("damaged_shard", "shard-x"):
-        read_stored([tmp_path / "shard-x.safetensors"])
+        read_corpus([tmp_path / "shard-x.safetensors"])
 
 
 def test_the_loss_is_what_autograd_finds():
@@ -262,7 +259,7 @@ def test_the_loss_is_what_autograd_finds():
 
 
 STEADY = HeadRecipe(
-    LAYERS,
+    layers=LAYERS,
     head_tokens=48,
     tokens=6000,
     batch_tokens=256,
@@ -288,15 +285,11 @@ def test_training_learns(target, corpus, tmp_path):
     recipe = replace(STEADY, tokens=15_000, save_seconds=1e9, measure_steps=20)
     network, borrowed = begun(target, corpus)
     told: list[tuple[str, float, int]] = []
-    before = reach(
-        network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps
-    )
+    before = reach(network, corpus[:20], borrowed, recipe.steps)
     found = train_head(
         network, corpus, borrowed, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet
     )
-    after = reach(
-        network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps
-    )
+    after = reach(network, corpus[:20], borrowed, recipe.steps)
     losses = [value for name, value, _ in told if name == "loss"]
     assert losses[-1] < 0.85 * losses[0]
     assert after.length > before.length + 0.3
@@ -309,8 +302,10 @@ def test_training_learns(target, corpus, tmp_path):
         "kl_4",
     } <= {name for name, _, _ in told}
     lengths = [[step, value] for name, value, step in told if name == "sample_accepted_length"]
-    assert lengths == found["curve"], "all of one sample: no last point of more conversations"
-    assert found["curve"][-1][0] == found["steps"] // 20 * 20
+    assert lengths == found["curves"]["sample_accepted_length"], (
+        "all of one sample: no last point of more conversations"
+    )
+    assert found["curves"]["sample_accepted_length"][-1][0] == found["steps"] // 20 * 20
 
 
 def test_acceptance_is_that_of_drafting(network, target, corpus):
@@ -327,7 +322,7 @@ def test_acceptance_is_that_of_drafting(network, target, corpus):
                 right[step] += (hit := bool(said == text.ids[index + 2 + step]))
                 if not hit:
                     break
-    found = reach(network, held, borrowed.embeddings, borrowed.rows, borrowed.ids, STEPS)
+    found = reach(network, held, borrowed, STEPS)
     assert found.positions == tried[0] > 50
     for share, r, t in zip(found.depths, right, tried, strict=True):
         assert share == pytest.approx(r / max(1, t), abs=2 / max(1, t)), (
@@ -342,7 +337,7 @@ def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeyp
     whole, borrowed = begun(target, corpus)
     expected = train_head(whole, corpus, borrowed, STEADY, tmp_path / "whole", say=quiet)
     assert expected["passes"] >= 1, "the stops lie in more than one pass"
-    real = training.save
+    real = Checkpoint.save
     for count in stops:
         seen = [0]
 
@@ -353,7 +348,7 @@ def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeyp
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(training, "save", stopping)
+            patch.setattr(Checkpoint, "save", stopping)
             with pytest.raises(KeyboardInterrupt):
                 train_head(
                     begun(target, corpus)[0],
@@ -385,23 +380,6 @@ def test_a_checkpoint_of_another_head_is_refused(target, corpus, tmp_path):
             train_head(
                 network, corpus, borrowed, replace(short, **{name: value}), tmp_path, say=quiet
             )
-
-
-def test_a_checkpoint_that_does_not_record_its_settings_is_of_the_defaults(
-    target, corpus, tmp_path, monkeypatch
-):
-    """As an older version wrote it: with these it goes on, with others it is refused."""
-    short = replace(HeadRecipe(LAYERS), head_tokens=48, tokens=300)
-    network, borrowed = begun(target, corpus, short)
-    with monkeypatch.context() as patch:
-        patch.setattr(HeadRecipe, "identity", lambda recipe: {"layers": "1,2,3", "steps": "4"})
-        before = train_head(network, corpus, borrowed, short, tmp_path, say=quiet)
-    assert (
-        train_head(network, corpus, borrowed, short, tmp_path, say=quiet)["steps"]
-        == before["steps"]
-    )
-    with raises_code("foreign_checkpoint", "seed"):
-        train_head(network, corpus, borrowed, replace(short, seed=1), tmp_path, say=quiet)
 
 
 def test_each_training_has_a_folder_of_its_own(target):
@@ -645,78 +623,6 @@ def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
     assert (read.tie_word_embeddings, read.head_dim) == (False, 8)
     with raises_code("bad_head", "rows"):
         head.write_standalone(tmp_path, rows[1:])
-
-
-@pytest.mark.slow
-def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
-    """On a tiny target, with further prompts; then on these shards, of which later ones are not
-    taken in, and on prompts that they lack."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from draftwell.components.distil import default_pair
-    from tests.support.server.served_pair import tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
-    work = tmp_path / "work"
-    work.mkdir()
-    texts = [f"say the number {n}" for n in range(60)]
-    (work / "instructions.json").write_text(json.dumps(texts))
-    (tmp_path / "extra.jsonl").write_text('{"prompt": "say it again"}\n')
-    common = {"target": tmp_path / "target", "data": tmp_path, "minutes": 0.004, "role": "head"}
-    default_pair.main(**common, work=work, out=tmp_path / "head", extra=tmp_path / "extra.jsonl")
-    made = Eagle3Head.load(tmp_path / "head")
-    assert made.layers == (2, 3, 4)
-    assert made.provenance.parameters["conversations"] == 61
-    assert {
-        "acceptance_depth_1",
-        "acceptance_depth_4",
-        "accepted_length",
-        "positions",
-    } <= made.provenance.metrics.keys()
-    assert made.int8
-    assert set(made.provenance.training_prompts) == set(
-        hashes_of(Prompt("", None, [text]) for text in [*texts, "say it again"])
-    )
-    assert len(list((work / "corpus").glob("shard-*"))) == 1
-    other = {**common, "shards": work / "corpus", "work": tmp_path / "other"}
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "instructions.json").write_text(
-        json.dumps([*texts, "say something else", "and this"])
-    )
-    default_pair.main(**other, out=tmp_path / "again")
-    again = Eagle3Head.load(tmp_path / "again").provenance
-    assert again.parameters["conversations"] == 63
-    assert set(again.training_prompts) > set(hashes_of(Prompt("", None, [text]) for text in texts))
-    (tmp_path / "few").mkdir()
-    (tmp_path / "few" / "instructions.json").write_text(json.dumps(["and this"]))
-    default_pair.main(**{**other, "work": tmp_path / "few"}, out=tmp_path / "few" / "head")
-    few = Eagle3Head.load(tmp_path / "few" / "head").provenance
-    assert set(few.training_prompts) > set(
-        hashes_of(Prompt("", None, [text]) for text in [*texts, "and this"])
-    ), "those of the shards, too"
-    assert few.unknown_prompts == []
-    (work / "corpus" / "shard-later.safetensors").write_bytes(b"")
-    default_pair.main(**other, out=tmp_path / "again")
-    assert Eagle3Head.load(tmp_path / "again").provenance.trace_digest is not None
-    next((work / "corpus").glob("shard-*s")).unlink()
-    with raises_code("no_shards", "gone"):
-        default_pair.main(**other, out=tmp_path / "again")
 
 
 def test_other_layers_are_named_for_both_servers(target):

@@ -54,7 +54,7 @@ def test_the_last_cause_counts_and_a_kill_is_not_blamed_on_a_warning(
 ) -> None:
     log = tmp_path / "engine.log"
     log.write_text(text)
-    error = why_ended("vllm/off", log, exit_code)
+    error = why_ended("vllm/off", log, exit_code, "engine_failed")
     assert error.code == code
     assert str(log) in str(error)
     assert "\n" not in str(error)

@@ -17,7 +17,8 @@ from draftwell.components.bench.peers.group import ProcessPeer
 from draftwell.components.bench.runner import measure
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.engines.port import Acceptance, EngineSettings
-from draftwell.components.engines.process import END_SECONDS, EngineProcess
+from draftwell.components.engines.process import EngineProcess
+from draftwell.components.engines.process_group import END_SECONDS
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling

@@ -10,7 +10,6 @@ from draftwell.components.bench.engines.measure import Beside, Side
 from draftwell.components.engines.port import EngineSettings
 from draftwell.components.gate.engine_checks import (
     Difference,
-    EngineGateRecord,
     Null,
     differences,
     judge_engine,
@@ -149,22 +148,3 @@ def test_an_output_that_ends_elsewhere_is_no_near_tie(
 
 def test_plain_decoding_has_nothing_to_prove() -> None:
     assert judge_engine([], None, THRESHOLDS).passed
-
-
-def test_a_record_is_valid_where_it_was_made_only() -> None:
-    made = EngineGateRecord(
-        engine="vllm",
-        version="0.32.0",
-        device_class="cpu-x",
-        dtype="bfloat16",
-        fingerprint="f" * 64,
-        settings=None,
-        passed=True,
-        checks=[],
-        made="2026-11-25T00:00:00+00:00",
-    )
-    made.check(version="0.32.0", device_class="cpu-x")
-    with raises_code("gated_elsewhere", "0.33.0", "--engine vllm"):
-        made.check(version="0.33.0")
-    with raises_code("gate_not_passed", "vllm"):
-        made.model_copy(update={"passed": False}).check(version="0.32.0")

@@ -28,7 +28,7 @@ from draftwell.components.calibrate.hardware_profile import measure_profile
 from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.components.replay.head_scores import score_rollouts
 from draftwell.components.replay.replay import replay_strategy
-from draftwell.components.replay.sampled import read_sampled, replay_expected
+from draftwell.components.replay.sampled import read_sampled
 from draftwell.components.replay.texts import Texts, read_texts
 from draftwell.components.report.provenance import provenance
 from draftwell.components.tune.search.space import REPLAYED, replayable
@@ -39,6 +39,7 @@ from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
+from tests.support.expected_replay import replay_expected
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, resources_of, two_threads
 from tests.support.replay_check import Prediction, check_prediction, median_error, tiled

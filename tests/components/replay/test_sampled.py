@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.replay.replay import replay_strategy
-from draftwell.components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
+from draftwell.components.replay.sampled import SampledTexts, read_sampled, settled
 from draftwell.components.replay.texts import Texts, read_texts
 from draftwell.components.replay.trace_model import TracedText
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
@@ -27,6 +27,7 @@ from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
+from tests.support.expected_replay import replay_expected
 from tests.support.models import tiny
 from tests.support.models.enumeration import Oracle, law_of, run_once
 from tests.support.models.resources import table_pair, table_resources

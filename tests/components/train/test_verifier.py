@@ -1,7 +1,6 @@
 """The verifier learns what can be learnt, and its figures are of prompts that it never saw."""
 
 import gc
-import json
 import sys
 import tracemalloc
 from pathlib import Path
@@ -13,8 +12,7 @@ import torch
 
 from draftwell.components.collect.trace_columns import column
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.train import examples as verifier_data
-from draftwell.components.train import verifier as verifier_training
+from draftwell.components.train import examples as verifier_data, verifier as verifier_training
 from draftwell.components.train.examples import (
     Examples,
     VerifierLabel,
@@ -22,10 +20,9 @@ from draftwell.components.train.examples import (
     read_examples,
     split_by_prompt,
 )
-from draftwell.components.train.logistic import cross_validate, fit, sigmoid
+from draftwell.components.train.logistic import cross_validate, fit, platt, sigmoid
 from draftwell.components.train.metrics import auc_of
 from draftwell.components.train.reports import VerifierReport
-from draftwell.components.train.row_split import compare_splits
 from draftwell.components.train.settings import LabelKind, VerifierSettings
 from draftwell.components.train.verifier import choose_threshold, train_verifier
 from draftwell.serving.artifacts.verifier import Verifier, scalar_features
@@ -437,28 +434,13 @@ def test_a_soft_label_gives_chances():
     assert np.corrcoef(wanted, given)[0, 1] > 0.9
 
 
-def test_a_verifier_of_an_earlier_release_has_the_label_ratio(tmp_path):
+def test_a_verifier_keeps_its_label(tmp_path):
     verifier = train_verifier(trace(), ORIGIN, VerifierSettings(features=("before",)))[0]
     for label in ("ratio", "argmax", "soft"):
         Verifier(verifier.weight, 0.0, ("before",), 0.5, 1.2, ORIGIN, label).save(tmp_path / label)
         assert Verifier.load(tmp_path / label).label == label
-    assert "label" not in json.loads((tmp_path / "ratio" / "verifier.json").read_text()), (
-        "what an earlier release wrote"
-    )
     with raises_code("unknown_label"):
         Verifier(verifier.weight, 0.0, ("before",), 0.5, 1.2, ORIGIN, "rank")
-
-
-def test_a_chat_pair_learns_nothing_inside_a_users_message():
-    """Older traces have such positions, of kind bare."""
-    table = trace()
-    kinds = np.array(table.column("kind").to_pylist())
-    verifier, report = train_verifier(
-        table, ORIGIN, VerifierSettings(features=("before",)), chat=True
-    )
-    assert sum(report.rows.values()) == (kinds != "bare").sum()
-    assert set(report.metrics.kinds) == set(KINDS) - {"bare"}
-    assert verifier.provenance.parameters["kinds"] == "draft+mixed+target"
 
 
 def test_many_noisy_states_do_not_drown_the_scalars():
@@ -520,20 +502,18 @@ def test_training_without_scikit_learn_is_refused_in_a_line(monkeypatch):
         train_verifier(trace(), ORIGIN)
 
 
-def test_a_split_by_row_flatters():
-    """Rows of one prompt share what decides: who knows a prompt by heart looks good on its other
-    rows, and on no other prompt."""
+@pytest.mark.parametrize("spread", [0.5, 2.0, 4.0])
+def test_scaling_finds_the_best_line_whatever_the_spread_of_the_scores(spread: float) -> None:
     generator = np.random.default_rng(0)
+    z = spread * generator.normal(size=4000)
+    target = (generator.random(4000) < sigmoid(0.4 * z - 1)).astype(np.float32)
 
-    def examples(prompts: int, name: str) -> Examples:
-        number = np.repeat(np.arange(prompts), 20)
-        own = generator.normal(size=(prompts, 64))
-        ratio = np.where(generator.random(prompts) < 0.5, 1.0, 3.0)[number].astype(np.float32)
-        states = (own[number] + 0.3 * generator.normal(size=(len(number), 64))).astype(np.float16)
-        return Examples({"before": states}, ratio, ratio, np.char.add(name, number.astype(str)))
+    def loss(slope: float, shift: float) -> float:
+        chance = sigmoid(slope * z + shift)
+        return float(-np.log(np.where(target > 0, chance, 1 - chance)).mean())
 
-    found = compare_splits(examples(40, "a"), examples(40, "b"), VerifierLabel())
-    assert found["by row"]["reported"] > 0.9
-    assert found["by row, Adam's best epoch on its test rows"]["reported"] > 0.9
-    assert found["by row"]["untouched"] < 0.7
-    assert abs(found["by prompt"]["reported"] - found["by prompt"]["untouched"]) < 0.35
+    slope, shift = platt(z, target)
+    assert slope == pytest.approx(0.4, abs=0.1)
+    around = [loss(slope + a, shift + b) for a in (-0.02, 0.02) for b in (-0.02, 0.02)]
+    assert loss(slope, shift) < min(around)
+    assert platt(-z, target) == (1.0, 0.0), "an order that is worse than chance is not reversed"

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from draftwell.components.bench.engines.figures import TAIL
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.tune.constraints import ConstraintViolation
 from draftwell.components.tune.evaluator import Measured, measure_all
 from draftwell.components.tune.evidence import Row
 from draftwell.components.tune.resume import ResumableEvaluator
 from draftwell.components.tune.successive_halving import (
-    TAIL,
     HalvingResult,
     compare_with_plain,
     successive_halving,
@@ -98,15 +98,6 @@ def test_behind_the_last_rung_all_but_two_are_recorded_as_dropped() -> None:
         assert dropped | gammas(halved.confirmation) == set(range(1, 9)), (
             "whoever is not confirmed was dropped"
         )
-    figures = {f.choice: f for f in noisy.rungs[0].figures}
-    leader = max(
-        (f for f in figures.values() if f.strategy == "vanilla_sd"), key=lambda f: f.speedup
-    )
-    for gone in noisy.rungs[0].dropped:
-        overlaps = figures[gone.choice].speedup_high >= leader.speedup_low
-        assert ("perhaps by chance" in gone.why) == overlaps
-    assert any("perhaps by chance" in gone.why for gone in noisy.rungs[0].dropped)
-    assert not any("perhaps by chance" in gone.why for gone in clear.rungs[0].dropped)
 
 
 def sure(halved: HalvingResult) -> bool:
@@ -186,10 +177,10 @@ def test_seconds_that_are_no_time_are_refused(bad: float, tmp_path: Path) -> Non
 
     with raises_code("measurement_not_finite", "autoregressive") as error:
         successive_halving(
-            ResumableEvaluator(evaluate, tmp_path / "rungs.json", {}), CONFIGS, PROMPTS
+            ResumableEvaluator(evaluate, tmp_path / "rungs.jsonl", {}), CONFIGS, PROMPTS
         )
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "rungs.json").exists(), "nothing that is no number is remembered"
+    assert not (tmp_path / "rungs.jsonl").exists(), "nothing that is no number is remembered"
 
 
 def test_a_result_too_few_is_refused() -> None:
@@ -202,7 +193,7 @@ def test_a_result_too_few_is_refused() -> None:
 
 
 def test_a_kill_costs_one_rung_at_most(tmp_path: Path) -> None:
-    file = tmp_path / "tuning" / "rungs.json"
+    file = tmp_path / "tuning" / "rungs.jsonl"
     whole = successive_halving(Clock(by_gamma), CONFIGS, PROMPTS, champion=CHAMPION)
     for die_at in (1, 2, 3):
         first = Clock(by_gamma, die_at=die_at)
@@ -217,12 +208,12 @@ def test_a_kill_costs_one_rung_at_most(tmp_path: Path) -> None:
         assert halved == whole
         assert len(second.calls) == 3 - (die_at - 1), "what was measured is not measured again"
         assert second.calls[0] == first.calls[-1]
-        assert [path.name for path in file.parent.iterdir()] == ["rungs.json"]
+        assert [path.name for path in file.parent.iterdir()] == ["rungs.jsonl"]
         file.unlink()
 
 
 def test_another_question_is_measured_anew(tmp_path: Path) -> None:
-    file = tmp_path / "rungs.json"
+    file = tmp_path / "rungs.jsonl"
     ResumableEvaluator(Clock(by_gamma), file, {"trace": 1})(CONFIGS, PROMPTS)
     same = Clock(by_gamma)
     ResumableEvaluator(same, file, {"trace": 1})(CONFIGS, PROMPTS)

@@ -460,30 +460,13 @@ def test_the_demos_figures_of_the_choice_are_the_gates() -> None:
     assert "hybrid {'max_draft': 8}, chosen by tuning" in text
 
 
-def test_the_demo_shows_what_the_gate_measured_again() -> None:
-    """These rows alone were judged."""
-    from draftwell.components.bench.schema import BenchReport
-    from draftwell.flows.cli.demo import tables
-
-    report = BenchReport.from_json(REPORT)
-    assert list(tables(report)) == [report]
-    again = {
-        "autoregressive": report.strategies["autoregressive"].model_copy(
-            update={"tokens_per_second": 5.0}
-        )
-    }
-    first, second = tables(report.model_copy(update={"in_doubt": again}))
-    assert first.strategies == report.strategies
-    assert second.strategies == again
-
-
 @pytest.mark.parametrize("case", GATED)
 def test_the_demo_ends_with_the_gates_exit_code(
     run: Any, pair_file: Path, prompts_file: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What serves is its last line: 0 although the gate refused would let a script go on with the
     champion of before."""
-    import draftwell.flows.orchestration.pipeline_flow as flow
+    import draftwell.flows.orchestration.loop_flow as flow
     from draftwell.flows.steps.verdict import result_of
 
     gated, code, line = GATED[case]
@@ -502,7 +485,7 @@ def test_the_demo_ends_with_the_gates_exit_code(
             **gated,
         }
 
-    monkeypatch.setattr(flow, "pipeline", pipeline)
+    monkeypatch.setattr(flow, "draftwell", pipeline)
     done = run("demo", "--pair", pair_file, "--prompts", prompts_file)
     assert done.exit_code == code, (done.output, done.exception)
     text = " ".join(done.stdout.split())

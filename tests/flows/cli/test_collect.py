@@ -138,10 +138,10 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(
     """Its own words take a hundred tokens around every message; of raw text nothing is added."""
     from draftwell.components.collect.continuations import write_texts
     from draftwell.components.prompts.prompt import Prompt, ids_of
+    from draftwell.flows.steps import collect as collect_step
     from draftwell.flows.steps.collect import context_for
     from draftwell.flows.workspace import Workspace
-    from draftwell.serving.runtime import model_files
-    from draftwell.serving.runtime import pair as loading
+    from draftwell.serving.runtime import model_files, pair as loading
     from tests.support.collecting import small
 
     real = loading.load_tokenizer
@@ -158,7 +158,7 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(
         )
         return tokenizer
 
-    for module in (model_files, loading):
+    for module in (model_files, loading, collect_step):
         monkeypatch.setattr(module, "load_tokenizer", wordy)
     space = Workspace(str(pair_file))
     prompt = Prompt("p", None, ["one two"], raw=raw)

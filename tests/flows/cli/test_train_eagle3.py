@@ -20,6 +20,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.errors import DraftwellError
+from tests.support.patching import replace_everywhere
 
 QUICK = ("--tokens", 3000, "--no-publish")
 
@@ -47,8 +48,10 @@ def test_a_head_is_trained_registered_and_drafted_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
-    monkeypatch.setattr(
-        "draftwell.components.distil.eagle3.recipe.HeadRecipe", partial(HeadRecipe, measure_steps=1)
+    replace_everywhere(
+        monkeypatch,
+        "draftwell.components.distil.eagle3.recipe.HeadRecipe",
+        partial(HeadRecipe, measure_steps=1),
     )
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
@@ -210,16 +213,14 @@ def test_the_recipe_is_given_the_seed(
         ),
     )
     monkeypatch.setattr("draftwell.flows.steps.eagle3.source_of", lambda *_: None)
-    monkeypatch.setattr(
-        "draftwell.components.distil.eagle3.distil.checkpoint_folder",
-        lambda *_: own_stores / "head",
-    )
 
     def distil_head(source: Any, recipe: HeadRecipe, *_: Any, **__: Any) -> Any:
         asked.append(recipe.seed)
         raise DraftwellError("enough", code="enough")
 
-    monkeypatch.setattr("draftwell.components.distil.eagle3.distil.distil_head", distil_head)
+    replace_everywhere(
+        monkeypatch, "draftwell.components.distil.eagle3.distil.distil_head", distil_head
+    )
     monkeypatch.chdir(own_stores)
     for seed in ((), ("--seed", 7)):
         run("train", "--kind", "eagle3_head", "--pair", pair_file, "--device", "cpu", *seed)

@@ -75,7 +75,7 @@ def test_what_is_kept_and_that_it_goes_on(
         assert tune().exit_code != 0
     assert {path.name for path in (space / "cpu" / "tuning").iterdir()} == {
         "trials.jsonl",
-        "rungs.json",
+        "rungs.jsonl",
     }
     assert not (space / "cpu" / "artifacts" / "decoding_config").exists()
     counted.clear()

@@ -24,7 +24,7 @@ from draftwell.components.gate.baseline_counts import (
 )
 from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.losslessness import OutputReader, identity_entry
-from draftwell.components.gate.predictions.predictive_loss import judge_predictions, predictions
+from draftwell.components.gate.predictions import judge_predictions, predictions
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.gate.verdict import FAILED, GateVerdict, Thresholds
 from draftwell.components.prompts.prompt import Prompt, demo_prompts, ids_of

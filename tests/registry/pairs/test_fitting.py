@@ -11,6 +11,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import PairSpec, find_pair, list_pairs
 from draftwell.registry.pairs.fitting import check_fits, device_gigabytes, export_only, too_large
 from tests.support.errors import raises_code
+from tests.support.patching import replace_everywhere
 
 
 def pair(gigabytes: float | None, *devices: str) -> PairSpec:
@@ -103,7 +104,9 @@ def test_what_does_not_fit_is_refused_before_it_is_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
-    monkeypatch.setattr(fitting, "device_gigabytes", lambda: {"cpu": 16.0, "cuda": 80.0})
+    replace_everywhere(
+        monkeypatch, fitting, "device_gigabytes", lambda: {"cpu": 16.0, "cuda": 80.0}
+    )
     monkeypatch.setattr(
         "draftwell.flows.workspace.fetch", lambda *words, **options: pytest.fail("it was fetched")
     )

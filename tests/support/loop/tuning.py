@@ -47,7 +47,7 @@ def run_tuner(
         **{name: settings.pop(name) for name in ("study", "named", "rungs") if name in settings}
     )
     hooks = TuneHooks(
-        **{name: settings.pop(name) for name in ("spread", "log", "progress") if name in settings}
+        **{name: settings.pop(name) for name in ("spread", "progress") if name in settings}
     )
     if settings.get("strategies") is not None:
         settings["strategies"] = tuple(settings["strategies"])

@@ -149,6 +149,29 @@ def test_one_that_cannot_start_ends_those_before_it(
         pytest.fail("it has not started")
 
 
+@pytest.mark.parametrize(("fault", "ended"), [("start", "exit code 1"), ("die later", "prompt p")])
+def test_a_peer_that_crashes_is_left_out_and_the_others_are_measured(
+    root: Path, pair: LoadedPair, monkeypatch: pytest.MonkeyPatch, fault: str, ended: str
+) -> None:
+    """While it starts, or in the middle of the bench."""
+    monkeypatch.setenv("FAKE_PEER_FAULT", f"{fault}@ngram")
+    report = run_bench(
+        pair,
+        [],
+        PROMPTS,
+        StrategyResources(),
+        BenchSettings(
+            max_tokens=6, runs=2, peers=("vllm",), threads=1, cost_ratios=False, leave_out=True
+        ),
+    )
+    assert list(report.strategies) == ["autoregressive"]
+    assert list(report.peers["vllm"].entries) == ["autoregressive", "draft_model"]
+    assert list(report.left_out) == ["vllm/ngram"]
+    assert ended in report.left_out["vllm/ngram"]
+    assert "best lossless / fastest of vllm" not in {row.name for row in report.headlines}
+    assert "autoregressive / vllm, plain" in {row.name for row in report.headlines}
+
+
 def test_models_are_read_from_where_they_were_loaded_and_others_are_written(
     root: Path, pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@ server."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from draftwell.components.bench.servers.long_prompt import Stall, parts, stall, stall_table, summary
+from draftwell.components.bench.servers.processes import Server
 from draftwell.components.prompts.prompt import Prompt
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import served_pair, serving
@@ -18,7 +20,9 @@ PROMPTS = [Prompt("a", None, ["one two three"]), Prompt("b", None, ["four five"]
 
 
 def running_server(url: str) -> Any:
-    return SimpleNamespace(label="ours", url=url, model="tiny", log=Path("log"))
+    server: Any = SimpleNamespace(label="ours", url=url, model="tiny", log=Path("log"))
+    server.post = partial(Server.post, server)
+    return server
 
 
 def test_a_pause_that_ends_with_the_long_prompt_counts() -> None:

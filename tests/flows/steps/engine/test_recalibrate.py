@@ -16,12 +16,12 @@ import pytest
 
 from draftwell.components.drift.schema import DRIFTED
 from draftwell.flows.steps.engine import recalibrate
-from draftwell.flows.steps.engine.loop import LoopSettings
 from draftwell.flows.steps.engine.recalibrate import (
     EngineDriftSettings,
     EngineRecalibration,
     recalibrate_engine,
 )
+from draftwell.flows.steps.engine.settings import LoopSettings
 from draftwell.flows.steps.monitor import load_limits
 from draftwell.registry.bundles.places import link_current
 from draftwell.serving.errors import DraftwellError
@@ -82,7 +82,13 @@ class Case:
             folder=self.folder, workspace=SimpleNamespace(spec=SimpleNamespace(name="tiny"))
         )
         thresholds: Any = None
-        wanted = LoopSettings(collected=4, tuned=4, judged=4, out=self.home.parents[1], fresh=fresh)
+        wanted = LoopSettings(
+            collect_prompts=4,
+            tune_prompts=4,
+            bench_prompts=4,
+            out=self.home.parents[1],
+            fresh=fresh,
+        )
         return Checked(
             space,
             wanted,
@@ -137,7 +143,14 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     made = Case(tmp_path)
 
     class Loop:
-        def __init__(self, space: Any, prompts: Any, *rest: Any, activate: Callable[[Path], None]):
+        def __init__(
+            self,
+            space: Any,
+            prompts: Any,
+            *rest: Any,
+            activate: Callable[[Path], None],
+            **more: Any,
+        ):
             self.prompts, self.activate = prompts, activate
 
         def run(self) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from draftwell.registry.bundles.vllm.plugin.draftwell_vllm import (
     proposers,

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from draftwell.serving.server.http import answer as answer_module
-from draftwell.serving.server.http import service as service_module
+from draftwell.serving.server.http import answer as answer_module, service as service_module
 from draftwell.serving.server.http.answer import PING
 from draftwell.serving.server.http.conversation import Conversation
 from draftwell.serving.server.http.generation import VLLM_OFF

@@ -24,9 +24,11 @@ from draftwell.serving.errors import DeviceLost, OutOfMemory
 from draftwell.serving.server import protocol as protocol_module
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.deployments import Deployments
-from draftwell.serving.server.http import answer as answer_module
-from draftwell.serving.server.http import security as security_module
-from draftwell.serving.server.http import service as service_module
+from draftwell.serving.server.http import (
+    answer as answer_module,
+    security as security_module,
+    service as service_module,
+)
 from draftwell.serving.server.http.characters import whole_characters
 from draftwell.serving.server.http.conversation import Conversation
 from draftwell.serving.server.http.errors import retry_after, shutting_down

@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.types import Rating

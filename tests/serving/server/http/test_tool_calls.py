@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.server.http.tool_answer import joined
 from draftwell.serving.server.http.tool_calls import Call, FirstCall, Piece, Text, ToolCallParser
