@@ -29,7 +29,7 @@ class CorrectionMemory(Artifact):
 
     >>> memory = CorrectionMemory.empty()
     >>> memory.update(3, 4)
-    ... memory.count(3, 4)
+    >>> memory.count(3, 4)
     1
     """
 
