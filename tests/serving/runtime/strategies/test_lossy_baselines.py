@@ -197,6 +197,13 @@ def test_penalties_and_biases_hold_inside_a_lossy_draft(name, parameters, altere
 distributions = st.lists(st.floats(0.001, 1), min_size=2, max_size=9)
 
 
+def test_a_mentored_mixture_ends_where_float64_does():
+    p, q = torch.tensor([1.0, 0.001], dtype=torch.float64) / 1.001, torch.tensor([1.0, 0.0])
+    found = mentored(p, q.double(), 1.0)
+    assert found.a < 1e-300
+    assert float((p * (p / found.probs).log()).sum()) == pytest.approx(0.698, abs=1e-3)
+
+
 @given(distributions, st.data(), st.floats(0.001, 1.5))
 def test_mentored_mixture_is_a_distribution_at_the_divergence_asked_for(a, data, budget):
     b = data.draw(
@@ -219,7 +226,11 @@ def test_mentored_mixture_is_a_distribution_at_the_divergence_asked_for(a, data,
     assert torch.allclose(
         found.probs, torch.maximum(found.a * p, torch.minimum(q, found.b * p)), atol=1e-9
     )
-    assert float((p * (p / found.probs).log()).sum()) == pytest.approx(budget, abs=1e-6)
+    divergence = float((p * (p / found.probs).log()).sum())
+    if found.a < 1e-300:  # float64 holds no smaller a: p's rare token, which q never draws
+        assert 0 <= divergence < budget
+    else:
+        assert divergence == pytest.approx(budget, abs=1e-6)
     assert bool((found.probs >= torch.minimum(p, q) - 1e-9).all()), (
         "whatever the exact test keeps stays"
     )
