@@ -22,8 +22,6 @@ device = $(if $(DEVICE),--device $(DEVICE))
 # What `make demo`, `make deploy` and `make serve` are for: empty: our own engine; or vllm.
 ENGINE ?=
 engine = $(if $(ENGINE),--engine $(ENGINE))
-# Of `make serve ENGINE=vllm`: number of a process that shares its port with others, such as 2.
-REPLICA ?=
 # The strategies that need no trained artifact; after `make demo`, name any of `draftwell strategies`.
 STRATEGIES ?= autoregressive,vanilla_sd,prompt_lookup
 PROMPTS ?= components/prompts/data/demo_prompts.jsonl
@@ -168,7 +166,7 @@ gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= 
 	$(BIN)/draftwell gate --pair $(PAIR) $(device) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)
 
 deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights, or ENGINE=vllm
-	$(BIN)/draftwell deploy --pair $(PAIR) $(or $(engine),--alias $(ALIAS)) $(device) $(FLAGS)
+	$(BIN)/draftwell deploy --pair $(PAIR) $(engine) --alias $(ALIAS) $(device) $(FLAGS)
 
 hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed without pip's report (downloads them), for bundles: DEVICE=
 	mkdir -p $(REPORTS)
@@ -179,8 +177,8 @@ hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed withou
 	[ ! -s $(REPORTS)/.others ] || $(ask) -r $(REPORTS)/.others
 	rm -f $(REPORTS)/.unknown $(REPORTS)/.torch $(REPORTS)/.others
 
-serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters, or ENGINE=vllm REPLICA=
-	$(BIN)/draftwell serve --pair $(PAIR) $(engine) $(if $(REPLICA),--replica $(REPLICA)) $(FLAGS)
+serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters, or ENGINE=vllm
+	$(BIN)/draftwell serve --pair $(PAIR) $(engine) $(FLAGS)
 
 ui: $(RUN_STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui

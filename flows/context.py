@@ -6,19 +6,22 @@ import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.collect.plan import is_complete, prompt_hashes
+from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.base import MANIFEST, Provenance, digest_of, read_manifest
 from draftwell.serving.artifacts.kinds import find_kind
+from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
+from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
-    from draftwell.components.prompts.overlap import TrainingPrompts
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.serving.artifacts.base import Artifact
-    from draftwell.serving.recording.trace import TraceSet
     from draftwell.serving.runtime.pair import LoadedPair
 
 Bar = Callable[..., None]
@@ -36,6 +39,7 @@ class StepContext:
 
     def report(self, name: str, value: Any, *, per_device: bool = False) -> Path:
         """Write a JSON report into the workspace; `per_device`: among those of this device."""
+        self.workspace.begin()
         return write_json(
             (self.workspace.device_reports if per_device else self.workspace.reports)
             / f"{name}.json",
@@ -56,10 +60,32 @@ class StepContext:
         return {kind: digest_of(folder) for kind, folder in folders.items() if folder.is_dir()}
 
 
+def encoder_of(space: Workspace) -> LoadedPair:
+    """The pair without its models: it encodes prompts as the pair will, and knows stop tokens."""
+    from transformers import GenerationConfig
+
+    from draftwell.serving.runtime.model_files import load_tokenizer
+    from draftwell.serving.runtime.pair import LoadedPair
+
+    target = space.files().target
+    known = (target / "generation_config.json").is_file()
+    config = GenerationConfig.from_pretrained(target) if known else GenerationConfig()
+    dtype: Any = space.dtype
+    modules: dict[Any, Any] = {"target": SimpleNamespace(generation_config=config)}
+    return LoadedPair(
+        space.spec.name,
+        dtype,
+        "cpu",
+        {},
+        modules,
+        load_tokenizer(target),
+        fingerprint(space.files(), space.dtype),
+        space.spec.chat,
+    )
+
+
 def open_trace(step: StepContext, folder: Path | None = None, temperature: float = 0.0) -> TraceSet:
     """The trace set to learn from; without a folder the workspace's for a temperature."""
-    from draftwell.components.collect.plan import is_complete
-    from draftwell.serving.recording.trace import TraceSet
 
     traces = TraceSet(
         folder or step.workspace.traces_at(temperature), fingerprint=step.pair.fingerprint
@@ -98,8 +124,6 @@ def training_prompts(
             would get.
         pair: as in `prompts_behind`.
     """
-    from draftwell.components.prompts.overlap import TrainingPrompts
-    from draftwell.serving.recording.trace import TraceSet
 
     found, recorded, lacking = (
         TraceSet(traces or space.traces),
@@ -162,15 +186,15 @@ def prompts_behind(
     Returns:
         None in place of the hashes where no prompt is known.
     """
-    from draftwell.components.collect.plan import prompt_hashes
-    from draftwell.components.drift.recorded_prompts import recorded_prompts
+
+    from draftwell.components.drift.recorded_prompts import recorded_hashes
 
     hashes = prompt_hashes(traces)
-    return recorded_prompts(traces, pair) if hashes is None else (sorted(set(hashes.values())), ())
+    return recorded_hashes(traces, pair) if hashes is None else (sorted(set(hashes.values())), ())
 
 
 def take_untouched(
-    step: StepContext, used: TrainingPrompts, prompts: Sequence[Prompt], limit: int | None = None
+    space: Workspace, used: TrainingPrompts, prompts: Sequence[Prompt], limit: int | None = None
 ) -> list[Prompt]:
     """At most `limit` prompts that nothing in `used` was made from; a person reads how many others
     were left out.
@@ -180,7 +204,7 @@ def take_untouched(
     """
     left, lines = used.untouched(prompts, limit)
     for line in lines:
-        step.workspace.say(line)
+        space.say(line)
     return left
 
 
@@ -193,7 +217,6 @@ def artifact_prompts(
         artifacts: kind → artifact.
         draft: the draft model's folder; one that was distilled is an artifact, too.
     """
-    from draftwell.components.prompts.overlap import TrainingPrompts
 
     made = {
         kind: artifact.provenance

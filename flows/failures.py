@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from draftwell.registry.access import hidden
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError
 
@@ -128,8 +129,6 @@ def reaching_prefect() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "Failed to reach API" not in str(error):
             raise
         from prefect.settings import PREFECT_API_URL
-
-        from draftwell.registry.access import hidden
 
         place = hidden(PREFECT_API_URL.value() or "this machine's own address")
         raise DraftwellError(

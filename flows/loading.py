@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.prompts.overlap import different
+from draftwell.components.prompts.prompt import demo_prompts, read_prompts
 from draftwell.flows.context import Bar, StepContext
 from draftwell.flows.progress import announce, counting
 from draftwell.flows.workspace import Say, Workspace
 from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.device import set_threads
 from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -96,12 +100,25 @@ def open_pair(  # noqa: PLR0913
 
 def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: Any) -> StepContext:
     """The loaded pair of a pipeline's settings; `load`: further arguments of `open_pair`."""
-    from draftwell.serving.device import set_threads
 
     set_threads(settings.threads)
-    return open_pair(
+    step = open_pair(
         settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"), **load
     )
+    return replace(step, workspace=_place(settings, step.workspace))
+
+
+def workspace_of(settings: PipelineSettings) -> Workspace:
+    """The workspace of a pipeline's settings, without loading a model."""
+    return _place(settings, Workspace(settings.pair, settings.dtype, announce, settings.device))
+
+
+def _place(settings: PipelineSettings, space: Workspace) -> Workspace:
+    """The workspace, or the folder of the prompts where drift is answered: the workspace stays as
+    it is until something better passed the gate."""
+    if settings.source == "drift" and settings.prompts is not None:
+        return space.aside(settings.prompts.parent)
+    return space
 
 
 def worker_pool_of(settings: PipelineSettings) -> WorkerPool | None:
@@ -122,8 +139,6 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     Raises:
         DraftwellError: fewer different prompts than steps (`too_few_prompts`).
     """
-    from draftwell.components.prompts.overlap import different
-    from draftwell.components.prompts.prompt import demo_prompts, read_prompts
 
     rows = different(read_prompts(settings.prompts) if settings.prompts else demo_prompts())
     wanted = {
@@ -132,6 +147,8 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
         "calibrate": settings.calibrate_prompts,
         "tune": settings.tune_prompts,
     }
+    if settings.restarts:
+        del wanted["calibrate"]  # such an engine has nothing to calibrate
     if len(rows) < len(wanted):
         raise DraftwellError(
             f"{settings.prompts} holds {len(rows)} different prompts, and each of "

@@ -41,16 +41,16 @@ def run_log() -> Logger | LoggerAdapter[Any] | None:
 
 
 def settle_prefect() -> None:
-    """For commands that run flows, before Prefect is imported: it says only what went wrong, keeps
-    its state in the home, where `make prefect-server` has it too, and not in `~/.prefect`, and the
-    server that it starts for a command has time to come up on a busy machine (Prefect gives it 20
-    seconds)."""
+    """For commands that run flows, before Prefect is imported: it says nothing, because what went
+    wrong is the command's to say, keeps its state in the home, where `make prefect-server` has it
+    too, and not in `~/.prefect`, and the server that it starts for a command has time to come up on
+    a busy machine (Prefect gives it 20 seconds)."""
     if "PREFECT_HOME" not in os.environ:
         home = draftwell_home() / "prefect"
         # Prefect's server opens a database there, and makes no folder for it
         home.mkdir(parents=True, exist_ok=True)
         os.environ["PREFECT_HOME"] = str(home)
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
 
 

@@ -8,27 +8,50 @@ components/collect/settings.py and components/tune/settings.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from draftwell.components.bench.settings import QualityFloor
+from draftwell.components.engines.port import CAPABILITIES
+from draftwell.components.engines.vllm import device_for
 from draftwell.components.tune.settings import DEFAULTS
+from draftwell.registry.gates import load_gates
 from draftwell.serving.device import default_device
 from draftwell.serving.temperature import SERVED_TEMPERATURE
 
-if TYPE_CHECKING:
-    from draftwell.components.bench.settings import QualityFloor
-
 PLACES = {"prompts", "spool", "reference", "out"}
 """Settings of all flows that name files and folders."""
-BESIDES = {"pair", "prompts", "spool", "runner", "workers", "promote", "out", "step_hours"}
+RESTARTING = {
+    *("minutes", "methods", "levels", "train_minutes", "serve_seconds"),
+    *("port", "restart", "grid", "fresh"),
+}
+"""Settings of engines that a change of settings starts again."""
+OF_OURS = {
+    *("sampled_prompts", "calibrate_prompts", "trials", "lossless_only"),
+    *("max_quality_loss", "max_cost_ratio", "runner", "workers"),
+}
+"""Settings of our own engine alone."""
+BESIDES = {
+    *("pair", "prompts", "spool", "source", "drift", "engine"),
+    *("runner", "workers", "promote", "out", "step_hours"),
+    *RESTARTING,
+}
 """Settings that no result depends on: weights and prompts have digests of their own, and workers
 change nothing."""
+OF_VLLM = {
+    "collect_prompts": 24,
+    "tune_prompts": 12,
+    "collect_tokens": 64,
+    "tune_tokens": 64,
+    "bench_tokens": 64,
+}
+"""Defaults of the loop on vLLM, where they are others than ours."""
 
 
 class PipelineSettings(BaseModel):
     """What the loop runs on and how long it may take. The defaults are the demo's: eight to ten
-    minutes on two cores."""
+    minutes on two cores; those from `minutes` on are for engines that restart."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,6 +61,22 @@ class PipelineSettings(BaseModel):
     )
     prompts: Path | None = Field(
         None, description="JSONL of prompts; None takes the shipped demo prompts"
+    )
+    source: Literal["prompts", "traffic", "drift"] = Field(
+        "prompts",
+        description="what the loop runs on: `prompts`; the newest served prompts, where there are "
+        "enough of them; or those alone, in a folder of their own, as the answer to drift",
+    )
+    spool: Path | None = Field(
+        None, description="folder of recorded requests; None takes $DRAFTWELL_HOME/spool/<pair>"
+    )
+    drift: str | None = Field(
+        None,
+        description="digest of the report of drift that is answered; None takes the one announced "
+        "last",
+    )
+    engine: Literal["draftwell", "vllm"] = Field(
+        "draftwell", description="what decodes; with vllm other counts of prompts and tokens"
     )
     collect_prompts: int = Field(16, ge=1, description="prompts to collect traces on")
     collect_tokens: int = Field(48, ge=8, description="tokens per collected prompt")
@@ -116,6 +155,56 @@ class PipelineSettings(BaseModel):
         "taken in one place, one at a time",
     )
     workers: int = Field(1, ge=1, description="shards or replays at the same time")
+    minutes: float = Field(45.0, gt=0, description="with vllm, for the whole loop")
+    methods: tuple[str, ...] | None = Field(
+        None, description="ways to speculate to choose among; None: all that are possible"
+    )
+    levels: tuple[int, ...] = Field(
+        (1, 8),
+        description="requests at once, ascending from 1; the highest that there is time to measure "
+        "is what the bundle serves at once",
+    )
+    train_minutes: float | None = Field(
+        None,
+        gt=0,
+        description="training time of a head; None trains one only where the pair has none, in a "
+        "fifth of the time",
+    )
+    serve_seconds: float = Field(
+        90.0, gt=0, description="how long what is deployed is asked before it serves"
+    )
+    port: int | None = Field(None, description="of that trial; None takes a free one")
+    restart: str | None = Field(
+        None,
+        description="command of a shell that restarts the servers after `current` has moved; None "
+        "leaves that to a person",
+    )
+    grid: bool = Field(
+        False, description="at last measure every setting again, for the regret of the choice"
+    )
+    fresh: bool = Field(
+        False, description="begin again instead of with what an earlier run has finished"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_defaults_of_engine(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("engine") != "vllm":
+            return given
+        return {**OF_VLLM, "device": device_for(None) or default_device(), **given}
+
+    @model_validator(mode="after")
+    def _refuse_what_means_nothing(self) -> Self:
+        for name in sorted(OF_OURS if self.restarts else RESTARTING):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} means nothing with the engine {self.engine}")
+        return self
+
+    @property
+    def restarts(self) -> bool:
+        """Whether another setting needs another start of the engine, so that it keeps its own
+        measurements, and its servers are a user's."""
+        return CAPABILITIES[self.engine].restart
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -125,26 +214,24 @@ class PipelineSettings(BaseModel):
     def evidence(self, pair: str) -> dict[str, Any]:
         """What is published with a release: all but the folders and files of this machine; `pair`
         is the pair's name."""
-        return {**self.model_dump(mode="json", exclude=PLACES), "pair": pair}
+        return {**self.model_dump(mode="json", exclude=PLACES | RESTARTING), "pair": pair}
 
 
 def quality_floor() -> QualityFloor:
     """What a lossy strategy must keep, in benches, tunings and gates alike: registry/gates.yaml
     says it."""
-    from draftwell.components.bench.settings import QualityFloor
-    from draftwell.registry.gates import load_gates
 
     gates = load_gates()
-    return QualityFloor(
-        min_argmax_share=gates.min_quality_ratio,
-        max_rouge_l_loss=gates.max_rouge_l_loss,
-        max_surprisal_shift=gates.max_surprisal_shift,
+    return QualityFloor.model_validate(
+        {
+            "min_argmax_share": gates.min_quality_ratio,
+            "max_rouge_l_loss": gates.max_rouge_l_loss,
+            "max_surprisal_shift": gates.max_surprisal_shift,
+        }
     )
 
 
-class TrafficSettings(PipelineSettings):
-    """The same for scheduled flows, which use served traffic."""
-
-    spool: Path | None = Field(
-        None, description="folder of recorded requests; None takes $DRAFTWELL_HOME/spool/<pair>"
-    )
+def pair_anywhere(pair: str) -> str:
+    """How flows name a pair: a YAML file by its absolute path, because a worker may start
+    elsewhere; any other by its name."""
+    return str(Path(pair).expanduser().absolute()) if pair.endswith((".yaml", ".yml")) else pair

@@ -4,32 +4,42 @@ Everything of a pair and dtype is under `$DRAFTWELL_HOME/pairs/<pair>/<dtype>/`:
 texts), `traces_sampled/`, `artifacts/<kind>/`, `reports/`, and what is valid on one device only
 under `<device>/`: `artifacts/hardware_profile/`, `artifacts/decoding_config/`, `tuning/`, and the
 reports of tuning, gate and monitoring. An artifact is looked for in three places: a folder that the
-user names, the workspace, and what the pair ships with. A hardware profile of another machine class
-is measured again; those of a padded target, and of a draft on another device than the target's,
-always, and they are never kept.
+user names, the workspace, and what the pair ships with. Reading changes nothing here: what is
+missing is made by the commands that its strategies name.
+
+`workspace.json` says which format (`draftwell.serving.format`) all of it has.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwell.registry.pairs import fetch, find_pair
-from draftwell.serving.artifacts.base import ArtifactError, read_manifest
+from draftwell.registry.pairs.fitting import check_fits
+from draftwell.serving.artifacts.base import MANIFEST, read_manifest
 from draftwell.serving.artifacts.compiled_libraries import wanted_mode
 from draftwell.serving.artifacts.kinds import KINDS, device_of, find_kind
-from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home
+from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint
+from draftwell.serving.device import default_device, device_type, lacks_bfloat16
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_json
+from draftwell.serving.format import FORMAT, check_format
 from draftwell.serving.number_format import dtype_of
 from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
     from draftwell.serving.artifacts.base import Artifact
+    from draftwell.serving.artifacts.hardware_profile import HardwareProfile
     from draftwell.serving.runtime.pair import LoadedPair
     from draftwell.serving.runtime.strategies import Strategy, StrategyChoice, StrategyResources
 
 Say = Callable[[str], None]
+MARK = "workspace.json"
+"""File of a workspace that says which format all of it has."""
+PROFILE = "hardware_profile"
 
 
 class Workspace:
@@ -60,6 +70,27 @@ class Workspace:
         )
         self._files: PairFiles | None = None
         self._told = False
+        self._check_format()
+
+    def _check_format(self) -> None:
+        """Refuse a workspace that another version of Draftwell has made."""
+        try:
+            written = json.loads((self.root / MARK).read_text())["format"]
+        except (OSError, ValueError, LookupError, TypeError):
+            kept = ("traces*/shard-*", f"artifacts/*/{MANIFEST}", f"*/artifacts/*/{MANIFEST}")
+            if not any(path for pattern in kept for path in self.root.glob(pattern)):
+                return
+            written = None
+        check_format(
+            written,
+            f"the workspace {self.root}",
+            "`make reset`, or remove it, then collect and tune again",
+        )
+
+    def begin(self) -> None:
+        """Note the format of a workspace that something is about to be written to."""
+        if not (self.root / MARK).is_file():
+            write_json(self.root / MARK, {"format": FORMAT})
 
     def traces_at(self, temperature: float) -> Path:
         """Folder of the traces of a temperature: greedy ones and sampled ones do not replace each
@@ -78,10 +109,9 @@ class Workspace:
     def shipped_folder(self, kind: str) -> Path | None:
         """Folder of an artifact that comes with the pair's catalogue entry and was made for its
         weights; None where there is none."""
-        from draftwell.serving.artifacts.pair_files import fingerprint
 
         folder = self.shipped / kind
-        if not (folder / "artifact.json").is_file():
+        if not (folder / MANIFEST).is_file():
             return None
         if read_manifest(folder)["provenance"]["fingerprint"] == fingerprint(
             self.files(), self.dtype
@@ -107,8 +137,6 @@ class Workspace:
     def device(self) -> str:
         """cpu or cuda."""
         if self._device is None:
-            from draftwell.serving.device import default_device  # imports torch
-
             self._device = default_device()
         return self._device
 
@@ -130,7 +158,6 @@ class Workspace:
         """
         if not find_kind(kind).per_device:
             return self.artifacts / kind
-        self._move_by_device(kind)
         return self.root / (device or self.device) / "artifacts" / kind
 
     def kept(self) -> dict[str, Path]:
@@ -141,34 +168,6 @@ class Workspace:
         return {
             kind: folder for kind, folder in {**shared, **per_device}.items() if folder.is_dir()
         }
-
-    def _move_by_device(self, kind: str) -> None:
-        """Move what earlier versions kept for whichever device came last to where its device's is
-        now; never over another one."""
-        old = self.artifacts / kind
-        if not old.is_dir():
-            return
-        try:
-            made = read_manifest(old)["provenance"].get("device_class")
-        except ArtifactError:
-            return  # broken, or of another version: left to whoever looks there
-        place = self.root / (device_of(kind, made) or "cpu")
-        new = place / "artifacts" / kind
-        if new.exists():
-            return
-        reports = [
-            *find_kind(kind).pictures,
-            *(["tuning.json"] if kind == "decoding_config" else []),
-        ]
-        files = [file for pattern in reports for file in self.reports.glob(pattern)]
-        # the artifact last: its move ends it all
-        moves = [*((file, place / "reports" / file.name) for file in files), (old, new)]
-        for source, target in moves:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.rename(target)
-        self.say(
-            f"moved {kind}, made on {place.name}, to {new}: workspaces keep one for each device now"
-        )
 
     def files(self) -> PairFiles:
         """The pair's model folders, fetched and converted if need be."""
@@ -212,8 +211,6 @@ class Workspace:
         Raises:
             DraftwellError: the models are larger than the device's memory; nothing was downloaded.
         """
-        from draftwell.registry.pairs.fitting import check_fits
-        from draftwell.serving.device import device_type
         from draftwell.serving.runtime.strategies import find_strategy
 
         wanted = [(find_strategy(choice.name), choice.parameters) for choice in strategies]
@@ -226,21 +223,10 @@ class Workspace:
         files = self.files()
         from transformers.utils import logging
 
-        from draftwell.serving.device import lacks_bfloat16
         from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
         logging.disable_progress_bar()
-        padding = "" if pad_target is None else f", the target padded to {pad_target:g} parameters"
-        slow = dtype_of(self.dtype) == "bfloat16" and device == "cpu" and lacks_bfloat16()
-        advice = (
-            (
-                " (this CPU has no instructions for it: unless its layers are compiled, "
-                "float32 is faster)"
-            )
-            if slow
-            else ""
-        )
-        self.say(f"loading {self.spec.name} in {self.dtype}{padding}{advice}")
+        self._say_loading(device, pad_target)
         return load_pair(
             files,
             LoadSettings.model_validate(
@@ -260,40 +246,47 @@ class Workspace:
             ),
         )
 
+    def _say_loading(self, device: str, pad_target: float | None) -> None:
+        """What is loaded, and where that will be slow."""
+
+        padding = "" if pad_target is None else f", the target padded to {pad_target:g} parameters"
+        slow = dtype_of(self.dtype) == "bfloat16" and device == "cpu" and lacks_bfloat16()
+        advice = (
+            " (this CPU has no instructions for it: unless its layers are compiled, float32 is "
+            "faster)"
+            if slow
+            else ""
+        )
+        self.say(f"loading {self.spec.name} in {self.dtype}{padding}{advice}")
+
     def resources(
         self,
         pair: LoadedPair,
         names: Iterable[str],
         *,
         folder: Path | None = None,
-        deterministic: bool = False,
+        profile: HardwareProfile | None = None,
     ) -> StrategyResources:
         """The artifacts that the named strategies read; what is not there is left to the strategy
-        to ask for.
+        to ask for, and so is a hardware profile of another machine.
 
         Args:
             folder: a folder of artifact folders that goes before the workspace's; a foreign
                 artifact there is an error.
+            profile: takes the place of the hardware profile
+                (`draftwell.flows.steps.profile.find_or_measure_profile`).
         """
+        from draftwell.components.calibrate.hardware_profile import fits_here
         from draftwell.serving.runtime.strategies import StrategyResources, find_strategy
 
-        if folder is not None and not folder.is_dir():
-            raise DraftwellError(
-                f"no artifacts folder {folder}: check --artifacts", code="no_artifacts_folder"
-            )
         kinds = {kind: None for name in names for kind in find_strategy(name).reads()}
-        found = {kind: self._find(pair, kind, folder) for kind in kinds}
-        if "hardware_profile" in found:
-            found["hardware_profile"] = self._profile_for(
-                pair, found["hardware_profile"], found.get("eagle3_head")
-            )
+        found = {kind: self.found(pair, kind, folder) for kind in kinds}
+        if PROFILE in found:
+            known = found[PROFILE]
+            fits = known is not None and fits_here(known, pair, found.get("eagle3_head"))
+            found[PROFILE] = profile or (known if fits else None)
         artifacts = {kind: artifact for kind, artifact in found.items() if artifact is not None}
-        return StrategyResources(artifacts, pair.special_tokens, deterministic)
-
-    def found(self, pair: LoadedPair, kind: str) -> Artifact | None:
-        """An artifact of the workspace, else the one that the pair ships with; None where there is
-        neither."""
-        return self._find(pair, kind, None)
+        return StrategyResources(artifacts, pair.special_tokens)
 
     def strategies(
         self, pair: LoadedPair, wanted: Iterable[tuple[str, Mapping[str, Any]]], **options: Any
@@ -311,19 +304,31 @@ class Workspace:
         folder = self.folder(
             artifact.kind, device_of(artifact.kind, artifact.provenance.device_class)
         )
+        self.begin()
         artifact.save(folder)
         return folder
 
-    def _find(self, pair: LoadedPair, kind: str, folder: Path | None) -> Artifact | None:
-        from draftwell.serving.device import device_type
+    def found(self, pair: LoadedPair, kind: str, folder: Path | None = None) -> Artifact | None:
+        """An artifact of a named folder, else of the workspace, else the one that the pair ships
+        with; None where there is none.
 
+        Args:
+            folder: as in `resources`.
+        Raises:
+            DraftwellError: the folder is not there, or an artifact cannot be used.
+        """
+
+        if folder is not None and not folder.is_dir():
+            raise DraftwellError(
+                f"no artifacts folder {folder}: check --artifacts", code="no_artifacts_folder"
+            )
         cls, shipped = find_kind(kind).load_class(), self.shipped / kind
         for place in (
             folder / kind if folder else None,
             self.folder(kind, device_type(pair.device)),
             shipped,
         ):
-            if place is None or not (place / "artifact.json").is_file():
+            if place is None or not (place / MANIFEST).is_file():
                 continue
             if place == shipped:
                 if (fitting := _if_fitting(cls, place, pair.fingerprint)) is None:
@@ -331,44 +336,6 @@ class Workspace:
                 return fitting
             return cls.load(place, fingerprint=pair.fingerprint)
         return None
-
-    def _profile_for(self, pair: LoadedPair, found: Any, head: Any = None) -> Any:
-        from draftwell.components.report.machine import draft_device_of
-        from draftwell.serving.runtime.machine_class import machine_class
-
-        here = machine_class(pair)  # a profile of other layers is measured again, too
-        # Forwards of these take another time than those that any profile on disk was measured on.
-        special = {"padded_to": pair.padded_to, "draft_device": draft_device_of(pair)}
-        unlike = {name: value for name, value in special.items() if value is not None}
-        complete = found is not None and all(
-            (
-                found.t_draft is not None or "draft" not in pair.models,
-                found.t_draft_onnx is not None or "draft_onnx" not in pair.models,
-                found.t_head is not None or head is None,
-            )
-        )
-        if not unlike and complete and found.provenance.device_class == here:
-            return found
-        from draftwell.components.calibrate.hardware_profile import measure_profile
-        from draftwell.components.report.provenance import provenance
-
-        words = [
-            *(["with the padded target"] if pair.padded_to is not None else []),
-            *(
-                [f"with the draft on {special['draft_device']}"]
-                if special["draft_device"] is not None
-                else []
-            ),
-        ]
-        self.say(
-            f"measuring a hardware profile for {here} " + (", ".join(words) or "(once, about 10 s)")
-        )
-        made = measure_profile(
-            pair, provenance(pair, device_class=here, parameters=unlike or None), head=head
-        )
-        if not unlike:
-            self.save(made)
-        return made
 
 
 def _if_fitting(cls: Any, folder: Path, fingerprint: str) -> Any:

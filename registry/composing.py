@@ -1,15 +1,21 @@
-"""Composing a release from versions that a person picked, for example in MLflow's UI: which version
-of each other kind joins them."""
+"""Versions that a person picked, and the release that is composed of them.
+
+A person picks a version by its number (`--pin`), or marks it in MLflow's UI with the alias
+`picked`; `picked-cuda` marks one for a device alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from draftwell.registry.releases import ReleaseVersion, find_release
+from draftwell.registry.releases import ReleaseVersion, common_fingerprint, find_release
 from draftwell.registry.store import Published, Store
-from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.kinds import KINDS, OURS, refuse_other_device
 from draftwell.serving.errors import DraftwellError
+
+PICKED = "picked"
+"""Alias by which a person marks, in MLflow's UI, the version of a kind that is to be used."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,7 @@ class Composition:
 
     Args:
         versions: kind → version.
-        picked: kinds that the person named; the others are the champion's, or the newest.
+        picked: kinds that the person named or marked; the others are the champion's, or the newest.
         champion: the release that the others were taken from; None where there is none.
     """
 
@@ -37,7 +43,7 @@ def parse_pins(words: Iterable[str]) -> dict[str, str]:
     """`kind=version` strings, each version a number or an alias.
 
     Raises:
-        DraftwellError: another form, an unknown kind, one named twice, or none at all.
+        DraftwellError: another form, an unknown kind, or one named twice.
 
     >>> parse_pins(["verifier=3", "acceptance_table=champion"])
     {'verifier': '3', 'acceptance_table': 'champion'}
@@ -63,27 +69,53 @@ def parse_pins(words: Iterable[str]) -> dict[str, str]:
                 code="bad_pin",
             )
         pins[kind] = version
-    if not pins:
-        raise DraftwellError(
-            "name at least one version to release, for example --pin verifier=3",
-            code="nothing_picked",
-        )
     return pins
 
 
-def compose(store: Store, pair: str, device: str, pins: Mapping[str, str]) -> Composition:
-    """The versions of a release with these pins; every other kind comes from the champion, else it
-    is the newest that fits.
+def marked_versions(
+    store: Store, pair: str, device: str, kinds: Iterable[str] = OURS
+) -> dict[str, Published]:
+    """kind → the version that a person marked with the alias `picked`, of those kinds.
 
     Raises:
-        DraftwellError: there is no such version, it was made for other models or another dtype than
-            the rest, it is a draft that the rest was not made with, or no tuned config is among
-            them.
+        DraftwellError: one was made on another device (`made_on_other_device`).
     """
-    picked = {
+    marked: dict[str, Published] = {}
+    for kind in kinds:
+        aliases = store.get_aliases(kind, pair)
+        number = aliases.get(f"{PICKED}-{device}", aliases.get(PICKED))
+        if number is None:
+            continue
+        version = marked[kind] = store.resolve(kind, pair, number)
+        made_on = version.tags.get("device_class")
+        refuse_other_device(kind, made_on, device, f"{name_of(version)}, marked `{PICKED}`,")
+    return marked
+
+
+def name_of(version: Published) -> str:
+    """A version's name for a person."""
+    return f"{version.name} version {version.version}"
+
+
+def compose(store: Store, pair: str, device: str, pins: Mapping[str, str]) -> Composition:
+    """The versions of a release with these pins and those that a person marked; every other kind
+    comes from the champion, else it is the newest that fits.
+
+    Raises:
+        DraftwellError: nothing was pinned or marked, there is no such version, it was made for
+            other models or another dtype than the rest, it is a draft that the rest was not made
+            with, or no tuned config is among them.
+    """
+    picked = marked_versions(store, pair, device) | {
         kind: store.resolve(kind, pair, _alias_here(store, kind, pair, device, version))
         for kind, version in pins.items()
     }
+    if not picked:
+        raise DraftwellError(
+            "name at least one version to release, for example --pin verifier=3, or mark one in "
+            f"MLflow with the alias {PICKED}",
+            code="nothing_picked",
+        )
     number = store.get_aliases("release", f"{pair}.{device}").get("champion")
     champion = None if number is None else find_release(store, pair, device, number)
     if champion is not None:
@@ -95,7 +127,8 @@ def compose(store: Store, pair: str, device: str, pins: Mapping[str, str]) -> Co
     else:
         others = _newest(store, pair, device, picked)
     versions = dict(sorted({**others, **picked}.items()))
-    _check_fingerprints(picked, others, champion)
+    _refuse_lone_draft(picked, champion)
+    common_fingerprint(versions)
     if "decoding_config" not in versions:
         raise DraftwellError(
             f"no tuned config of {pair} on {device} fits these versions: run `draftwell "
@@ -122,19 +155,15 @@ def _newest(
     found: dict[str, Published] = {}
     for kind in (
         "decoding_config",
-        *(kind for kind in KINDS if kind not in ("decoding_config", "distilled_draft")),
+        *(kind for kind in OURS if kind not in ("decoding_config", "distilled_draft")),
     ):
         if kind in picked:
             continue
         fitting = [
             version
             for version in store.versions(kind, pair)
-            if not bound or version.fingerprint in bound
-        ]
-        fitting = [
-            version
-            for version in fitting
-            if (version.tags.get("device_class") or device).startswith(device)
+            if (not bound or version.fingerprint in bound)
+            and (version.tags.get("device_class") or device).startswith(device)
         ]
         if fitting:
             found[kind] = fitting[-1]
@@ -142,36 +171,15 @@ def _newest(
     return found
 
 
-def _check_fingerprints(
-    picked: Mapping[str, Published],
-    others: Mapping[str, Published],
-    champion: ReleaseVersion | None,
-) -> None:
-    """Refuse picked versions that do not belong to the same models and dtype as the rest, and a
-    draft that was exchanged alone."""
+def _refuse_lone_draft(picked: Mapping[str, Published], champion: ReleaseVersion | None) -> None:
+    """Refuse a draft that was exchanged alone."""
     draft = picked.get("distilled_draft")
-    if draft is not None and (
-        champion is None
-        or champion.contents.pins.get("distilled_draft") is None
-        or champion.contents.pins["distilled_draft"].digest != draft.digest
-    ):
+    if draft is None:
+        return
+    pin = None if champion is None else champion.contents.pins.get("distilled_draft")
+    if pin is None or pin.digest != draft.digest:
         raise DraftwellError(
-            f"{draft.name} version {draft.version} cannot be exchanged alone, others are "
-            "made with the draft: "
+            f"{name_of(draft)} cannot be exchanged alone, others are made with the draft: "
             "name it in the pair's YAML file, then collect, calibrate, tune and publish",
             code="draft_is_part_of_the_pair",
-        )
-    bound = {
-        kind: version for kind, version in {**others, **picked}.items() if KINDS[kind].fingerprinted
-    }
-    if len({version.fingerprint for version in bound.values()}) > 1:
-        each = ", ".join(
-            f"{kind} version {version.version} {version.fingerprint[:12]}"
-            for kind, version in sorted(bound.items())
-        )
-        raise DraftwellError(
-            f"these versions belong to different models or dtypes ({each}): pick versions "
-            "with one fingerprint, which "
-            "MLflow shows as a tag",
-            code="mixed_fingerprints",
         )

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from draftwell.registry.gates import GateRecord
 from draftwell.registry.releases import (
     ReleaseVersion,
+    device_options,
     find_release,
     follow_alias,
     gate_record,
@@ -79,14 +80,14 @@ def promote(
     if why := objection(release, judged):
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} "
-            f"--device {device} --release "
+            f"{device_options(device)} --release "
             f"{release.version}`",
             code="not_gated",
         )
-    if (why := _outdated(store, release, judged)) and not reason:
+    if (why := outdated(store, release, judged)) and not reason:
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} "
-            f"--device {device} --release "
+            f"{device_options(device)} --release "
             f"{release.version}`, or give a --reason to promote it all the same",
             code="gated_against_another_champion",
         )
@@ -94,7 +95,7 @@ def promote(
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: publish another release, or promote "
             "this one again with "
-            f"a reason: `draftwell promote --pair {pair} --device {device} --release "
+            f"a reason: `draftwell promote --pair {pair} {device_options(device)} --release "
             f"{release.version} --reason …`",
             code="was_rolled_back",
         )
@@ -107,7 +108,7 @@ def promote(
     return release
 
 
-def _outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) -> str | None:
+def outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) -> str | None:
     """What is wrong with a verdict that compares the release with another champion than today's, or
     None.
 

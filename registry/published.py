@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from draftwell.serving.format import check_format
+
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
+
+FORMAT_TAG = "format"
+"""Tag of a version that says which format of `draftwell.serving.format` it was published in."""
+
+TAKEN = ("IntegrityError", "UniqueViolation", "UNIQUE constraint", "duplicate key")
+"""What errors of MLflow's databases say of a row that another process has inserted."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +54,31 @@ class Published:
 
 
 def insert_or_change(write: Callable[[], object]) -> None:
-    """Write an alias or a tag; MLflow looks first and inserts then, and the slower of two processes
-    finds the row taken."""
+    """Write an alias, a tag or a dataset: MLflow looks first and inserts then, and the slower of
+    two processes finds the row taken."""
     from mlflow.exceptions import MlflowException
 
     try:
         write()
     except MlflowException as error:
-        # of SQLite and MySQL, of PostgreSQL
-        if not any(word in str(error) for word in ("IntegrityError", "UniqueViolation")):
+        if not any(word in str(error) for word in TAKEN):
             raise
         write()
 
 
 def published_of(version: ModelVersion) -> Published:
-    """MLflow's version as ours."""
+    """MLflow's version as ours.
+
+    Raises:
+        DraftwellError: another version of Draftwell has published it.
+    """
+    written = version.tags.get(FORMAT_TAG, "")
+    check_format(
+        int(written) if written.isdigit() else None,
+        f"{version.name} version {version.version} in the registry",
+        "`make reset`, or name an empty registry (MLFLOW_TRACKING_URI), then run `draftwell demo` "
+        "or the pipeline again",
+    )
     kind = version.tags.get("kind") or version.name.split(".", 1)[0]
     return Published(
         kind,

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
-from draftwell.registry.gates import GateCheck, GateRecord
+from draftwell.registry.gates import GateRecord
 from draftwell.registry.store import Published, Store
 from draftwell.registry.strict import Strict, validate
 from draftwell.serving.artifacts.base import Artifact, Provenance
@@ -29,12 +29,14 @@ from draftwell.serving.bundle.bundle import ModelRecord
 from draftwell.serving.device import DEVICES
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Role
+from draftwell.serving.temperature import class_of
 
 __all__ = [
-    "GateCheck",
     "GateRecord",
     "ReleaseVersion",
     "create_release",
+    "device_options",
+    "engine_device",
     "find_release",
     "gate_record",
     "is_champion",
@@ -107,6 +109,33 @@ class ReleaseVersion:
         return f"{self.published.name} version {self.version}"
 
 
+def engine_device(device: str, engine: str, temperature: float = 0.0) -> str:
+    """The device of releases for an engine, as their names have it: ours is not named.
+
+    >>> engine_device("cpu", "draftwell"), engine_device("cpu", "vllm", 0.7)
+    ('cpu', 'cpu-vllm-sampled')
+    """
+    if engine == "draftwell":
+        return device
+    requests = "" if class_of(temperature) == "greedy" else "-sampled"
+    return f"{device}-{engine}{requests}"
+
+
+def device_options(device: str, sampled: str = "--sampled") -> str:
+    """The options that name a device of releases on the command line.
+
+    Args:
+        sampled: how the command names the release for sampled requests.
+
+    >>> device_options("cpu"), device_options("cpu-vllm-sampled")
+    ('--device cpu', '--device cpu --engine vllm --sampled')
+    """
+    place, _, engine = device.partition("-")
+    name, _, requests = engine.partition("-")
+    named = [f"--device {place}", f"--engine {name}" if name else "", sampled if requests else ""]
+    return " ".join(filter(None, named))
+
+
 def create_release(
     store: Store,
     pair: str,
@@ -145,17 +174,10 @@ def create_release(
     )
     made = Provenance(
         pair=pair,
-        fingerprint=_common_fingerprint(found),
+        fingerprint=common_fingerprint(found),
         device_class=device,
         parents={kind: p.digest for kind, p in found.items()},
     )
-    figures = {
-        key: float(value)
-        for key, value in evidence.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    for kind, published in found.items():
-        figures |= {f"{kind}.{name}": value for name, value in store.metrics(published).items()}
     with tempfile.TemporaryDirectory() as place:
         Release(contents, made).save(Path(place) / "release")
         report = Path(place) / "evidence.json"
@@ -163,7 +185,7 @@ def create_release(
         published = store.publish(
             Path(place) / "release",
             pair=f"{pair}.{device}",
-            metrics=figures,
+            metrics=_figures(store, found, evidence),
             parameters={**pins, **(settings or {})},
             plots=[report],
         )
@@ -172,25 +194,43 @@ def create_release(
     return release
 
 
-def _common_fingerprint(found: Mapping[str, Published]) -> str:
-    bound = {
-        kind: published.fingerprint
-        for kind, published in found.items()
-        if find_kind(kind).fingerprinted
+def _figures(
+    store: Store, found: Mapping[str, Published], evidence: Mapping[str, Any]
+) -> dict[str, float]:
+    """The numbers of the evidence, and the metrics of everything that is pinned."""
+    figures = {
+        key: float(value)
+        for key, value in evidence.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
     }
+    for kind, published in found.items():
+        figures |= {f"{kind}.{name}": value for name, value in store.metrics(published).items()}
+    return figures
+
+
+def common_fingerprint(found: Mapping[str, Published]) -> str:
+    """The fingerprint of the models that all these versions belong to.
+
+    Raises:
+        DraftwellError: they belong to none (`nothing_to_release`), or to several
+            (`mixed_fingerprints`).
+    """
+    bound = [one for kind, one in found.items() if find_kind(kind).fingerprinted]
     if not bound:
         raise DraftwellError(
             "a release needs at least one artifact besides the draft: run `draftwell tune` first",
             code="nothing_to_release",
         )
-    if len(set(bound.values())) > 1:
-        each = ", ".join(f"{kind} {value[:12]}" for kind, value in bound.items())
+    if len({one.fingerprint for one in bound}) > 1:
+        each = ", ".join(
+            f"{one.kind} version {one.version} {one.fingerprint[:12]}" for one in bound
+        )
         raise DraftwellError(
-            f"these artifacts belong to different models or dtypes ({each}): calibrate them all "
-            f"again",
+            f"these versions belong to different models or dtypes ({each}): pick versions with one "
+            "fingerprint, which MLflow shows as a tag, or calibrate them all again",
             code="mixed_fingerprints",
         )
-    return next(iter(bound.values()))
+    return bound[0].fingerprint
 
 
 def find_release(
@@ -297,7 +337,7 @@ def gate_record(release: ReleaseVersion) -> GateRecord | None:
     except ValidationError as error:
         raise DraftwellError(
             f"the gate record of {release.name} cannot be read: "
-            f"run `draftwell gate --pair {release.pair} --device {release.device} "
+            f"run `draftwell gate --pair {release.pair} {device_options(release.device)} "
             f"--release {release.version}`",
             code="gate_record_unreadable",
         ) from error
@@ -335,11 +375,9 @@ def follow_alias(store: Store, release: ReleaseVersion, alias: str) -> None:
     """
     while True:
         for kind, version in release.pins.items():
-            known, own = store.get_aliases(kind, release.pair), f"{alias}-{release.device}"
-            if known.get(own) != version:
+            own = f"{alias}-{release.device}"
+            if store.get_aliases(kind, release.pair).get(own) != version:
                 store.set_alias(store.resolve(kind, release.pair, version), own)
-            if alias in known:  # of an earlier version, which moved one alias for all devices
-                store.delete_alias(kind, release.pair, alias)
         now = store.get_aliases("release", f"{release.pair}.{release.device}").get(alias)
         if now is None or now == release.version:
             return

@@ -14,10 +14,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwell.registry.cards.datasets import log_traces, trace_input
+from draftwell.registry.cards.datasets import trace_input
 from draftwell.registry.cards.model_card import (
     describe,
     describe_model,
@@ -28,11 +29,11 @@ from draftwell.registry.cards.model_card import (
 from draftwell.registry.cards.trials import log_trials, trials_of
 from draftwell.registry.connection import artifact_folder, connect, default_uri, registry_errors
 from draftwell.registry.folders import base_pair, check_files, copy_artifact, model_name
-from draftwell.registry.published import Published, insert_or_change, published_of
-from draftwell.registry.renewal import renew
+from draftwell.registry.published import FORMAT_TAG, Published, insert_or_change, published_of
 from draftwell.registry.strict import validate
 from draftwell.serving.artifacts.base import Provenance, digest_of, read_manifest
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.format import FORMAT
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 __all__ = ["Published", "Store"]
 Curve = Sequence[tuple[int, float]]
 """Pairs of step and value, ascending; the last value is the metric's."""
+RENEWED = ("trace_digest", "git_commit", "device_class", "parents")
+"""Tags of where data comes from, which may be made again."""
+SHOWN_AS_TAGS = {"strategy", "temperature"}
+"""Settings that are tags, too."""
 MOST_AT_ONCE = 1000
 """Metrics that MLflow takes in one call."""
 
@@ -69,7 +74,8 @@ class Store:
         """Register an artifact folder as the next version of `<kind>.<pair>`.
 
         The same data for the same pair is registered once: a second call returns the version that
-        exists, whose description and tags are those of the last time it was made (`renewal.renew`).
+        exists, whose tags are those of the last time it was made; its run, figures and description
+        are those of the first.
 
         Args:
             metrics: numbers that MLflow compares, or curves of which it draws the steps; the
@@ -87,51 +93,36 @@ class Store:
         )
         manifest = {**manifest, "provenance": made}
         name = model_name(kind, pair)
-        tags = {
-            "kind": kind,
-            "pair": base_pair(kind, pair),
-            "digest": digest,
-            "fingerprint": made["fingerprint"],
-            "trace_digest": made["trace_digest"] or "",
-            "git_commit": made["git_commit"] or "",
-            "device_class": made["device_class"] or "",
-            "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True),
-        }
+        tags = _tags(kind, base_pair(kind, pair), digest, made, parents or {})
         with registry_errors(self.uri):
             figures, settings = figures_of(folder, manifest)
-            curves = {
-                key: value
-                for key, value in (metrics or {}).items()
-                if not isinstance(value, int | float)
-            }
-            numbers = {
-                key: value
-                for key, value in (metrics or {}).items()
-                if isinstance(value, int | float)
-            }
-            figures, settings = {**figures, **numbers}, {**settings, **(parameters or {})}
+            curves = metrics or {}
+            figures |= {key: one for key, one in curves.items() if isinstance(one, int | float)}
+            settings |= parameters or {}
             words = fitting(description or describe(manifest, figures, settings))
-            if "strategy" in settings:
-                tags["strategy"] = str(settings["strategy"])
+            tags |= {one: str(settings[one]) for one in settings.keys() & SHOWN_AS_TAGS}
             if existing := self._find(name, digest, made["fingerprint"]):
-                return renew(self.client, existing, tags, words, figures)
+                return self._renew(existing, tags)
+            every, base = {**figures, **curves}, base_pair(kind, pair)
             run_id, model_id, source = self._log(
-                folder,
-                manifest,
-                base_pair(kind, pair),
-                {**figures, **curves},
-                settings,
-                plots,
-                words,
+                folder, manifest, base, every, settings, plots, words
             )
             published = self._register(name, source, run_id, model_id, tags, words)
             # killed in between, the version lacks nothing but this view
             if kind == "decoding_config" and published.run_id == run_id:
                 config = json.loads((folder / "config.json").read_text())
-                log_trials(
-                    self.client, self._experiment(base_pair(kind, pair)), run_id, trials_of(config)
-                )
+                log_trials(self.client, self._experiment(base), run_id, trials_of(config))
             return published
+
+    def _renew(self, known: Published, tags: Mapping[str, str]) -> Published:
+        """Change the tags that may differ although the data is the same; returns the version with
+        them."""
+        changed = {
+            key: tags[key] for key in RENEWED if tags.get(key, "") != known.tags.get(key, "")
+        }
+        for key, value in changed.items():
+            self.set_tag(known, key, value)
+        return replace(known, tags={**known.tags, **changed})
 
     def _find(self, name: str, digest: str, fingerprint: str) -> Published | None:
         query = f"name = '{name}' and tag.digest = '{digest}' and tag.fingerprint = '{fingerprint}'"
@@ -172,7 +163,7 @@ class Store:
                 write_mlmodel(copy, manifest, model.artifact_location, run_id, model.model_id)
                 client.log_model_artifacts(model.model_id, str(copy))
             if (traces := trace_input(kind, manifest["provenance"])) is not None:
-                log_traces(client, run_id, traces)
+                insert_or_change(lambda: client.log_inputs(run_id, [traces]))
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
             now = int(time.time() * 1000)
             client.log_batch(run_id, params=[Param(k, v) for k, v in settings.items()])
@@ -314,11 +305,6 @@ class Store:
                 raise
         return {alias: int(version) for alias, version in sorted(model.aliases.items())}
 
-    def delete_alias(self, kind: str, pair: str, alias: str) -> None:
-        """Take an alias away; one that is not there is none."""
-        with registry_errors(self.uri):
-            self.client.delete_registered_model_alias(model_name(kind, pair), alias)
-
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""
         with registry_errors(self.uri):
@@ -382,3 +368,20 @@ class Store:
         return sorted(
             (published_of(version) for version in found), key=lambda published: published.version
         )
+
+
+def _tags(
+    kind: str, pair: str, digest: str, made: Mapping[str, Any], parents: Mapping[str, str]
+) -> dict[str, str]:
+    """What a version's tags say of its provenance."""
+    return {
+        "kind": kind,
+        FORMAT_TAG: str(FORMAT),
+        "pair": pair,
+        "digest": digest,
+        "fingerprint": made["fingerprint"],
+        "trace_digest": made["trace_digest"] or "",
+        "git_commit": made["git_commit"] or "",
+        "device_class": made["device_class"] or "",
+        "parents": json.dumps({**made["parents"], **parents}, sort_keys=True),
+    }

@@ -52,6 +52,12 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         raise
 
 
+def write_text(path: Path, text: str) -> Path:
+    """Write a text atomically."""
+    write_atomically(path, text.encode())
+    return path
+
+
 def write_json(path: Path, value: Any) -> Path:
     """Write indented JSON atomically; returns the path."""
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())

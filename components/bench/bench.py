@@ -3,23 +3,23 @@ defined in docs/methods.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwell.components.bench.device_parity import check_against
+from draftwell.components.bench.interleaved import REFERENCE, Progress, leaving_out
 from draftwell.components.bench.metrics import (
-    REFERENCE,
     BenchMetrics,
-    fastest,
     gamma_of_parameters,
     is_baseline,
 )
 from draftwell.components.bench.peak_memory import peaks_over_models
+from draftwell.components.bench.peers.group import PeerGroup
 from draftwell.components.bench.peers.loading import open_peers
-from draftwell.components.bench.ratios import curves, headlines, largest_overheads
+from draftwell.components.bench.ratios import headlines
 from draftwell.components.bench.runner import (
     Config,
-    Progress,
+    Measurement,
     StrategyContender,
     contenders_of,
     measure,
@@ -27,9 +27,9 @@ from draftwell.components.bench.runner import (
 )
 from draftwell.components.bench.schema import (
     SCHEMA,
+    BenchEntry,
     BenchReport,
     Machine,
-    PeerReport,
     ReportSettings,
 )
 from draftwell.components.bench.settings import DEFAULTS, BenchSettings
@@ -38,7 +38,6 @@ from draftwell.components.report.machine import describe_machine, using_threads
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
-FASTEST = "vanilla_sd at its fastest gamma"
 PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24
 
 
@@ -53,7 +52,8 @@ def run_bench(
     check: LoadedPair | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
-    """Measure strategies against autoregressive decoding.
+    """Measure strategies against autoregressive decoding; a contender that fails is left out where
+    the settings say so, and the failure of plain decoding ends the run.
 
     Args:
         strategies: (name, parameters); `autoregressive` is measured too where it is not among them.
@@ -70,77 +70,90 @@ def run_bench(
     configs = list(strategies)
     if REFERENCE not in [config.name for config in configs]:
         configs.insert(0, PLAIN)
+    left_out: dict[str, str] | None = {} if settings.leave_out else None
+    peaks: dict[str, float | None] = {}
+    further = [*extra]
     with using_threads(settings.threads):
         warm_up(pair, prompts, settings.max_tokens)
-        peaks = (
-            memory_peaks(pair, resources, configs, prompts, settings, progress)
-            if settings.memory
-            else {}
+        if settings.memory:
+            peaks = memory_peaks(pair, resources, configs, prompts, settings, left_out, progress)
+        if settings.cost_ratios:
+            with leaving_out("vanilla_sd at its fastest gamma", left_out):
+                further += missing_fastest_vanilla(pair, resources, configs, prompts, settings)
+        groups, measured = measure_with_peers(
+            pair, resources, configs, prompts, settings, further, left_out, progress
         )
-        extra = [
-            *extra,
-            *(
-                missing_fastest_vanilla(pair, resources, configs, prompts, settings)
-                if settings.cost_ratios
-                else []
-            ),
-        ]
-        longest = longest_request(pair, prompts, settings.max_tokens)
-        with open_peers(
-            pair,
-            settings.peers,
-            gamma=gamma_of(configs),
-            context=longest,
-            temperature=settings.temperature,
-            head=resources.artifacts.get("eagle3_head"),
-        ) as groups:
-            peers = [contender for group in groups.values() for contender in group.contenders]
-            measured = measure(
-                pair,
-                resources,
-                configs,
-                prompts,
-                settings,
-                progress=progress,
-                extra=[*extra, *peers],
-            )
-        metrics = BenchMetrics(
-            pair, prompts, measured, temperature=settings.temperature, floor=settings.quality_floor
-        )
-        entries = {label: metrics.entry(label, peaks.get(label)) for label in measured}
-        machine = describe_machine(pair)
+        metrics = BenchMetrics(pair, prompts, measured, settings)
         checked = (
             check_against(check, measured, prompts, max_tokens=settings.max_tokens)
             if check
             else None
         )
-    own = {
-        label: entry
-        for label, entry in entries.items()
-        if label != FASTEST and label not in {peer.label for peer in peers}
-    }
+        return report_of(metrics, groups, peaks, gamma_of(configs)).model_copy(
+            update={"cpu_check": checked, "left_out": left_out or {}}
+        )
+
+
+def measure_with_peers(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    configs: Sequence[Config],
+    prompts: Sequence[Prompt],
+    settings: BenchSettings,
+    extra: Sequence[StrategyContender],
+    left_out: dict[str, str] | None,
+    progress: Progress | None,
+) -> tuple[dict[str, PeerGroup], dict[str, Measurement]]:
+    """The peers that started, and what was measured of all."""
+    with open_peers(
+        pair,
+        settings.peers,
+        gamma=gamma_of(configs),
+        context=longest_request(pair, prompts, settings.max_tokens),
+        temperature=settings.temperature,
+        head=resources.artifacts.get("eagle3_head"),
+        left_out=left_out,
+    ) as groups:
+        peers = [peer for group in groups.values() for peer in group.contenders]
+        return groups, measure(
+            pair,
+            resources,
+            configs,
+            prompts,
+            settings,
+            extra=[*extra, *peers],
+            left_out=left_out,
+            progress=progress,
+        )
+
+
+def report_of(
+    metrics: BenchMetrics,
+    groups: Mapping[str, PeerGroup],
+    peaks: Mapping[str, float | None],
+    gamma: int,
+) -> BenchReport:
+    """The report of what was measured."""
+    own: dict[str, BenchEntry] = {}
+    peers: dict[str, dict[str, BenchEntry]] = {name: {} for name in groups}
+    for label, m in metrics.measured.items():
+        peer, _, variant = label.partition("/")
+        group, name = (own, label) if m.ours else (peers[peer], variant)
+        group[name] = metrics.entry(label, peaks.get(label))
     return BenchReport(
-        **subject(pair, prompts),
+        **subject(metrics.pair, metrics.prompts),
         schema_version=SCHEMA,
-        machine=Machine(**machine),
+        machine=Machine(**describe_machine(metrics.pair)),
         settings=ReportSettings(
-            **settings.model_dump(include={"max_tokens", "temperature", "runs", "warmup", "seed"})
+            **metrics.settings.model_dump(include=set(ReportSettings.model_fields))
         ),
         longest_prompt=max(len(ids) for ids in metrics.encoded),
         strategies=own,
-        cost_reference=metrics.cost_reference(),
-        peers={
-            name: PeerReport(
-                entries={c.label.partition("/")[2]: entries[c.label] for c in group.contenders},
-                notes=tuple(group.notes),
-                version=group.version,
-            )
-            for name, group in groups.items()
-        },
-        headlines=tuple(headlines(metrics, entries, gamma_of(configs))),
-        worst=largest_overheads(own),
-        curves=curves(own),
-        cpu_check=checked,
+        cost_reference=metrics.vanilla.label if metrics.vanilla else None,
+        peers=peers,
+        peer_versions={name: group.version for name, group in groups.items() if group.version},
+        peer_notes=tuple(note for group in groups.values() for note in group.notes),
+        headlines=tuple(headlines(metrics, own, gamma)),
     )
 
 
@@ -187,32 +200,18 @@ def missing_fastest_vanilla(
     The gamma is found by a short run over a few; a run that names several vanilla_sd configs has
     made its own choice.
     """
-    named = [
-        dict(config.parameters) for config in configs if is_baseline(config.name, config.parameters)
-    ]
+    named = vanilla_parameters(configs)
     if "draft" not in pair.models or len(named) > 1:
         return []
     tried = [
         StrategyChoice("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in PILOT_GAMMAS
     ]
-    pilot = measure(
-        pair,
-        resources,
-        tried,
-        prompts[:PILOT_PROMPTS],
-        BenchSettings(max_tokens=min(settings.max_tokens, PILOT_TOKENS)),
-    )
-    best = fastest(list(pilot.values()))
-    assert best is not None
-    assert isinstance(best.contender, StrategyContender)
-    known = {gamma_of_parameters(parameters) for parameters in named}
-    if best.contender.parameters["num_speculative_tokens"] in known:
+    short = BenchSettings(max_tokens=min(settings.max_tokens, PILOT_TOKENS))
+    pilot = measure(pair, resources, tried, prompts[:PILOT_PROMPTS], short)
+    best = min(zip(tried, pilot.values(), strict=True), key=lambda row: row[1].pace)[0]
+    if gamma_of_parameters(best.parameters) in map(gamma_of_parameters, named):
         return []
-    return [
-        StrategyContender(
-            pair, resources, StrategyChoice("vanilla_sd", best.contender.parameters), FASTEST
-        )
-    ]
+    return [StrategyContender(pair, resources, best, str(best))]
 
 
 def memory_peaks(
@@ -221,6 +220,7 @@ def memory_peaks(
     configs: Sequence[Config],
     prompts: Sequence[Prompt],
     settings: BenchSettings,
+    left_out: dict[str, str] | None,
     progress: Progress | None,
 ) -> dict[str, float | None]:
     """Peak megabytes of every config in addition to the models, on the longest prompt (see
@@ -236,21 +236,16 @@ def memory_peaks(
             contenders_of(pair, resources, configs),
             ids_of(pair, longest),
             pair.sampling(max_tokens=settings.max_tokens),
+            left_out,
         )
 
 
 def gamma_of(configs: Sequence[Config]) -> int:
     """Draft length of the first vanilla_sd in the run, else its default; peers draft as many
     tokens."""
-    return gamma_of_parameters(
-        dict(
-            next(
-                (
-                    config.parameters
-                    for config in configs
-                    if is_baseline(config.name, config.parameters)
-                ),
-                {},
-            )
-        )
-    )
+    return gamma_of_parameters(next(iter(vanilla_parameters(configs)), {}))
+
+
+def vanilla_parameters(configs: Sequence[Config]) -> list[Mapping[str, Any]]:
+    """Parameters of every vanilla SD of the run."""
+    return [one.parameters for one in configs if is_baseline(one.name, one.parameters)]

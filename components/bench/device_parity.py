@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from draftwell.components.bench.runner import Measurement, StrategyContender, measure
+from draftwell.components.bench.runner import Measurement
 from draftwell.components.bench.schema import CpuCheck, ParityEntry
-from draftwell.components.bench.settings import BenchSettings
-from draftwell.components.bench.target_agreement import difference
+from draftwell.components.bench.target_agreement import departure
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.runtime.pair import LoadedPair
-from draftwell.serving.runtime.strategies import PLAIN, StrategyResources
 
 
 def check_against(
@@ -21,35 +19,26 @@ def check_against(
     *,
     max_tokens: int,
 ) -> CpuCheck:
-    """Compare what every lossless strategy gave with autoregressive decoding on the CPU.
+    """Read what every lossless strategy gave by the target on the CPU.
 
     Args:
         cpu: the same pair in the same dtype, loaded on the CPU (unpadded will do: padding changes
             no output).
         measured: greedy measurements of this run.
     Returns:
-        for each label the first differences, with the CPU's logit gap there. It passed if every
-        prompt of every lossless strategy is identical or first differs at a near-tie.
+        for each label how many outputs are the CPU's own, and how many but for near-ties. It passed
+        if those are all prompts of every lossless strategy.
     """
-    settings = BenchSettings(max_tokens=max_tokens, warmup=False)
-    reference = measure(cpu, StrategyResources(), [PLAIN], prompts, settings)[PLAIN.name]
-    encoded = [ids_of(cpu, prompt) for prompt in prompts]
     found: dict[str, ParityEntry] = {}
     for label, m in measured.items():
-        if not isinstance(m.contender, StrategyContender) or not m.contender.lossless:
-            continue
-        pairs = zip(prompts, encoded, m.typical, reference.typical, strict=True)
-        several = [
-            difference(cpu, prompt.id, ids, run.tokens, theirs.tokens)
-            for prompt, ids, run, theirs in pairs
-        ]
-        differences = [d for d in several if d is not None]
-        found[label] = ParityEntry(
-            identical=len(prompts) - len(differences),
-            near_ties=sum(d.near_tie for d in differences),
-            differences=tuple(differences),
-        )
-    return CpuCheck(
-        passed=all(f.identical + f.near_ties == len(prompts) for f in found.values()),
-        strategies=found,
-    )
+        if m.ours and m.lossless:
+            kinds = {
+                prompt.id: departure(cpu, ids_of(cpu, prompt), run.tokens, max_tokens)
+                for prompt, run in zip(prompts, m.typical, strict=True)
+            }
+            found[label] = ParityEntry(
+                identical=list(kinds.values()).count("none"),
+                near_ties=list(kinds.values()).count("near-tie"),
+                wrong=tuple(name for name, kind in kinds.items() if kind in ("wrong", "cut")),
+            )
+    return CpuCheck(passed=not any(one.wrong for one in found.values()), strategies=found)

@@ -12,10 +12,12 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from draftwell.components.bench.interleaved import leaving_out
 from draftwell.components.bench.runner import Contender
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
@@ -25,7 +27,11 @@ MEGABYTE = 1e6
 
 
 def peaks_over_models(
-    pair: LoadedPair, contenders: Sequence[Contender], ids: Sequence[int], sampling: Sampling
+    pair: LoadedPair,
+    contenders: Sequence[Contender],
+    ids: Sequence[int],
+    sampling: Sampling,
+    left_out: dict[str, str] | None = None,
 ) -> dict[str, float | None]:
     """Label → peak megabytes (10⁶ bytes) over weights and caches while the contender decodes one
     prompt.
@@ -36,11 +42,11 @@ def peaks_over_models(
     base = resident(pair.device)
     peaks = {}
     for contender in contenders:
-        contender.reset()
-        peak = peak_during(lambda c=contender: c.generate(ids, sampling), pair.device)  # type: ignore[misc]
-        peaks[contender.label] = (
-            None if peak is None or base is None else max(0.0, (peak - base) / MEGABYTE)
-        )
+        with leaving_out(contender.label, left_out):
+            peak = peak_during(partial(contender.generate, ids, sampling), pair.device)
+            peaks[contender.label] = (
+                None if peak is None or base is None else max(0.0, (peak - base) / MEGABYTE)
+            )
     return peaks
 
 

@@ -1,24 +1,23 @@
-"""Measuring: contenders decode the same prompts in turn, and every generation keeps its tokens and
-counters.
-
-The protocol is Spec-Bench's: a warm-up, then every contender on every prompt before the next prompt
-comes, so that a slow minute of the machine hits all alike; the order rotates from prompt to prompt,
-so that no contender always runs after the same neighbour; the median run counts. A text in which
-the machine stood still is decoded once more, and the faster run counts.
+"""The contenders of a bench, and what was measured of them: every generation keeps its tokens and
+counters. The median run of each prompt counts (`interleaved` has the protocol).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from time import process_time
-from typing import Protocol, TypeVar
+from functools import cached_property, partial
+from typing import Protocol
 
+from draftwell.components.bench.interleaved import (
+    WARMUP_TOKENS,
+    Progress,
+    leaving_out,
+    take_turns,
+)
 from draftwell.components.bench.settings import DEFAULTS, BenchSettings
 from draftwell.components.calibrate.hardware_profile import synchronise
-from draftwell.components.calibrate.memory_rate import Patience, memory_rate
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.pair import LoadedPair
@@ -31,17 +30,8 @@ from draftwell.serving.runtime.strategies import (
     find_strategy,
 )
 
-log = logging.getLogger(__name__)
-
 Config = StrategyChoice
 """What is measured: a strategy with its parameters; its name may end in `@1+1`, for equal cores."""
-Progress = Callable[[int, int, str], None]
-"""Called with (done, total, label)."""
-
-WARMUP_TOKENS = 8
-STOOD_STILL = 2.0
-"""Seconds without computing, over what its computing took twice, from which a text on a CPU was not
-measured but interrupted."""
 EQUAL_CORES = "1+1"
 """Plan of cores: each model on its own share, also where target and draft run in turn."""
 
@@ -49,18 +39,10 @@ EQUAL_CORES = "1+1"
 @dataclass(frozen=True)
 class Generation:
     """One request, decoded once. `stats.wall_seconds` is the whole request, the prompt's forward
-    pass included.
-
-    Args:
-        interrupted: the machine stood still meanwhile, so that the time says nothing.
-        memory_rate: GB/s at which all threads read memory, the lower of the readings before and
-            after it; None where that was not read.
-    """
+    pass included."""
 
     tokens: list[int]
     stats: Stats
-    interrupted: bool = False
-    memory_rate: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -84,10 +66,6 @@ class Contender(Protocol):
         """Decode one prompt."""
 
 
-C = TypeVar("C", bound=Contender)
-T = TypeVar("T")
-
-
 class StrategyContender:
     """A configured strategy with online state of its own: contenders never learn from each other's
     requests.
@@ -108,11 +86,8 @@ class StrategyContender:
         self._strategy = build_strategy(self.strategy, self.parameters, self.resources.private())
 
     def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
-        before = process_time()
         job = self.pair.engine(split=self.split).generate(ids, sampling, self._strategy)
-        computed, stats = process_time() - before, job.session.stats
-        still = self.pair.device == "cpu" and stats.wall_seconds - 2 * computed > STOOD_STILL
-        return Generation(job.output, stats, interrupted=still)
+        return Generation(job.output, job.session.stats)
 
 
 def core_plan(name: str) -> tuple[str, bool | None]:
@@ -136,11 +111,32 @@ def core_plan(name: str) -> tuple[str, bool | None]:
 class Measurement:
     """What a contender did: for each prompt its runs, and the one that counts."""
 
-    def __init__(self, contender: Contender, prompt_ids: Sequence[str]):
-        self.contender, self.prompt_ids = contender, list(prompt_ids)
-        self.runs: list[list[Generation]] = [[] for _ in prompt_ids]
+    def __init__(
+        self, contender: Contender, prompt_ids: Sequence[str], runs: list[list[Generation]]
+    ):
+        self.contender, self.prompt_ids, self.runs = contender, list(prompt_ids), runs
 
     @property
+    def label(self) -> str:
+        """The contender's."""
+        return self.contender.label
+
+    @property
+    def ours(self) -> StrategyContender | None:
+        """The contender where it is a strategy; None of a peer."""
+        return self.contender if isinstance(self.contender, StrategyContender) else None
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it gives the target's own tokens; peers do."""
+        return self.ours is None or self.ours.lossless
+
+    @property
+    def split_cores(self) -> bool:
+        """Whether each model had its own share of the cores."""
+        return self.ours is not None and self.ours.split_cores
+
+    @cached_property
     def typical(self) -> list[Generation]:
         """For each prompt the run of median pace (of an even number the faster of the two)."""
         return [sorted(runs, key=lambda run: run.pace)[(len(runs) - 1) // 2] for runs in self.runs]
@@ -154,6 +150,11 @@ class Measurement:
         return [len(run.tokens) for run in self.typical]
 
     @property
+    def pace(self) -> float:
+        """Seconds per emitted token, over all prompts."""
+        return sum(self.seconds) / sum(self.tokens)
+
+    @cached_property
     def stats(self) -> Stats:
         """Counters of one pass over all prompts."""
         return Stats.total(run.stats for run in self.typical)
@@ -206,6 +207,7 @@ def measure(
     settings: BenchSettings = DEFAULTS,
     *,
     extra: Sequence[Contender] = (),
+    left_out: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Measurement]:
     """Label → measurement of every config, and of the `extra` contenders, all interleaved.
@@ -214,122 +216,72 @@ def measure(
         prompts: their first turns are decoded.
         settings: tokens, temperature, seed, runs and warm-up. A sampled request has the same seed
             in each run.
+        left_out: see `interleaved.take_turns`; who is in it already is not measured.
     Raises:
-        DraftwellError: no prompts, an unknown strategy or parameter, a missing artifact, a prompt
-            that is too long.
+        DraftwellError: no prompts, an unknown strategy or parameter, a missing artifact; what
+            contenders raise where nobody is left out.
     """
     if not prompts:
         raise DraftwellError(
             "there are no prompts to measure on: name a file that holds some", code="no_prompts"
         )
-    contenders: list[Contender] = [*contenders_of(pair, resources, configs), *extra]
-    check_labels([contender.label for contender in contenders])
+    entrants: list[Contender] = [*contenders_of(pair, resources, configs), *extra]
+    check_labels([contender.label for contender in entrants])
+    contenders = {one.label: one for one in entrants if one.label not in (left_out or {})}
     sampling = pair.sampling(
         max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
     )
     if settings.warmup:
-        for contender in contenders:
-            contender.generate(
-                ids_of(pair, prompts[0]),
-                replace(sampling, max_tokens=min(settings.max_tokens, WARMUP_TOKENS)),
-            )
-    results = {
-        contender.label: Measurement(contender, [p.id for p in prompts]) for contender in contenders
-    }
-    steps = len(prompts) * len(contenders)
-    waits = settings.memory_patience > 0 and pair.device == "cpu"
-    patience = Patience(settings.memory_patience, settings.runs * steps) if waits else None
-    for run in range(settings.runs):
-        for contender in contenders:
-            contender.reset()
-        report = offset(progress, run * steps, settings.runs * steps)
-        passed = interleaved(
+        short = replace(sampling, max_tokens=min(settings.max_tokens, WARMUP_TOKENS))
+        for label, contender in contenders.items():
+            with leaving_out(label, left_out):
+                contender.generate(ids_of(pair, prompts[0]), short)
+    taken = take_turns(
+        turns_of(
             pair,
-            contenders,
+            [one for label, one in contenders.items() if label not in (left_out or {})],
             prompts,
             sampling,
-            first_turn=run * len(prompts),
-            progress=report,
-            patience=patience,
-        )
-        for measurement, generations in zip(results.values(), passed, strict=True):
-            for i, (runs, generation) in enumerate(zip(measurement.runs, generations, strict=True)):
-                runs.append(generation)
-                if generation.interrupted:
-                    log.warning(
-                        (
-                            "prompt %s, %s: the machine stood still in a text of %.0f s, which "
-                            "is decoded once more"
-                        ),
-                        prompts[i].id,
-                        measurement.contender.label,
-                        generation.seconds,
-                    )
-                    again = replace(sampling, seed=sampling.seed + i)
-                    runs.append(
-                        waited(measurement.contender, ids_of(pair, prompts[i]), again, patience)
-                    )
-    return results
+        ),
+        len(prompts),
+        settings.runs,
+        before_round=lambda label: contenders[label].reset(),
+        left_out=left_out,
+        progress=progress,
+    )
+    names = [prompt.id for prompt in prompts]
+    return {label: Measurement(contenders[label], names, runs) for label, runs in taken.items()}
 
 
 def interleaved(
     pair: LoadedPair,
-    contenders: Sequence[C],
+    contenders: Sequence[Contender],
     prompts: Sequence[Prompt],
     sampling: Sampling,
     *,
-    first_turn: int = 0,
     progress: Progress | None = None,
-    patience: Patience | None = None,
 ) -> list[list[Generation]]:
-    """One pass: every contender decodes every prompt, prompt by prompt, in an order that rotates.
-
-    Args:
-        sampling: of the first prompt; each further prompt has the next seed.
-        first_turn: turn of the first prompt, from which the order rotates.
-        patience: waits before each text until memory is as fast as at its best, and its rate is
-            kept with the text; None does neither.
-    Returns:
-        for each contender, in their order, its generations in the order of the prompts.
-    """
-    made: dict[str, list[Generation]] = {contender.label: [] for contender in contenders}
-    done, total = 0, len(prompts) * len(contenders)
-    for i, ids in enumerate([ids_of(pair, prompt) for prompt in prompts]):
-        for contender in rotated(contenders, first_turn + i):
-            with naming(prompts[i]):
-                # work that the contender before left on the device is not charged to this one
-                synchronise(pair.device)
-                made[contender.label].append(
-                    waited(contender, ids, replace(sampling, seed=sampling.seed + i), patience)
-                )
-            done += 1
-            if progress:
-                progress(done, total, contender.label)
-    return [made[contender.label] for contender in contenders]
+    """One round over the prompts, nobody left out: for each contender its generations in the order
+    of the prompts."""
+    turns = turns_of(pair, contenders, prompts, sampling)
+    taken = take_turns(turns, len(prompts), progress=progress)
+    return [[generation for [generation] in taken[one.label]] for one in contenders]
 
 
-def waited(
-    contender: Contender, ids: Sequence[int], sampling: Sampling, patience: Patience | None
-) -> Generation:
-    """One text, when memory is fast or the wait for it at an end; None waits for nothing."""
-    if patience is None:
-        return contender.generate(ids, sampling)
-    rate = patience.wait()
-    generation = contender.generate(ids, sampling)
-    return replace(generation, memory_rate=min(rate, memory_rate().read()))
+def turns_of(
+    pair: LoadedPair, contenders: Sequence[Contender], prompts: Sequence[Prompt], sampling: Sampling
+) -> dict[str, Callable[[int], Generation]]:
+    """Label → how a contender decodes a prompt, by its place; each prompt has the next seed."""
+    encoded = [ids_of(pair, prompt) for prompt in prompts]
 
+    def turn(contender: Contender, place: int) -> Generation:
+        with naming(prompts[place]):
+            # work that the contender before left on the device is not charged to this one
+            synchronise(pair.device)
+            seeded = replace(sampling, seed=sampling.seed + place)
+            return contender.generate(encoded[place], seeded)
 
-def offset(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Progress of one pass as a part of several."""
-    return (
-        None if progress is None else lambda done, _, label: progress(before + done, total, label)
-    )
-
-
-def rotated(contenders: Sequence[T], turn: int) -> list[T]:
-    """The contenders (or servers) in the order of a turn."""
-    start = turn % len(contenders)
-    return [*contenders[start:], *contenders[:start]]
+    return {contender.label: partial(turn, contender) for contender in contenders}
 
 
 @contextmanager

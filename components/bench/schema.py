@@ -1,29 +1,18 @@
 """The report of a bench: what `draftwell bench --json` writes and `draftwell lineage` reads.
 
 A report holds one entry for each strategy and peer. Fields that a contender cannot have (a peer
-counts no target calls) are absent in the JSON; what could not be measured is null. Reports of
-earlier versions have no `schema_version` and may lack later fields.
+counts no target calls) are absent in the JSON; what could not be measured is null.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field
 
-from draftwell.serving.errors import DraftwellError
-
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Frozen(BaseModel):
@@ -52,46 +41,35 @@ class PromptRow(Frozen):
     """One prompt, decoded by one contender; of several runs the one of median pace."""
 
     prompt_id: str
-    seconds: float = Field(0.0, description="the whole request, the prompt's forward pass included")
-    tokens: int = Field(0, description="emitted tokens")
+    seconds: float = 0.0
+    """The whole request, the prompt's forward pass included."""
+    tokens: int = 0
+    """Emitted tokens."""
     target_calls: int = 0
     accepted: int = 0
     judged: int = 0
-    ttft_ms: float = Field(0.0, description="time to the first token")
-    identical: bool | None = Field(
-        None, description="the same tokens as autoregressive decoding; None for samples"
-    )
-    run_seconds: tuple[float, ...] = Field((), description="seconds of every run")
-    memory_rate: float | None = Field(
-        None,
-        description="GB/s at which all threads read memory, the lower of the readings before "
-        "and after "
-        "the text; None where that was not read",
-    )
-    target_argmax: int | None = Field(
-        None,
-        description="emitted tokens that are the target's argmax; None where that was not counted",
-    )
-    divergence: float | None = Field(
-        None,
-        description="nats by which the target finds the output less likely than samples of its "
-        "own, "
-        "over all its tokens (`target_agreement.agreement`); None where that was not read",
-    )
-    departure: str | None = Field(
-        None, description="how the output differs from the target's choices, where those were read"
-    )
-    sequences: dict[int, tuple[int, int]] | None = Field(
-        None,
-        description="drafted sequences → rounds with so many in which the first "
-        "one's first token was kept, and in which it was not; None of other strategies",
-    )
-    rouge_1: float | None = Field(
-        None,
-        description="ROUGE-1 against the prompt's reference, points, 0 to 100; None without one",
-    )
-    rouge_2: float | None = Field(None, description="ROUGE-2, likewise")
-    rouge_l: float | None = Field(None, description="ROUGE-L, likewise")
+    ttft_ms: float = 0.0
+    """Time to the first token."""
+    identical: bool | None = None
+    """The same tokens as autoregressive decoding; None for samples."""
+    run_seconds: tuple[float, ...] = ()
+    """Seconds of every run."""
+    target_argmax: int | None = None
+    """Emitted tokens that are the target's argmax; None where that was not counted."""
+    divergence: float | None = None
+    """Nats by which the target finds the output less likely than samples of its own, over all its
+    tokens (`target_agreement.agreement`); None where that was not read."""
+    departure: str | None = None
+    """How the output differs from the target's choices, where those were read."""
+    sequences: dict[int, tuple[int, int]] | None = None
+    """Drafted sequences → rounds with so many in which the first one's first token was kept, and in
+    which it was not; None of other strategies."""
+    rouge_1: float | None = None
+    """ROUGE-1 against the prompt's reference, points, 0 to 100; None without one."""
+    rouge_2: float | None = None
+    """ROUGE-2, likewise."""
+    rouge_l: float | None = None
+    """ROUGE-L, likewise."""
 
 
 class OverVanilla(Frozen):
@@ -120,11 +98,11 @@ class TaskAccuracy(Frozen):
 class BenchEntry(Frozen):
     """All metrics of one contender; docs/methods.md defines them."""
 
-    strategy: str | None = Field(None, description="None for a peer")
+    strategy: str | None = None
+    """None for a peer."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    split_cores: bool = Field(
-        False, description="whether each model had its own share of the cores"
-    )
+    split_cores: bool = False
+    """Whether each model had its own share of the cores."""
     lossless: bool = True
     greedy: bool = True
     dtype: str | None = None
@@ -132,16 +110,14 @@ class BenchEntry(Frozen):
     tokens_per_second: float | None = None
     decode_tokens_per_second: float | None = None
     prefill_ms: float | None = None
-    speedup: float | None = Field(None, description="over autoregressive decoding")
+    speedup: float | None = None
+    """Over autoregressive decoding."""
     speedup_low: float | None = None
     speedup_high: float | None = None
     over_vanilla: OverVanilla | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     tpot_p95_ms: float | None = None
-    tpot_p95_ratio: float | None = Field(
-        None, description="p95 time per output token over autoregressive's"
-    )
     # counts, of strategies only
     emitted: int = 0
     target_calls: int = 0
@@ -149,28 +125,17 @@ class BenchEntry(Frozen):
     qualifier_calls: int = 0
     rounds: int = 0
     inner_acceptance_rate: float | None = None
-    cost_ratio: float | None = Field(
-        None, description="target calls per token over those of the fastest vanilla SD"
-    )
+    cost_ratio: float | None = None
+    """Target calls per token over those of the fastest vanilla SD."""
     acceptance_rate: float | None = None
     draft_efficiency: float | None = None
     mat: float | None = None
-    accepted_per_call: float | None = None
     mean_acceptance_length: float | None = None
     acceptance_by_position: tuple[float | None, ...] = ()
     rescued_share: float | None = None
-    rescued: int = Field(
-        0, description="tokens that were kept without or against the target's choice"
-    )
-    overhead_fraction: float | None = None
+    rescued: int = 0
+    """Tokens that were kept without or against the target's choice."""
     time_share: dict[str, float | None] | None = None
-    overlap_stretch: float | None = None
-    timeline: tuple[tuple[str, float, float], ...] | None = Field(
-        None,
-        description=(
-            "(model, start, end) of the first prompt's forward passes, where cores are split"
-        ),
-    )
     peak_memory_mb: float | None = None
     # origins
     artifacts: dict[str, str | None] | None = None
@@ -181,7 +146,6 @@ class BenchEntry(Frozen):
     near_ties: int | None = None
     differences: tuple[Difference, ...] = ()
     target_argmax_share: float | None = None
-    quality_ratio: float | None = None
     kl: float | None = None
     rouge_l: float | None = None
     rouge_l_difference: float | None = None
@@ -189,48 +153,13 @@ class BenchEntry(Frozen):
     tasks: dict[str, TaskAccuracy] = Field(default_factory=dict)
     per_prompt: tuple[PromptRow, ...] = ()
 
+    @property
+    def seconds(self) -> list[float]:
+        return [row.seconds for row in self.per_prompt]
 
-class CostReference(BenchEntry):
-    """The vanilla SD that cost ratios refer to."""
-
-    label: str
-    num_speculative_tokens: int
-
-
-class PeerReport(Frozen):
-    """The entries of one peer, its version, and notes on how it was run. In JSON `notes` and
-    `version` stand among the entries."""
-
-    entries: dict[str, BenchEntry]
-    notes: tuple[str, ...] = ()
-    version: str | None = Field(
-        None, description="of the library; None in reports of schema 1 and earlier"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def read(cls, data: Any) -> Any:
-        """Separate notes and version from the entries of a JSON report."""
-        if isinstance(data, Mapping) and "entries" not in data:
-            about = {name: data[name] for name in ("notes", "version") if name in data}
-            return {
-                "entries": {name: entry for name, entry in data.items() if name not in about},
-                **about,
-            }
-        return data
-
-    @model_serializer
-    def write(self) -> dict[str, Any]:
-        """The JSON form."""
-        entries = {
-            name: entry.model_dump(mode="json", exclude_unset=True)
-            for name, entry in self.entries.items()
-        }
-        return {
-            **entries,
-            "notes": list(self.notes),
-            **({} if self.version is None else {"version": self.version}),
-        }
+    @property
+    def tokens(self) -> list[int]:
+        return [row.tokens for row in self.per_prompt]
 
 
 class Headline(Frozen):
@@ -246,39 +175,12 @@ class Headline(Frozen):
     cost_ratio: float | None
 
 
-class Largest(Frozen):
-    """The strategy with the largest value of a metric."""
-
-    label: str
-    value: float
-
-
-class CurvePoint(Frozen):
-    """One config of a curve."""
-
-    value: float
-    label: str
-    speedup: float | None
-    over_vanilla: float | None
-    target_argmax_share: float | None
-    rouge_l: float | None
-    rescued_share: float | None
-    holds_floor: bool | None
-
-
-class Curve(Frozen):
-    """A strategy over the one parameter that varies, in the order of its values."""
-
-    parameter: str
-    points: tuple[CurvePoint, ...]
-
-
 class ParityEntry(Frozen):
-    """How a strategy's outputs compare with autoregressive decoding on the CPU."""
+    """How a strategy's outputs compare with the target on the CPU; `wrong` names prompts."""
 
     identical: int
     near_ties: int
-    differences: tuple[Difference, ...]
+    wrong: tuple[str, ...]
 
 
 class CpuCheck(Frozen):
@@ -321,70 +223,38 @@ class ReportSettings(Frozen):
 class BenchReport(Frozen):
     """The report of a bench."""
 
-    schema_version: Literal[0, 1, 2] = Field(
-        0, description="0 for reports of versions that wrote none"
-    )
+    schema_version: Literal[3]
     pair: str
     fingerprint: str | None = None
-    padded_to: int | None = Field(
-        None, description="parameters of a padded target; None: the target as it is"
-    )
+    padded_to: int | None = None
+    """Parameters of a padded target; None: the target as it is."""
     machine: Machine
     settings: ReportSettings
     prompts: int
     prompt_ids: tuple[str, ...] = ()
     prompts_digest: str | None = None
-    several_turns: int = Field(
-        0, description="prompts of which only the first of several turns was decoded"
-    )
-    references: int | None = Field(
-        None, description="prompts with a reference, which ROUGE-L is computed on"
-    )
-    longest_prompt: int | None = Field(None, description="tokens of the longest prompt")
-    strategies: dict[str, BenchEntry] = Field(
-        description="by label: the name, with parameters where it was measured with several"
-    )
-    cost_reference: CostReference | None = None
-    peers: dict[str, PeerReport] = Field(default_factory=dict)
+    several_turns: int = 0
+    """Prompts of which only the first of several turns was decoded."""
+    references: int | None = None
+    """Prompts with a reference, which ROUGE-L is computed on."""
+    longest_prompt: int | None = None
+    """Tokens of the longest prompt."""
+    strategies: dict[str, BenchEntry]
+    """By label: the name, with parameters where it was measured with several."""
+    cost_reference: str | None = None
+    """Label of the vanilla SD that cost ratios refer to."""
+    peers: dict[str, dict[str, BenchEntry]] = Field(default_factory=dict)
+    """Peer → its variants."""
+    peer_versions: dict[str, str] = Field(default_factory=dict)
+    peer_notes: tuple[str, ...] = ()
+    """How peers were run."""
     headlines: tuple[Headline, ...] = ()
-    worst: dict[str, Largest | None] = Field(default_factory=dict)
-    curves: dict[str, Curve] = Field(default_factory=dict)
     cpu_check: CpuCheck | None = None
-    in_doubt: dict[str, BenchEntry] | None = Field(
-        None, description="entries that the gate measured again; only these count there"
-    )
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Contenders that failed and were not measured → reason."""
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON, as it is written to a file; an infinite parameter is the string
         "Infinity", which reads as one."""
         written: dict[str, Any] = json.loads(self.model_dump_json(exclude_unset=True))
         return written
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], source: str = "the report") -> BenchReport:
-        """Read a report, also one of an earlier version.
-
-        Args:
-            source: the file that errors name.
-        Raises:
-            DraftwellError: it is of a newer version, or no report of a bench.
-        """
-        version = data.get("schema_version", 0)
-        if isinstance(version, int) and version > SCHEMA:
-            raise DraftwellError(
-                (
-                    f"{source} has schema {version}, this version reads up to {SCHEMA}: "
-                    "upgrade draftwell"
-                ),
-                code="report_too_new",
-            )
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise DraftwellError(
-                f"{source} is no report of a bench ({place}: {first['msg']}): write it again with "
-                "`draftwell bench --json`",
-                code="not_a_bench_report",
-            ) from error

@@ -75,12 +75,10 @@ class BenchSettings(Settings):
         False,
         description="first decode the longest prompt with each strategy, to see its peak memory",
     )
-    memory_patience: float = Field(
-        0,
-        ge=0,
-        description="seconds that may go into waiting until all threads read memory as fast as at "
-        "their best, on CPUs that are shared (`calibrate.memory_rate`); 0 neither waits "
-        "nor reads the rate",
+    leave_out: bool = Field(
+        False,
+        description="name a contender that fails in the report and measure the others; False, and "
+        "a failure of plain decoding, end the run",
     )
     quality_floor: QualityFloor | None = Field(
         None, description="what a lossy strategy must keep; None judges none"

@@ -64,6 +64,19 @@ def difference(
     )
 
 
+def differences(
+    pair: LoadedPair,
+    prompt_ids: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    references: Sequence[Sequence[int]],
+) -> list[Difference]:
+    """The `difference` of every output that has one."""
+    rows = zip(prompt_ids, prompts, outputs, references, strict=True)
+    found = [difference(pair, *row) for row in rows]
+    return [one for one in found if one is not None]
+
+
 def near_tie_gap(dtype: str, logits: Tensor) -> float:
     """Largest gap in a row of `logits` `[vocab]` that rounding in this dtype can turn round."""
     bits = SIGNIFICANT_BITS.get(dtype_of(dtype))
@@ -88,9 +101,26 @@ def target_logits(
         target.close(slot)
 
 
-def argmax_matches(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int]) -> int:
-    """How many tokens of an output are the target's argmax after the same prefix."""
-    return agreement(pair, prompt, output).matches
+def departure(
+    pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], max_tokens: int
+) -> str:
+    """How a greedy output of at most `max_tokens` leaves the target's own, by one pass over it:
+    "none", at a "near-tie" only, "wrong", or "cut" short of its end.
+
+    By induction over positions, outputs whose every token is the target's argmax are those of plain
+    decoding.
+    """
+    if not output or (len(output) < max_tokens and output[-1] not in pair.stop_tokens):
+        return "cut"
+    rows = target_logits(pair, prompt, output[:-1], keep=len(output)).float()
+    found = "none"
+    for row, token in zip(rows, output, strict=True):
+        gap = float(row.max() - row[token])
+        if gap > near_tie_gap(pair.dtype, row):
+            return "wrong"
+        if gap > 0:
+            found = "near-tie"
+    return found
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from draftwell.components.bench.runner import WARMUP_TOKENS, Config, Progress, core_plan, labels_of
+from draftwell.components.bench.interleaved import (
+    WARMUP_TOKENS,
+    Progress,
+    leaving_out,
+    take_turns,
+)
+from draftwell.components.bench.runner import Config, core_plan, labels_of
 from draftwell.components.bench.settings import DEFAULTS, BenchSettings
-from draftwell.components.bench.target_agreement import difference
+from draftwell.components.bench.target_agreement import differences
 from draftwell.components.collect.decoding import Request, decode_all
 from draftwell.components.prompts.prompt import Prompt, ids_of, several_turns
 from draftwell.components.report.machine import describe_machine
@@ -28,9 +35,8 @@ from draftwell.serving.runtime.strategies import Strategy, StrategyResources, bu
 if TYPE_CHECKING:
     from rich.table import Table
 
-
-Passes = list[tuple[float, list[list[int]]]]
-"""Seconds and outputs of each pass over the requests."""
+Pass = tuple[float, list[list[int]]]
+"""Seconds and outputs of all requests."""
 
 
 def batch_throughput(
@@ -50,34 +56,30 @@ def batch_throughput(
         settings: each config runs `runs` times both ways; the median of each way counts.
     Returns:
         plain JSON: `pair`, `fingerprint`, `padded_to`, `machine`, `settings`, `several_turns`
-            (prompts of which only the first of
-        several turns was decoded) and `configs: {label: {alone, together (tokens/s, median), ratio,
-        alone_runs, together_runs, tokens, identical, near_ties, differences}}`. `tokens` are those
-        of one pass alone; at temperature 0 outputs that differ are near-ties or differences,
-        sampled ones are only counted.
+        (prompts of which only the first of several turns was decoded), `left_out` (label → reason)
+        and `configs: {label: {alone, together (tokens/s, median), ratio, alone_runs,
+        together_runs, tokens, identical, near_ties, differences}}`. `tokens` are those of one pass
+        alone; at temperature 0 outputs that differ are near-ties or differences, sampled ones are
+        only counted.
     Raises:
         DraftwellError: fewer prompts than requests at once.
     """
-    concurrency = settings.concurrency
-    if concurrency > len(prompts):
-        raise DraftwellError(
-            f"{len(prompts)} prompts are too few to measure {concurrency} requests at "
-            "once: give more prompts, or lower "
-            "--concurrency",
-            code="too_few_prompts",
-        )
+    check_prompts(prompts, settings)
     base = pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
     requests: list[Request] = [
         (ids_of(pair, prompt), replace(base, seed=settings.seed + i))
         for i, prompt in enumerate(prompts)
     ]
+    left_out: dict[str, str] | None = {} if settings.leave_out else None
     measured = measure_both_ways(
-        pair, replace(resources, deterministic=True), configs, requests, settings, progress
+        pair,
+        replace(resources, deterministic=True),
+        configs,
+        requests,
+        settings,
+        left_out,
+        progress,
     )
-    found = {
-        label: compared(pair, prompts, requests, alone, together)
-        for label, (alone, together) in zip(labels_of(configs), measured, strict=True)
-    }
     shown = settings.model_dump(
         include={"concurrency", "max_tokens", "temperature", "runs", "seed"}
     )
@@ -88,8 +90,22 @@ def batch_throughput(
         "machine": describe_machine(pair),
         "settings": {"prompts": len(prompts), "dtype": pair.dtype, **shown},
         "several_turns": several_turns(prompts),
-        "configs": found,
+        "configs": {
+            label: compared(pair, prompts, requests, alone, together)
+            for label, (alone, together) in measured.items()
+        },
+        "left_out": left_out or {},
     }
+
+
+def check_prompts(prompts: Sequence[Prompt], settings: BenchSettings) -> None:
+    """Refuse fewer prompts than requests at once."""
+    if settings.concurrency > len(prompts):
+        raise DraftwellError(
+            f"{len(prompts)} prompts are too few to measure {settings.concurrency} requests at "
+            "once: give more prompts, or lower --concurrency",
+            code="too_few_prompts",
+        )
 
 
 def measure_both_ways(
@@ -98,39 +114,36 @@ def measure_both_ways(
     configs: Sequence[Config],
     requests: Sequence[Request],
     settings: BenchSettings,
+    left_out: dict[str, str] | None,
     progress: Progress | None,
-) -> list[tuple[Passes, Passes]]:
-    """For each config its passes with one request in flight, and those with several; both ways
-    alternate."""
-    plans = [core_plan(config.name) for config in configs]
-    strategies = [
-        build_strategy(name, dict(config.parameters), resources)
-        for (name, _), config in zip(plans, configs, strict=True)
-    ]
+) -> dict[str, list[list[Pass]]]:
+    """Label → the passes with one request in flight, and those with several."""
+    ways = (1, settings.concurrency)
     short = min(settings.max_tokens, WARMUP_TOKENS)
     warm = [
         (ids, replace(sampling, max_tokens=short))
         for ids, sampling in requests[: settings.concurrency]
     ]
-    measured: list[tuple[Passes, Passes]] = [([], []) for _ in configs]
-    done, total = 0, settings.runs * len(configs) * 2
-    for run in range(settings.runs):
-        for strategy, (_, split), ways in zip(strategies, plans, measured, strict=True):
-            for at_once, passes in zip((1, settings.concurrency), ways, strict=True):
-                engine = pair.engine(split=split)
-                if run == 0:
-                    drive(engine, strategy, warm, at_once)
-                passes.append(drive(engine, strategy, requests, at_once))
-                engine.close()
-                done += 1
-                if progress:
-                    progress(done, total, f"{strategy.name}, {at_once} at once")
-    return measured
+
+    def decode(strategy: Strategy, split: bool | None, asked: Sequence[Request], way: int) -> Pass:
+        engine = pair.engine(split=split)
+        try:
+            return drive(engine, strategy, asked, ways[way])
+        finally:
+            engine.close()
+
+    turns: dict[str, Callable[[int], Pass]] = {}
+    for label, config in zip(labels_of(configs), configs, strict=True):
+        name, split = core_plan(config.name)
+        strategy = build_strategy(name, dict(config.parameters), resources)
+        with leaving_out(label, left_out):
+            for way in range(len(ways)):
+                decode(strategy, split, warm, way)
+            turns[label] = partial(decode, strategy, split, requests)
+    return take_turns(turns, len(ways), settings.runs, left_out=left_out, progress=progress)
 
 
-def drive(
-    engine: Engine, strategy: Strategy, requests: Sequence[Request], at_once: int
-) -> tuple[float, list[list[int]]]:
+def drive(engine: Engine, strategy: Strategy, requests: Sequence[Request], at_once: int) -> Pass:
     """Run all requests, `at_once` in flight while there are so many; seconds and outputs."""
     started = time.perf_counter()
     outputs = decode_all(engine, requests, [strategy] * len(requests), at_once)
@@ -141,8 +154,8 @@ def compared(
     pair: LoadedPair,
     prompts: Sequence[Prompt],
     requests: Sequence[Request],
-    alone: Passes,
-    together: Passes,
+    alone: Sequence[Pass],
+    together: Sequence[Pass],
 ) -> dict[str, Any]:
     """Figures of one config."""
     rates = [
@@ -150,27 +163,28 @@ def compared(
         for runs in (alone, together)
     ]
     one, many = map(statistics.median, rates)
-    pairs = list(zip(prompts, requests, alone[0][1], together[0][1], strict=True))
-    differing = [row for row in pairs if row[2] != row[3]]
-    found = [
-        difference(pair, prompt.id, ids, batched, single)
-        for prompt, (ids, sampling), single, batched in differing
-        if sampling.greedy
-    ]
+    singles, batched = alone[0][1], together[0][1]
+    same = sum(single == output for single, output in zip(singles, batched, strict=True))
+    greedy = requests[0][1].greedy
+    found = (
+        differences(pair, [p.id for p in prompts], [ids for ids, _ in requests], batched, singles)
+        if greedy
+        else []
+    )
     return {
         "alone": one,
         "together": many,
         "ratio": many / one,
         "alone_runs": rates[0],
         "together_runs": rates[1],
-        "tokens": sum(map(len, alone[0][1])),
-        "identical": len(pairs) - len(differing),
-        "near_ties": [d.prompt_id for d in found if d and d.near_tie],
-        "differences": [d.prompt_id for d in found if d and not d.near_tie],
+        "tokens": sum(map(len, singles)),
+        "identical": same,
+        "near_ties": [d.prompt_id for d in found if d.near_tie],
+        "differences": [d.prompt_id for d in found if not d.near_tie],
     }
 
 
-def batch_table(report: dict[str, Any]) -> Table:
+def batch_table(report: Mapping[str, Any]) -> Table:
     """The report as a table for the terminal."""
     settings = report["settings"]
     rows = [
@@ -184,27 +198,22 @@ def batch_table(report: dict[str, Any]) -> Table:
         ]
         for label, f in report["configs"].items()
     ]
-    elsewhere = (
-        f", draft on {report['machine']['draft_device']}"
-        if report["machine"].get("draft_device")
-        else ""
+    draft = report["machine"].get("draft_device")
+    parts = [
+        report["pair"],
+        settings["dtype"],
+        f"target padded to {report['padded_to']:,} parameters" if report["padded_to"] else "",
+        f"draft on {draft}" if draft else "",
+        f"{settings['prompts']} prompts{first_turns(report['several_turns'])}",
+        f"up to {settings['max_tokens']} new tokens",
+        f"median of {settings['runs']}",
+    ]
+    columns = (
+        "strategy",
+        "tokens/s, one at a time",
+        f"tokens/s, {settings['concurrency']} at once",
+        "ratio",
+        "same output",
+        "near-ties",
     )
-    padded = f", target padded to {report['padded_to']:,} parameters" if report["padded_to"] else ""
-    caption = (
-        f"{report['pair']}, {settings['dtype']}{padded}{elsewhere}, {settings['prompts']} prompts"
-        f"{first_turns(report['several_turns'])}, up to {settings['max_tokens']} new "
-        f"tokens, median of {settings['runs']}"
-    )
-    return rich_table(
-        (
-            "strategy",
-            "tokens/s, one at a time",
-            f"tokens/s, {settings['concurrency']} at once",
-            "ratio",
-            "same output",
-            "near-ties",
-        ),
-        rows,
-        caption,
-        "Batching",
-    )
+    return rich_table(columns, rows, ", ".join(part for part in parts if part), "Batching")

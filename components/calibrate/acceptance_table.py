@@ -25,7 +25,6 @@ What the counts weigh beside the prior is estimated from the same trace (`prior_
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,29 +38,18 @@ from draftwell.serving.recording.trace import TraceSet
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Log = Callable[[str, float, int], None]
-
 GREEDY, SAMPLED = "greedy counts", "sampled counts"
 """Parts of a table, where one does not record its prompts."""
-COUNTING = "judged once"
-"""How tables are counted, in their provenance; those of earlier releases lack the parameter and
-counted a position up to K times."""
 
 
-def build_acceptance_table(
-    trace: TraceSet | pa.Table, provenance: Provenance, *, log: Log | None = None
-) -> AcceptanceTable:
+def build_acceptance_table(trace: TraceSet | pa.Table, provenance: Provenance) -> AcceptanceTable:
     """Count, for every confidence bin, the draft tokens that greedy speculative decoding judges,
     and those of them that it accepts.
 
     Raises:
         DraftwellError: as in `greedy_tokens`.
     """
-    table = counted(greedy_tokens(trace), provenance)
-    if log:
-        for name, value in table.provenance.metrics.items():
-            log(name, value, 0)
-    return table
+    return counted(greedy_tokens(trace), provenance)
 
 
 def build_sampled_table(
@@ -124,16 +112,7 @@ def counted(tokens: JudgedTokens, provenance: Provenance) -> AcceptanceTable:
         "acceptance_rate": float(tokens.accepted.mean()),
         "prior_weight": float(weight.tokens),
     }
-    made = provenance.model_copy(
-        update={
-            "parameters": {
-                **provenance.parameters,
-                "counting": COUNTING,
-                "prior_weight_from": weight.basis,
-            },
-            "metrics": {**provenance.metrics, **metrics},
-        }
-    )
+    made = provenance.extended({"prior_weight_from": weight.basis}, metrics)
     return AcceptanceTable(total, kept, made, prior_weight=weight.tokens)
 
 

@@ -1,26 +1,26 @@
 """CSD's correction memory, counted in standard speculative decoding of prompts (CSD, section 4.2).
 
 The paper counts 2,000 to 8,000 prompts, which takes hours on a CPU. So prompts are decoded in parts
-of `PART`, and what is counted is kept in a file: a run that was killed resumes with the part that
-it was killed in. Which requests run together depends on the part alone, so a resumed run gives the
-same counts to the last one, in bfloat16 too.
+of `PART`, and what is counted is kept in a file (`draftwell.components.results`): a run that was
+killed resumes with the part that it was killed in. Which requests run together depends on the part
+alone, so a resumed run gives the same counts to the last one, in bfloat16 too.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftwell.components.calibrate.settings import MemorySettings
 from draftwell.components.collect.decoding import decode_all, encode_all, room
 from draftwell.components.prompts.prompt import Prompt, prompts_digest
+from draftwell.components.results import Results
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest, write_atomically
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
@@ -32,7 +32,6 @@ from draftwell.serving.runtime.strategies import StrategyResources
 from draftwell.serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from draftwell.serving.runtime.types import Draft, Verdict
 
-Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
 Rejection = tuple[int, int]
 """(draft token, what the target sampled instead)."""
@@ -64,8 +63,7 @@ def build_correction_memory(
     provenance: Provenance,
     settings: MemorySettings | None = None,
     *,
-    partial: Path | None = None,
-    log: Log | None = None,
+    unfinished: Path | None = None,
     progress: Progress | None = None,
 ) -> CorrectionMemory:
     """Count (draft token, target's correction) in standard speculative decoding of prompts.
@@ -73,9 +71,9 @@ def build_correction_memory(
     Args:
         provenance: of the memory; parameters and metrics are filled in.
         settings: default: `MemorySettings()`.
-        partial: folder for the counts of an unfinished run, which a further call with the same
-            pair, prompts and settings resumes; None keeps nothing. The file is left there: who
-            saved the memory removes it (`partial_file`).
+        unfinished: file of the counts of an unfinished run, which a further call with the same
+            pair, prompts and settings resumes; None keeps nothing. It is left there: who saved the
+            memory removes it.
     Raises:
         DraftwellError: no prompts (`no_prompts`), or a pair without draft.
         ContextTooLong: a prompt is too long; nothing has been decoded then.
@@ -87,45 +85,31 @@ def build_correction_memory(
         )
     settings = settings or MemorySettings()
     encoded = encode_all(pair, prompts, settings.max_tokens, RecordingSD.roles)
-    file = None if partial is None else partial_file(partial, pair, prompts, settings)
-    parts = read_parts(file)
-    if progress:
-        progress(min(len(parts) * PART, len(prompts)), len(prompts), "correction memory")
-    for start in range(len(parts) * PART, len(prompts), PART):
-        parts.append(
-            count_rejections(
-                pair,
-                encoded[start : start + PART],
-                settings,
-                start,
-                progress
-                and (
-                    lambda done, start=start: progress(
-                        start + done, len(prompts), "correction memory"
-                    )
-                ),
-            )
-        )
-        if file is not None:
-            write_atomically(file, json.dumps(parts).encode())
-    rejections = [rejection for part in parts for rejection in part]
+    # applied to the finished counts
+    counted = settings.model_dump(exclude={"smallest_count"})
+    parts = Results[list[Rejection]](
+        unfinished,
+        [pair.fingerprint, prompts_digest(prompts), counted, PART],
+        list[Rejection],
+    )
+
+    def report(done: int, start: int = 0) -> None:
+        if progress:
+            progress(min(start + done, len(encoded)), len(encoded), "correction memory")
+
+    report(parts.read * PART)
+    rejections: list[Rejection] = []
+    for start in range(0, len(encoded), PART):
+        part, finished = encoded[start : start + PART], partial(report, start=start)
+        count = partial(count_rejections, pair, part, settings, start, finished)
+        rejections += parts.get(str(start), count)
     metrics = {"rejections": float(len(rejections)), "patterns": float(len(set(rejections)))}
-    if log:
-        for name, value in metrics.items():
-            log(name, value, 0)
     parameters = {
         **settings.model_dump(exclude={"batch"}),
         "prompts": len(prompts),
         "prompts_digest": prompts_digest(prompts),
     }
-    memory = CorrectionMemory.empty(
-        provenance.model_copy(
-            update={
-                "parameters": {**provenance.parameters, **parameters},
-                "metrics": {**provenance.metrics, **metrics},
-            }
-        )
-    )
+    memory = CorrectionMemory.empty(provenance.extended(parameters, metrics))
     for drafted, correction in rejections:
         memory.update(drafted, correction)
     memory.counts = {
@@ -157,32 +141,3 @@ def count_rejections(
     engine = pair.engine()
     decode_all(engine, requests, recorders, room(engine, settings.batch), finished)
     return [rejection for one in recorders for rejection in one.rejections]
-
-
-def partial_file(
-    folder: Path, pair: LoadedPair, prompts: Sequence[Prompt], settings: MemorySettings
-) -> Path:
-    """Where the counts of an unfinished run are kept: a file for each pair, prompts and settings,
-    so that no run ends another one's.
-
-    `smallest_count` is not part of them: it is applied to the finished counts.
-    """
-    key = json_digest(
-        [
-            pair.fingerprint,
-            prompts_digest(prompts),
-            settings.model_dump(exclude={"smallest_count"}),
-            PART,
-        ]
-    )
-    return folder / f"rejections-{key[:16]}.json"
-
-
-def read_parts(file: Path | None) -> list[list[Rejection]]:
-    """The parts that an unfinished run has counted; none where there is no such file, or it cannot
-    be read."""
-    try:
-        parts = [] if file is None else json.loads(file.read_text())
-        return [[(int(drafted), int(correction)) for drafted, correction in part] for part in parts]
-    except (OSError, ValueError, TypeError):
-        return []

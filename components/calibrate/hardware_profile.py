@@ -11,15 +11,18 @@ strategies spend outside forward passes. About ten seconds in total on the defau
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from draftwell.components.report.machine import draft_device_of
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.base import Artifact, Provenance
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.artifacts.hardware_profile import (
     HardwareProfile,
@@ -53,6 +56,7 @@ SHORT_RUNS: dict[str, dict[str, Any]] = {
 }
 """Strategy → parameters of the short generations that determine the time outside forward passes."""
 ROLES: tuple[Role, ...] = ("target", "draft")
+K = TypeVar("K")
 
 
 def measure_profile(
@@ -63,7 +67,6 @@ def measure_profile(
     repeats: int = 15,
     context: int = 128,
     head: Eagle3Head | None = None,
-    before_round: Callable[[], object] | None = None,
     requests: bool = True,
 ) -> HardwareProfile:
     """Measure single forward passes after a context, and the time that a round spends outside them.
@@ -76,75 +79,83 @@ def measure_profile(
             overlapped passes and deep contexts.
         context: tokens in the slot before a measured pass.
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
-        before_round: called, unmeasured, with all threads before each round of single passes, and
-            once before overlapped ones, such as `Patience.wait`.
         requests: whether to measure what only predictions of whole requests read (long on large
             targets): prompts, the cost of a longer context, and what reading a confidence costs.
             Without them those times are empty, the last one 0.
     Raises:
         DraftwellError: no room for the context (`context_too_long`).
     """
-    roles = roles_of(pair)
-    room = min(pair.models[role].max_context for role in roles) - context
+    roles, room = roles_of(pair), room_after(pair, context)
     sizes = sorted({1, *(k for k in sizes if k <= room)})
-    if room < 1:
-        raise DraftwellError(
-            (
-                f"a context of {context} tokens does not fit pair {pair.name}: profile with a "
-                "shorter one"
-            ),
-            code="context_too_long",
-        )
     few = max(3, repeats // 3)
-    of_prompts = max(1, repeats // 3)
     drafts = [k for k in DRAFT_SIZES if k <= room]
-    seconds = time_forwards(pair, sizes, repeats, context, drafts, before_round)
+    seconds = time_forwards(pair, sizes, repeats, context, drafts)
     t_draft = {k: median(times) for (role, k), times in seconds.items() if role == "draft"}
     t_verify = {k: median(seconds["target", k]) for k in sizes}
-    both = "draft" in roles
-    split = time_overlapped(pair, sizes, few, context, before_round=before_round) if both else None
-    onnx = (
-        time_overlapped(pair, [1], few, context, "draft_onnx", before_round=before_round)[0]
-        if "draft_onnx" in pair.models
-        else None
-    )
+    overlapped = partial(time_overlapped, pair, repeats=few, context=context)
+    split = overlapped(sizes=sizes) if "draft" in roles else None
+    onnx = overlapped(sizes=[1], draft="draft_onnx")[0] if "draft_onnx" in pair.models else None
     runs = short_runs(pair, list(SHORT_RUNS) if requests else ["autoregressive", "vanilla_sd"])
     prompts = [k for k in PROMPT_SIZES if k <= room + context] if requests else []
-    prefill = time_prompts(pair, prompts, of_prompts) if prompts else {}
-    if head is not None and prompts:
-        prefill["head"] = time_heads_prompts(pair, head, prompts, of_prompts)
     deep = min(DEEP_CONTEXT, room + context - 1)
     details = RequestTimes(
         t_draft=t_draft,
-        prefill=prefill,
+        prefill=time_prompts(pair, prompts, max(1, repeats // 3)),
         per_context_token=slopes(pair, few, context, deep) if requests else {},
         context=context,
-        split_alone=time_overlapped(
-            pair, sizes, few, context, busy=False, before_round=before_round
-        )
-        if both
-        else None,
+        split_alone=overlapped(sizes=sizes, busy=False) if "draft" in roles else None,
         rest=overheads_from(runs),
         chains=bool(getattr(pair.models.get("draft"), "chains", False)),
     )
-    drafting = runs.get("vanilla_sd")
-    t_rest = (
-        details.rest.round
-        if drafting is None
-        else drafting.overhead_seconds / max(1, drafting.rounds)
-    )
     t_head = None if head is None else time_head(pair, head, repeats, context)
-    made = HardwareProfile(
-        t_draft.get(1), t_verify, t_rest, provenance, split, onnx, details, t_head=t_head
-    )
+    rest, first = rest_of_round(runs), t_draft.get(1)
+    made = HardwareProfile(first, t_verify, rest, provenance, split, onnx, details, t_head=t_head)
     if provenance.device_class is None:
         made.provenance = provenance.model_copy(update={"device_class": machine_class(pair)})
     return made
 
 
+def room_after(pair: LoadedPair, context: int) -> int:
+    """Tokens that fit every timed model behind a context.
+
+    Raises:
+        DraftwellError: none do (`context_too_long`).
+    """
+    room = min(pair.models[role].max_context for role in roles_of(pair)) - context
+    if room < 1:
+        raise DraftwellError(
+            f"a context of {context} tokens does not fit pair {pair.name}: profile with a "
+            "shorter one",
+            code="context_too_long",
+        )
+    return room
+
+
 def roles_of(pair: LoadedPair) -> list[Role]:
     """The roles whose passes are timed: target, and draft where there is one."""
     return [role for role in ROLES if role in pair.models]
+
+
+@contextmanager
+def slots_with(pair: LoadedPair, roles: Sequence[Role], context: int) -> Iterator[dict[Role, int]]:
+    """A slot of each model, with so many tokens in it."""
+    slots = {role: pair.models[role].open() for role in roles}
+    try:
+        if context:
+            for role in roles:
+                row = Forward(role, slots[role], filler(pair, context), prefill=True)
+                pair.models[role].forward([row])
+        yield slots
+    finally:
+        for role, slot in slots.items():
+            pair.models[role].close(slot)
+
+
+def in_turns(passes: Mapping[K, Callable[[], float]], repeats: int) -> dict[K, list[float]]:
+    """The seconds that each of some passes returns, which take turns; the first, cold round is
+    dropped."""
+    rounds = [{key: timed() for key, timed in passes.items()} for _ in range(repeats + 1)]
+    return {key: [taken[key] for taken in rounds[1:]] for key in passes}
 
 
 def time_forwards(
@@ -153,111 +164,60 @@ def time_forwards(
     repeats: int,
     context: int,
     draft_sizes: Sequence[int] = (1,),
-    before_round: Callable[[], object] | None = None,
 ) -> dict[tuple[Role, int], list[float]]:
-    """(role, tokens) → seconds of each of `repeats` forward passes; the first, cold round is
-    dropped."""
+    """(role, tokens) → seconds of each of `repeats` forward passes."""
     roles = roles_of(pair)
-    wanted: list[tuple[Role, int]] = [
-        *(("draft", k) for k in draft_sizes),
-        *(("target", k) for k in sizes),
-    ]
-    plan = [(role, k) for role, k in wanted if role in roles]
-    seconds: dict[tuple[Role, int], list[float]] = {key: [] for key in plan}
-    slots = {role: pair.models[role].open() for role in roles}
-    try:
-        for role in roles:
-            pair.models[role].forward(
-                [Forward(role, slots[role], filler(pair, context), prefill=True)]
-            )
-        for attempt in range(repeats + 1):
-            if before_round:
-                before_round()
-            for role, k in plan:
-                taken = timed(pair, role, slots[role], k, context)
-                if attempt:
-                    seconds[role, k].append(taken)
-    finally:
-        for role, slot in slots.items():
-            pair.models[role].close(slot)
-    return seconds
+    wanted: dict[Role, Sequence[int]] = {"draft": draft_sizes, "target": sizes}
+    with slots_with(pair, roles, context) as slots:
+        return in_turns(
+            {
+                (role, k): partial(timed, pair, role, slots[role], k, context)
+                for role in wanted
+                if role in roles
+                for k in wanted[role]
+            },
+            repeats,
+        )
 
 
 def time_prompts(
     pair: LoadedPair, sizes: Sequence[int], repeats: int
 ) -> dict[str, dict[int, float]]:
-    """role → tokens → median seconds of a prompt's forward pass, which keeps one row; the first,
-    cold round is dropped."""
-    roles = roles_of(pair)
-    seconds: dict[tuple[Role, int], list[float]] = {(role, k): [] for role in roles for k in sizes}
-    slots = {role: pair.models[role].open() for role in roles}
-    try:
-        for attempt in range(repeats + 1):
-            for (role, k), taken in seconds.items():
-                one = timed(pair, role, slots[role], k, 0)
-                if attempt:
-                    taken.append(one)
-    finally:
-        for role, slot in slots.items():
-            pair.models[role].close(slot)
-    return {role: {k: median(seconds[role, k]) for k in sizes} for role in roles}
+    """role → tokens → median seconds of a prompt's forward pass, which keeps one row; empty without
+    sizes."""
+    seconds = time_forwards(pair, sizes, repeats, 0, sizes)
+    return {role: {k: median(seconds[role, k]) for k in sizes} for role in roles_of(pair) if sizes}
 
 
 def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) -> float:
-    """Median seconds of a head's step in a draft of `HEAD_STEPS` after a context, the first, cold
-    one dropped.
+    """Median seconds of a head's step in a draft of `HEAD_STEPS` after a context.
 
     The draft follows a target pass, as in decoding: what that has driven from the processor's
     caches has to be read again.
     """
-    target = pair.models["target"]
-    model = head_of(target, head)
-    slot, verified, own = model.open(), target.open(), torch.ones(1, model.hidden_size)
+    model = head_of(pair.models["target"], head)
+    own = torch.ones(1, model.hidden_size)
     read = own.repeat(context, len(head.layers))
+    slot = model.open()
+
+    def draft() -> None:
+        # what a verification brought
+        model.forward([Forward("head", slot, filler(pair, 2), features=read[:2])])
+        for _ in range(HEAD_STEPS - 1):
+            model.forward([Forward("head", slot, (1,), features=own)])
+
+    def one() -> float:
+        timed(pair, "target", slots["target"], 1, context)
+        taken = seconds_of(pair.device, draft)
+        model.rollback(slot, context)
+        return taken / HEAD_STEPS
+
     try:
         model.forward([Forward("head", slot, filler(pair, context), features=read)])
-        target.forward([Forward("target", verified, filler(pair, context), prefill=True)])
-        seconds = []
-        for _ in range(repeats + 1):
-            timed(pair, "target", verified, 1, context)
-            start = time.perf_counter()
-            # what a verification brought
-            model.forward([Forward("head", slot, filler(pair, 2), features=read[:2])])
-            for _ in range(HEAD_STEPS - 1):
-                model.forward([Forward("head", slot, (1,), features=own)])
-            synchronise(pair.device)
-            seconds.append((time.perf_counter() - start) / HEAD_STEPS)
-            model.rollback(slot, context)
+        with slots_with(pair, ["target"], context) as slots:
+            return median(in_turns({"head": one}, repeats)["head"])
     finally:
         model.close(slot)
-        target.close(verified)
-    return median(seconds[1:])
-
-
-def time_heads_prompts(
-    pair: LoadedPair, head: Eagle3Head, sizes: Sequence[int], repeats: int
-) -> dict[int, float]:
-    """Tokens → median seconds of a head's forward pass over a prompt; the first, cold round is
-    dropped."""
-    model = head_of(pair.models["target"], head)
-    seconds: dict[int, list[float]] = {k: [] for k in sizes}
-    slot, states = (
-        model.open(),
-        torch.ones(max(sizes, default=0), len(head.layers) * model.hidden_size),
-    )
-    try:
-        for attempt in range(repeats + 1):
-            for k, taken in seconds.items():
-                synchronise(pair.device)
-                start = time.perf_counter()
-                model.forward([Forward("head", slot, filler(pair, k), features=states[:k])])
-                synchronise(pair.device)
-                if attempt:
-                    taken.append(time.perf_counter() - start)
-                model.rollback(slot, 0)
-    finally:
-        model.close(slot)
-    return {k: median(taken) for k, taken in seconds.items()}
 
 
 def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str, float]:
@@ -280,7 +240,6 @@ def time_overlapped(
     draft: Role = "draft",
     *,
     busy: bool = True,
-    before_round: Callable[[], object] | None = None,
 ) -> tuple[float, dict[int, float]]:
     """Median seconds of a draft pass and of target passes of all sizes, each model on its own
     cores.
@@ -288,13 +247,8 @@ def time_overlapped(
     Args:
         busy: the other model runs at the same time; False: it is idle.
     """
-    if before_round:
-        before_round()  # not between its rounds: workers leave one thread to the caller
-    roles: tuple[Role, ...] = ("target", draft)
-    slots = {role: pair.models[role].open() for role in roles}
-    workers = Workers([pair.models[role] for role in roles])
+    target, drafter = pair.models["target"], pair.models[draft]
     drafted: list[float] = []
-    verified: dict[int, list[float]] = {k: [] for k in sizes}
 
     def draft_until(over: Event) -> None:
         while True:
@@ -302,54 +256,47 @@ def time_overlapped(
             if over.is_set():
                 return
 
+    def verify(k: int) -> float:
+        over = Event()
+        drafting = workers.submit(drafter, draft_until, over)
+        if not busy:
+            over.set()
+            drafting.result()
+        try:
+            taken = workers.submit(target, timed, pair, "target", slots["target"], k, context)
+            return taken.result()
+        finally:
+            over.set()
+            drafting.result()
+
+    workers = Workers([target, drafter])
     try:
-        for role in roles:
-            pair.models[role].forward(
-                [Forward(role, slots[role], filler(pair, context), prefill=True)]
-            )
-        for _ in range(repeats):
-            for k in sizes:
-                over = Event()
-                drafting = workers.submit(pair.models[draft], draft_until, over)
-                if not busy:
-                    over.set()
-                    drafting.result()
-                try:
-                    verified[k].append(
-                        workers.submit(
-                            pair.models["target"],
-                            timed,
-                            pair,
-                            "target",
-                            slots["target"],
-                            k,
-                            context,
-                        ).result()
-                    )
-                finally:
-                    over.set()
-                    drafting.result()
+        with slots_with(pair, ["target", draft], context) as slots:
+            rounds = [{k: verify(k) for k in sizes} for _ in range(repeats)]
     finally:
         workers.close()
-        for role, slot in slots.items():
-            pair.models[role].close(slot)
-    return median(drafted), {k: median(seconds) for k, seconds in verified.items()}
+    return median(drafted), {k: median(taken[k] for taken in rounds) for k in sizes}
 
 
 def timed(pair: LoadedPair, role: Role, slot: int, tokens: int, context: int) -> float:
     """Seconds of one forward pass after a context. It returns logits of all its tokens, as a
     verification does; a prompt's, of one."""
     model = pair.models[role]
-    command = Forward(
+    row = Forward(
         role, slot, filler(pair, tokens), keep=tokens if context else 1, prefill=not context
     )
-    synchronise(pair.device)
-    start = time.perf_counter()
-    model.forward([command])
-    synchronise(pair.device)
-    taken = time.perf_counter() - start
+    taken = seconds_of(pair.device, lambda: model.forward([row]))
     model.rollback(slot, context)
     return taken
+
+
+def seconds_of(device: str, run: Callable[[], object]) -> float:
+    """How long something takes on a device."""
+    synchronise(device)
+    start = time.perf_counter()
+    run()
+    synchronise(device)
+    return time.perf_counter() - start
 
 
 def filler(pair: LoadedPair, count: int) -> tuple[int, ...]:
@@ -392,6 +339,14 @@ def short_runs(
     }
 
 
+def rest_of_round(runs: Mapping[str, Stats]) -> float:
+    """Seconds of a round outside forward passes: of drafting, else of plain decoding."""
+    drafting = runs.get("vanilla_sd")
+    if drafting is None:
+        return overheads_from(runs).round
+    return drafting.overhead_seconds / max(1, drafting.rounds)
+
+
 def overheads_from(runs: Mapping[str, Stats]) -> RoundOverheads:
     """Seconds outside forward passes of a target call, of a drafted token and of a row whose
     confidence is read, from `short_runs`.
@@ -420,3 +375,20 @@ def synchronise(device: str) -> None:
     correct; not for what another model does."""
     if device.startswith("cuda"):
         torch.cuda.current_stream(device).synchronize()
+
+
+def fits_here(profile: Artifact, pair: LoadedPair, head: Artifact | None = None) -> bool:
+    """Whether a hardware profile has the times of this machine, and of all that will run.
+
+    One of other layers does not, and none on disk has those of a padded target, or of a draft on
+    another device than the target's.
+    """
+    if not isinstance(profile, HardwareProfile) or pair.padded_to is not None:
+        return False
+    timed = {"draft": profile.t_draft, "draft_onnx": profile.t_draft_onnx}
+    return (
+        draft_device_of(pair) is None
+        and profile.provenance.device_class == machine_class(pair)
+        and all(name not in pair.models or seconds for name, seconds in timed.items())
+        and (head is None or profile.t_head is not None)
+    )

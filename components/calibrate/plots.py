@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from draftwell.components.report.charts import scatter_on_diagonal
 from draftwell.components.report.drawing import FAINT, INK, drawing
 from draftwell.serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 
@@ -18,21 +19,12 @@ def acceptance_plot(table: AcceptanceTable, path: Path) -> Path:
         "confidence C of the draft",
         "accepted / judged",
     ) as axes:
-        shares = [table.accepted[b] / table.total[b] for b in bins]
-        largest = max(table.total) or 1
-        sizes = [20 + 180 * table.total[b] / largest for b in bins]
-        axes.plot(
-            [0, 1], [0, 1], color=FAINT, linestyle="--", label="accepted as often as confident"
+        scatter_on_diagonal(
+            axes,
+            [(MIDPOINTS[b], table.accepted[b] / table.total[b], table.total[b]) for b in bins],
+            "bins, area by judged tokens",
+            "accepted as often as confident",
         )
-        axes.scatter(
-            [MIDPOINTS[b] for b in bins],
-            shares,
-            s=sizes,
-            color=INK,
-            alpha=0.8,
-            label="bins, area by judged tokens",
-        )
-        axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
         axes.vlines(EDGES, 0, 0.015, color=FAINT)
         axes.legend(frameon=False, loc="upper left")
     return path

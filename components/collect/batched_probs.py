@@ -95,6 +95,7 @@ class Distributions:
 
     def _at(self, values: Tensor, tokens: Tensor, missing: float) -> Tensor:
         """The value `[n]` of one token of each position, from `[n, columns]`."""
+        tokens = tokens.to(values.device)
         if self.support is None:
             return values.gather(1, tokens[:, None]).squeeze(1)
         column = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)

@@ -8,13 +8,12 @@ nobody ever drafts, so it is left out there: the other three kinds are answers, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from draftwell.components.collect.decoding import decode_all, room
+from draftwell.components.collect.decoding import Request, decode_all, room
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.prompts.prompt import Message, Prompt, ids_of
 from draftwell.serving.errors import DraftwellError
@@ -39,8 +38,8 @@ TRUST = 0.75
 SPRINTER's own."""
 LONGEST_RUN = 20
 
-Written = Callable[[str, int, float], None]
-"""Called with (kind, tokens, seconds) when the texts of a kind are written."""
+Continued = tuple[list[int], list[int]]
+"""A prompt's tokens, and those written after them."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,6 @@ def write_texts(
     *,
     strategy: Strategy | None = None,
     finished: Callable[[], None] | None = None,
-    written: Written | None = None,
 ) -> list[WrittenText]:
     """Texts of every kind for every prompt, by prompt, turn and kind.
 
@@ -131,13 +129,9 @@ def write_texts(
         room: longest prompt in tokens; longer ones are cut (`cut_messages`).
         strategy: writes the texts of kind `lossy`.
         finished: called whenever a text is finished.
-        written: called when the texts of a kind are.
     """
     kinds, texts = settings.prefix_kinds, list[WrittenText]()
-    histories: dict[str, list[Message]] = {
-        prompt.id: list(prompt.messages) for prompt, _ in prompts
-    }
-    around = {raw: template_around(pair, raw=raw) for raw in {prompt.raw for prompt, _ in prompts}}
+    histories = {prompt.id: [*prompt.messages] for prompt, _ in prompts}
     turns = {prompt.id: turns_of(prompt, settings.turns) for prompt, _ in prompts}
     for turn in range(max(turns.values())):
         # no turn draws what another one drew
@@ -153,41 +147,26 @@ def write_texts(
         unanswered = any(
             turns[prompt.id] > turn + 1 and len(prompt.answers) <= turn for prompt, _ in active
         )
-        by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
+        by_kind: dict[str, list[Continued]] = {}
         for kind in dict.fromkeys([*kinds, *(["target"] if unanswered else [])]):
-            if kind == "bare":
-                by_kind[kind] = [
-                    bare(ids, sampling.max_tokens, *around[prompt.raw])
-                    if prompt.raw or not pair.in_chat_template
-                    else (ids, [])
-                    for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)
-                ]
-                continue
-            started = time.perf_counter()
-            outputs = _write(
-                pair, kind, requests, settings.batch, finished if kind in kinds else None, strategy
+            told = finished if kind in kinds else None
+            by_kind[kind] = (
+                bare_texts(pair, [prompt for prompt, _ in active], requests)
+                if kind == "bare"
+                else continue_all(pair, kind, requests, settings.batch, told, strategy)
             )
-            by_kind[kind] = [
-                (ids, output) for (ids, _), output in zip(requests, outputs, strict=True)
-            ]
-            if written:
-                written(kind, sum(map(len, outputs)), time.perf_counter() - started)
         for i, (prompt, sampling) in enumerate(active):
             texts += [
                 WrittenText(prompt, turn, kind, sampling, *by_kind[kind][i], cut[i][1])
                 for kind in kinds
             ]
             if turns[prompt.id] > turn + 1:
-                answer = (
-                    prompt.answers[turn]
-                    if turn < len(prompt.answers)
-                    else pair.decode(by_kind["target"][i][1])
-                )
+                recorded = prompt.answers[turn : turn + 1]
+                answer = recorded[0] if recorded else pair.decode(by_kind["target"][i][1])
                 histories[prompt.id].append({"role": "assistant", "content": answer})
     order = {prompt.id: i for i, (prompt, _) in enumerate(prompts)}
-    return sorted(
-        (text for text in texts if text.tokens), key=lambda text: (order[text.prompt.id], text.turn)
-    )
+    written_texts = [text for text in texts if text.tokens]
+    return sorted(written_texts, key=lambda text: (order[text.prompt.id], text.turn))
 
 
 def asked(
@@ -203,38 +182,46 @@ def asked(
     )
 
 
-def _write(
+def continue_all(
     pair: LoadedPair,
     kind: str,
-    requests: list[tuple[list[int], Sampling]],
+    requests: Sequence[Request],
     batch: int,
     finished: Callable[[], None] | None,
     lossy: Strategy | None,
-) -> list[list[int]]:
-    """The continuation of each request by target, draft or both."""
-    strategy = _writer(kind, lossy)
+) -> list[Continued]:
+    """The continuation of each request by target, draft or both; texts of kind `lossy` as a server
+    writes them, but no request learns from another."""
+    strategy: Strategy = build_strategy("autoregressive")
+    if kind == "mixed":
+        strategy = Interleaved(Interleaved.Config(), StrategyResources())
+    elif kind == LOSSY:
+        assert lossy is not None  # checked by `work.check_inputs`
+        strategy = type(lossy)(lossy.config, replace(lossy.resources, deterministic=True))
     models: dict[Role, Model] = {"target": pair.models["draft"]} if kind == "draft" else pair.models
     engine = Engine(models)
-    return decode_all(
+    outputs = decode_all(
         engine,
         requests,
         [strategy] * len(requests),
         room(engine, batch),
         (lambda done: finished()) if finished else None,
     )
+    return [(list(ids), output) for (ids, _), output in zip(requests, outputs, strict=True)]
 
 
-def _writer(kind: str, lossy: Strategy | None) -> Strategy:
-    """The strategy that writes the texts of a kind; those of kind `lossy` as a server does, but no
-    request learns from another."""
-    if kind == LOSSY:
-        assert lossy is not None  # checked by `work.check_inputs`
-        return type(lossy)(lossy.config, replace(lossy.resources, deterministic=True))
-    return (
-        Interleaved(Interleaved.Config(), StrategyResources())
-        if kind == "mixed"
-        else build_strategy("autoregressive")
-    )
+def bare_texts(
+    pair: LoadedPair, prompts: Sequence[Prompt], requests: Sequence[Request]
+) -> list[Continued]:
+    """Texts of kind bare: prompts that are cut in two; nothing where a chat template frames them,
+    because nobody drafts inside a user's message."""
+    around = {raw: template_around(pair, raw=raw) for raw in {prompt.raw for prompt in prompts}}
+    return [
+        bare(list(ids), sampling.max_tokens, *around[prompt.raw])
+        if prompt.raw or not pair.in_chat_template
+        else (list(ids), [])
+        for prompt, (ids, sampling) in zip(prompts, requests, strict=True)
+    ]
 
 
 def bare(ids: list[int], max_tokens: int, head: int, tail: int) -> tuple[list[int], list[int]]:
@@ -313,9 +300,3 @@ def keep_end(pair: LoadedPair, ids: list[int], room: int) -> tuple[list[int], in
         return ids, 0
     start = ids[:1] if ids[0] in pair.special_tokens and room > 1 else []
     return [*start, *ids[len(start) - room :]], len(ids) - room
-
-
-def sampling_of(base: Sampling, index: int) -> Sampling:
-    """Sampling parameters of the prompt with this number: each has its own seed, so that no draw
-    depends on other prompts."""
-    return replace(base, seed=base.seed + index)

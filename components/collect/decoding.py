@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.errors import ContextTooLong
-from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.commands import Forward, Role
 from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy
@@ -91,6 +92,15 @@ def encode_all(
                 f"{context}: shorten it, leave it out, or ask for fewer tokens"
             )
     return encoded
+
+
+def read_text(model: Model, role: Role, ids: Sequence[int], keep: int) -> Output:
+    """What a model gives for the last `keep` tokens of a text, in one pass over all of it."""
+    slot = model.open()
+    try:
+        return model.forward([Forward(role, slot, tuple(ids), keep=keep, prefill=True)])[0]
+    finally:
+        model.close(slot)
 
 
 def room(engine: Engine, wanted: int) -> int:

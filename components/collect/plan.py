@@ -23,8 +23,7 @@ class ForeignTrace(DraftwellError):
 
 
 class Plan(BaseModel):
-    """What binds a folder to a collection: `plan.json`. A resumed run takes everything but its
-    inputs from here."""
+    """What binds a folder to a collection: `plan.json`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,10 +32,8 @@ class Plan(BaseModel):
     shard_prompts: int = Field(ge=1, description="prompts of a shard")
     batch: int = Field(ge=1, description="texts written at once")
     room: int = Field(ge=1, description="tokens that a prompt may have")
-    prompt_hashes: dict[str, str] | None = Field(
-        None,
-        description="prompt id → hash (components/prompts/overlap.py); None in plans of "
-        "versions up to 0.6",
+    prompt_hashes: dict[str, str] = Field(
+        description="prompt id → hash (components/prompts/overlap.py)"
     )
 
     @property
@@ -73,8 +70,7 @@ def read_plan(folder: Path) -> Plan | None:
 
 
 def prompt_hashes(traces: TraceSet) -> dict[str, str] | None:
-    """Prompt id → hash of the prompts of a trace; None where that is not known: it was recorded by
-    a server, or by an older version."""
+    """Prompt id → hash of the prompts of a trace; None where a server recorded it."""
     plan = read_plan(traces.folder)
     return None if plan is None else plan.prompt_hashes
 
@@ -86,51 +82,26 @@ def is_complete(folder: Path) -> bool:
     return plan is None or len(list(folder.glob("shard-*.parquet"))) >= plan.shards
 
 
-def claim(traces: TraceSet, wanted: Plan) -> Plan:
-    """Bind a folder to these inputs, unless it is bound to them already; returns the plan that
-    holds.
+def claim(traces: TraceSet, plan: Plan) -> None:
+    """Bind a folder to a collection, unless it is bound to it already.
 
     Raises:
-        ForeignTrace: the folder holds a trace of other inputs, or shards without a plan.
+        ForeignTrace: the folder holds another collection, or shards without a plan.
     """
-    folder, plan = traces.folder, read_plan(traces.folder)
-    if (folder / PLAN).is_file() and (plan is None or plan.inputs != wanted.inputs):
-        raise ForeignTrace(
-            f"{folder} holds a trace of other inputs (prompts, pair or settings): choose "
-            "another folder "
-            "or delete this one"
-        )
-    if plan is None and traces.shards:
+    folder = traces.folder
+    if (folder / PLAN).is_file():
+        if read_plan(folder) != plan:
+            raise ForeignTrace(
+                f"{folder} holds a trace of other inputs (prompts, pair, settings or texts at "
+                "once): choose another folder or delete this one"
+            )
+    elif traces.shards:
         raise ForeignTrace(
             f"{folder} holds shards but no {PLAN}: choose another folder or delete this one"
         )
     remove_unfinished(folder)
-    claimed = plan or wanted
-    if claimed.prompt_hashes is None:  # of an older version; its inputs are the same
-        claimed = claimed.model_copy(update={"prompt_hashes": wanted.prompt_hashes})
-    if claimed != plan:
-        write_atomically(folder / PLAN, (claimed.model_dump_json(indent=2) + "\n").encode())
-    return claimed
-
-
-def check_room(folder: Path, plan: Plan, wanted: Plan) -> None:
-    """Refuse to resume with fewer slots or less context than the collection began with: its further
-    texts could differ.
-
-    Raises:
-        ForeignTrace: there are fewer slots or less context.
-    """
-    for name, had, has in (
-        ("texts at once", plan.batch, wanted.batch),
-        ("tokens of room for a prompt", plan.room, wanted.room),
-    ):
-        if has < had:
-            raise ForeignTrace(
-                f"the collection in {folder} was begun with {had} {name}, here are {has}: "
-                "load the pair as it was, or "
-                "choose another folder",
-                code="less_room_than_before",
-            )
+    if not (folder / PLAN).is_file():
+        write_atomically(folder / PLAN, (plan.model_dump_json(indent=2) + "\n").encode())
 
 
 def check_complete(traces: TraceSet, plan: Plan) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -76,65 +75,109 @@ class SlowBranches:
         )
 
 
-@dataclass
-class BranchStep:
-    """What the attention function needs to know about a step.
+class TransformersBranches:
+    """Branches over the slot of a transformers model.
 
-    Args:
-        slot: holds keys and values of the text.
-        starts: `[n]`, how many of its positions each branch may read.
-        keys, values: for each layer `[kv_heads, n, depth, head_dim]`, the branches' own.
-        at: tokens fed to each branch before this step.
+    Their own keys and values are `[kv_heads, n, depth, head_dim]` for each layer.
     """
 
-    model: TransformersModel
-    slot: int
-    starts: Tensor
-    keys: list[Tensor]
-    values: list[Tensor]
-    at: int
-
-
-class TransformersBranches:
-    """Branches over the slot of a transformers model."""
-
     def __init__(self, model: TransformersModel, slot: int, starts: Sequence[int], depth: int):
-        def own(memory: list[Tensor]) -> list[Tensor]:
-            return [
+        self.model, self.slot, self.fed = model, slot, 0
+        # [n]: how many of the slot's positions each branch may read
+        self.starts = torch.tensor(starts, device=model.device)
+        self.keys, self.values = (
+            [
                 layer.new_zeros(layer.shape[1], len(starts), depth, layer.shape[3])
                 for layer in memory
             ]
-
-        self.model = model
-        self.now = BranchStep(
-            model,
-            slot,
-            torch.tensor(starts, device=model.device),
-            own(model.slots.keys),
-            own(model.slots.values),
-            0,
+            for memory in (model.slots.keys, model.slots.values)
         )
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Output:
-        model, now = self.model, self.now
-        ids, positions = torch.tensor(tokens, device=model.device), now.starts + now.at
+        model = self.model
+        ids, positions = torch.tensor(tokens, device=model.device), self.starts + self.fed
         if isinstance(model, LeanLlama):
-            states = model.run_layers(ids, positions, partial(lean_attention, now, model.shape))
+            states = model.run_layers(ids, positions, partial(self.lean_attention, model.shape))
         else:
-            with _attention_of_branches(model.module):
+            with attending_as_branches(model.module):
                 states = model.module.base_model(
                     input_ids=ids[None],
                     use_cache=False,
                     position_ids=positions[None],
-                    draftwell_branches=now,
+                    draftwell_branches=self,
                 ).last_hidden_state[0]
-        now.at += 1
+        self.fed += 1
         return model.output(model.compact_logits(states), states)
+
+    def lean_attention(
+        self, shape: Architecture, layer: int, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        """As `attend` for the lean path, whose tensors are `[n, heads, head_dim]` → `[n, heads *
+        head_dim]`."""
+        query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+        limits = (shape.scale, shape.attention_softcap, shape.windows[layer])
+        return self.attend(layer, query, key, value, *limits).flatten(1)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        softcap: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """Attention of one token of each branch over its prefix in the slot and over its own
+        branch.
+
+        Args:
+            query: `[heads, n, head_dim]`; key, value: `[kv_heads, n, head_dim]`.
+        Returns:
+            `[n, heads, head_dim]`.
+        """
+        length, end = int(self.starts.max()), self.fed + 1
+        self.keys[layer][:, :, self.fed], self.values[layer][:, :, self.fed] = key, value
+        # [kv_heads, n, end, d]
+        own_keys, own_values = self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        keys, values = (
+            memory[layer][self.slot, :, :length]
+            for memory in (self.model.slots.keys, self.model.slots.values)
+        )
+        kv_heads, n, _, dim = own_keys.shape
+        groups = query.shape[0] // kv_heads
+        q = query.reshape(kv_heads, groups, n, dim)
+        q = q * (scaling if scaling is not None else dim**-0.5)
+        scores = torch.cat(
+            [q @ keys[:, None].transpose(2, 3), torch.einsum("kgnd,kned->kgne", q, own_keys)], -1
+        ).float()
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        hidden = ~self.visible(length, window)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(q.dtype)
+        out = weights[..., :length] @ values[:, None] + torch.einsum(
+            "kgne,kned->kgnd", weights[..., length:], own_values
+        )
+        return out.reshape(kv_heads * groups, n, dim).transpose(0, 1)
+
+    def visible(self, length: int, window: int | None) -> Tensor:
+        """`[n, length + fed + 1]` bool: the positions of text and own branch that each query may
+        read."""
+        text = torch.arange(length, device=self.starts.device)
+        # [n, fed + 1]
+        own = self.starts[:, None] + torch.arange(self.fed + 1, device=self.starts.device)
+        places = torch.cat([text.expand(len(own), length), own], 1)
+        visible = torch.cat(
+            [text < self.starts[:, None], torch.ones_like(own, dtype=torch.bool)], 1
+        )
+        if window:
+            visible &= self.starts[:, None] + self.fed - places < window
+        return visible
 
 
 @contextmanager
-def _attention_of_branches(module: Any) -> Iterator[None]:
+def attending_as_branches(module: Any) -> Iterator[None]:
     """Let a module's layers attend as branches, and then over slots again."""
     from transformers import AttentionInterface
 
@@ -154,92 +197,9 @@ def branch_attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one token of each branch over its prefix in the slot and over its own branch.
-
-    Args:
-        query: `[1, heads, n, head_dim]`; key, value: `[1, kv_heads, n, head_dim]`.
-        options: as transformers passes them (`scaling`, `softcap`, `sliding_window`), with
-            `draftwell_branches`, a `BranchStep`.
-    Returns:
-        `[1, n, heads, head_dim]`.
-    """
+    """`TransformersBranches.attend` as transformers calls it, with a batch of one: `options` are
+    its `scaling`, `softcap` and `sliding_window`, and `draftwell_branches`."""
     window = options.get("sliding_window") or getattr(module, "sliding_window", None)
-    out = attend(
-        options["draftwell_branches"],
-        module.layer_idx,
-        query[0],
-        key[0],
-        value[0],
-        options.get("scaling"),
-        options.get("softcap"),
-        window,
-    )
-    return out[None], None
-
-
-def lean_attention(
-    now: BranchStep, shape: Architecture, layer: int, query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
-    """The same for the lean path: query `[n, heads, head_dim]`, key and value `[n, kv_heads,
-    head_dim]` → `[n, heads * head_dim]`."""
-    return attend(
-        now,
-        layer,
-        query.transpose(0, 1),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        shape.scale,
-        shape.attention_softcap,
-        shape.windows[layer],
-    ).flatten(1)
-
-
-def attend(
-    now: BranchStep,
-    layer: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """Query `[heads, n, head_dim]`, key and value `[kv_heads, n, head_dim]` of one token of each
-    branch → `[n, heads, head_dim]`."""
-    length, end = int(now.starts.max()), now.at + 1
-    now.keys[layer][:, :, now.at], now.values[layer][:, :, now.at] = key, value
-    # [kv_heads, n, end, d]
-    own_keys, own_values = now.keys[layer][:, :, :end], now.values[layer][:, :, :end]
-    keys, values = (
-        memory[layer][now.slot, :, :length]
-        for memory in (now.model.slots.keys, now.model.slots.values)
-    )
-    kv_heads, n, _, dim = own_keys.shape
-    groups = query.shape[0] // kv_heads
-    q = query.reshape(kv_heads, groups, n, dim) * (scaling if scaling is not None else dim**-0.5)
-    scores = torch.cat(
-        [q @ keys[:, None].transpose(2, 3), torch.einsum("kgnd,kned->kgne", q, own_keys)], -1
-    ).float()
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    visible = _visible(now, length, window)
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1).to(q.dtype)
-    out = weights[..., :length] @ values[:, None] + torch.einsum(
-        "kgne,kned->kgnd", weights[..., length:], own_values
-    )
-    return out.reshape(kv_heads * groups, n, dim).transpose(0, 1)
-
-
-def _visible(now: BranchStep, length: int, window: int | None) -> Tensor:
-    """`[n, length + at + 1]` bool: the positions of text and own branch that each query may
-    read."""
-    device = now.starts.device
-    own = torch.arange(now.at + 1, device=device)
-    text = torch.arange(length, device=device)
-    mine = torch.ones(len(now.starts), len(own), dtype=torch.bool, device=device)
-    visible = torch.cat([text < now.starts[:, None], mine], 1)
-    if window:
-        position = now.starts[:, None] + now.at
-        distance = torch.cat([position - text, position - (now.starts[:, None] + own)], 1)
-        visible &= distance < window
-    return visible
+    limits = (options.get("scaling"), options.get("softcap"), window)
+    branch: TransformersBranches = options["draftwell_branches"]
+    return branch.attend(module.layer_idx, query[0], key[0], value[0], *limits)[None], None

@@ -93,16 +93,12 @@ def check_temperature(trace: TraceSet, temperature: float) -> None:
             `trace_of_another_temperature`.
     """
     header = greedy_header(trace) if temperature == 0 else trace.header
-    cut = (
-        f" with top-k {header.top_k} and top-p {header.top_p:g}"
-        if temperature > 0 and (header.top_k or header.top_p < 1)
-        else ""
-    )
+    cut = temperature > 0 and (header.top_k or header.top_p < 1)
     if header.temperature != temperature or cut:
+        words = f" with top-k {header.top_k} and top-p {header.top_p:g}" if cut else ""
         raise TraceError(
-            f"{trace.folder} was collected at temperature {header.temperature:g}{cut}, and "
-            f"one of temperature {temperature:g} "
-            "over the whole vocabulary is needed: collect one for it (`draftwell collect "
-            f"--temperature {temperature:g}`)",
+            f"{trace.folder} was collected at temperature {header.temperature:g}{words}, and "
+            f"one of temperature {temperature:g} over the whole vocabulary is needed: collect one "
+            f"for it (`draftwell collect --temperature {temperature:g}`)",
             code="trace_of_another_temperature",
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwell.components.collect.batched_probs import Distributions, draw, residuals
-from draftwell.components.collect.continuations import WrittenText
+from draftwell.components.collect.continuations import WrittenText, shared_beginning
 from draftwell.components.collect.rollouts import Branches, SlowBranches, branches
 from draftwell.serving.recording.trace_schema import KINDS, LOSSY, TraceHeader, trace_schema
 from draftwell.serving.runtime.commands import Forward, Role
@@ -59,12 +59,8 @@ class Reading:
     def read(self, text: WrittenText) -> Output:
         """The model's output at every position of the continuation."""
         ids = [*text.prompt_tokens, *text.tokens[:-1]]
-        known = 0
         # the prompt's last token predicts the first one
-        for mine, other in zip(self.ids, text.prompt_tokens[:-1], strict=False):
-            if mine != other:
-                break
-            known += 1
+        known = shared_beginning(self.ids, text.prompt_tokens[:-1])
         self.model.rollback(self.slot, known)
         self.ids = ids
         return self.model.forward(
@@ -99,7 +95,6 @@ class Observation:
         self.text, self.header, self.reading = text, header, reading
         self.states = draft.hidden
         self.target, self.draft = Distributions.of(target), Distributions.of(draft)
-        self.device = draft.compact.device
         # A stream of its own for every text: no uniform that wrote it is used again.
         self.random = np.random.default_rng(
             [text.sampling.seed, 17, text.turn, (*KINDS, LOSSY).index(text.kind)]
@@ -165,19 +160,15 @@ class Observation:
 
     def _judgements(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
         """Columns about the two distributions of each position (docs/methods.md)."""
-        p, q, device = self.target, self.draft, self.device
-        drafted, tokens = (
-            drawn["draft_token"].to(device),
-            torch.tensor(self.text.tokens, device=device),
-        )
+        p, q, drafted = self.target, self.draft, drawn["draft_token"]
         likely, likely_q = q.candidates(CANDIDATES)
-        token_q, token_p = q.raw_prob(drafted), p.raw_prob(drafted.to(p.logits.device)).to(device)
+        token_q, token_p = q.raw_prob(drafted).cpu(), p.raw_prob(drafted).cpu()
         return {
             **drawn,
-            "target_p": p.raw_prob(drawn["target_token"].to(p.logits.device)),
+            "target_p": p.raw_prob(drawn["target_token"]),
             "target_gap": p.gap(),
-            "correction_p": p.raw_prob(drawn["correction"].to(p.logits.device)),
-            "text_raw_q": q.raw_prob(tokens),
+            "correction_p": p.raw_prob(drawn["correction"]),
+            "text_raw_q": q.raw_prob(torch.tensor(self.text.tokens)),
             "draft_raw_q": token_q,
             "draft_raw_p": token_p,
             "ratio": token_q / token_p,
@@ -197,12 +188,8 @@ class Observation:
         n, depth, sampling = len(self.text.tokens), self.header.rollout, self.text.sampling
         alone = self._alone(first) if sampling.greedy else list(range(n))
         places = torch.tensor(alone)
-        begun = first.to(self.device)
-        steps = [(first, self.draft.raw_prob(begun), self.draft.confidence, self.draft.entropy)]
-        rolled = [
-            torch.stack([part.cpu().to(kind)] * depth, 1)
-            for part, kind in zip(steps[0], (torch.int64, *[torch.float32] * 3), strict=True)
-        ]
+        begun = (first, self.draft.raw_prob(first), self.draft.confidence, self.draft.entropy)
+        rolled = [torch.stack([part.cpu()] * depth, 1) for part in begun]
         branch = self._branches(alone, depth)
         states: Tensor | None = None
         tokens = first[places]
@@ -282,27 +269,19 @@ def _table(text: WrittenText, header: TraceHeader, known: dict[str, Any]) -> pa.
         "token": text.tokens,
         "prompt_tokens": [text.prompt_tokens] + [None] * (n - 1),
         "cut_tokens": [text.cut_tokens] + [None] * (n - 1),
-        **{name: _plain(value) for name, value in known.items()},
+        **{name: value.cpu().numpy() for name, value in known.items()},
     }
     schema = trace_schema(header)
     return pa.table(
-        [_column(columns.get(field.name), field.type, n) for field in schema], schema=schema
+        [column_of(columns.get(field.name), field.type, n) for field in schema], schema=schema
     )
 
 
-def _plain(value: Tensor) -> np.ndarray:
-    array: np.ndarray = value.cpu().numpy()
-    return array
-
-
-def _column(values: Any, kind: pa.DataType, n: int) -> pa.Array:
+def column_of(values: Any, kind: pa.DataType, n: int) -> pa.Array:
     """An array of the schema's type from a list, from `[n]`, or from `[n, width]` with one list a
     row."""
     import pyarrow as pa
 
     if values is None:
         return pa.nulls(n, kind)
-    if isinstance(values, np.ndarray) and values.ndim == 2:
-        offsets = np.arange(n + 1, dtype=np.int32) * values.shape[1]
-        return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1), kind.value_type))
-    return pa.array(values, kind)
+    return pa.array(list(values) if getattr(values, "ndim", 1) == 2 else values, kind)

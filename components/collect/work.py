@@ -4,11 +4,11 @@ of them as a file."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from draftwell.components.collect.continuations import room_for_prompts, sampling_of, write_texts
+from draftwell.components.collect.continuations import room_for_prompts, turns_of, write_texts
 from draftwell.components.collect.meter import Meter
 from draftwell.components.collect.plan import Plan
 from draftwell.components.collect.settings import CollectionSettings
@@ -32,7 +32,6 @@ class Work:
 
     Args:
         prompts: with the sampling parameters of each.
-        plan: of this pair as it is loaded here; a folder that was claimed earlier has its own.
         strategy: writes the texts of kind `lossy`.
     """
 
@@ -43,36 +42,39 @@ class Work:
     plan: Plan
     strategy: Strategy | None = None
 
-    def part(self, plan: Plan, index: int) -> list[tuple[Prompt, Sampling]]:
+    def part(self, index: int) -> list[tuple[Prompt, Sampling]]:
         """The prompts of a shard."""
-        return self.prompts[index * plan.shard_prompts : (index + 1) * plan.shard_prompts]
+        size = self.plan.shard_prompts
+        return self.prompts[index * size : (index + 1) * size]
 
-    def write_shard(self, traces: TraceSet, plan: Plan, index: int, meter: Meter) -> None:
-        """Write a shard as the plan of its folder says.
+    def write_shard(self, traces: TraceSet, index: int, meter: Meter) -> None:
+        """Write a shard. A text counts half when it is written and half when both models have read
+        it.
 
         Raises:
             TraceError: none of the prompts gave a text.
         """
         import pyarrow as pa
 
-        prompts = self.part(plan, index)
-        meter.shard(prompts, self.settings.turns)
-        settings = self.settings.model_copy(update={"batch": plan.batch})
-        header = self.header.model_copy(update={"batch": plan.batch})
+        prompts, settings = self.part(index), self.settings
+        turns = sum(turns_of(prompt, settings.turns) for prompt, _ in prompts)
+        half = len(prompts) / (2 * len(settings.prefix_kinds) * turns)
         texts = write_texts(
             self.pair,
             prompts,
             settings,
-            plan.room,
+            self.plan.room,
             strategy=self.strategy,
-            finished=meter.half_text,
-            written=meter.written,
+            finished=lambda: meter.advance(half),
         )
         tables = []
         for _, of_prompt in groupby(texts, key=lambda text: text.prompt.id):
-            for table in observe(self.pair.models, list(of_prompt), header, hidden=settings.hidden):
+            for table in observe(
+                self.pair.models, list(of_prompt), self.header, hidden=settings.hidden
+            ):
                 tables.append(table)
-                meter.recorded(table.num_rows)
+                meter.rows += table.num_rows
+                meter.advance(half)
         # prompts of one token have no bare text, and messages in a chat template have none
         if not tables:
             raise TraceError(
@@ -130,9 +132,10 @@ def work_of(
     )
     return Work(
         pair,
-        [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)],
-        settings,
-        header,
+        # each prompt has its own seed, so that no draw depends on other prompts
+        [(prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts)],
+        settings.model_copy(update={"batch": slots}),
+        header.model_copy(update={"batch": slots}),
         plan,
         strategy,
     )

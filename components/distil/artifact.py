@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from draftwell.components.collect.decoding import decode_all, room
+from draftwell.components.collect.decoding import decode_all, read_text, room
 from draftwell.components.distil.family import NOT_OF_THE_DRAFT
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.model_files import build_distilled
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from draftwell.serving.runtime.requests import Sampling
@@ -71,7 +70,6 @@ def agreement(
     prompts: Sequence[tuple[str, list[int]]],
     *,
     max_tokens: int = 128,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Top-1 agreement of draft and target on the target's own greedy outputs.
 
@@ -88,7 +86,6 @@ def agreement(
         [(ids, sampling) for _, ids in prompts],
         [build_strategy("autoregressive")] * len(prompts),
         room(engine, len(prompts)),
-        lambda done: progress(done, len(prompts)),
     )
     hits: dict[str, list[list[bool]]] = {}
     for (task, ids), output in zip(prompts, outputs, strict=True):
@@ -108,13 +105,8 @@ def agreement(
 def agreeing(pair: LoadedPair, prompt: list[int], output: list[int]) -> list[bool]:
     """For each output token whether it is the draft's argmax on the same prefix, in one
     teacher-forced pass."""
-    draft = pair.models["draft"]
-    slot = draft.open()
-    try:
-        row = Forward("draft", slot, tuple(prompt + output[:-1]), keep=len(output), prefill=True)
-        top = draft.forward([row])[0].rows(Sampling()).top
-    finally:
-        draft.close(slot)
+    read = read_text(pair.models["draft"], "draft", prompt + output[:-1], len(output))
+    top = read.rows(Sampling()).top
     return [a == b for a, b in zip(top, output, strict=True)]
 
 

@@ -16,26 +16,40 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwell.components.distil.writers import Writer
+from draftwell.components.train.checkpoint import Checkpoint
+from draftwell.components.train.fit import Budget, Passes
 from draftwell.serving.errors import DraftwellError
 
-MOST_POSITIONS = 48_000
-"""Positions of a batch that the target writes: 130 prompts of 240 tokens with as many outputs as
-usual, 40 of 1,000. A gigabyte or two."""
 
-
-@dataclass
+@dataclass(frozen=True)
 class Conversation:
-    """One conversation: `ids` `[total]`, of which the first `prompt` were given, and `hidden`
-    `[total − 1, hidden]`."""
+    """One conversation.
+
+    Args:
+        ids: `[total]` tokens, of which the first `prompt` were given.
+        states: what rows are read from at every use, such as a shard's slice `hidden`, an object of
+            safetensors: the states of several layers of millions of tokens take tens of gigabytes.
+        row: the first one.
+    """
 
     ids: Tensor
     prompt: int
-    hidden: Tensor
+    states: Any
+    row: int = 0
+
+    @property
+    def hidden(self) -> Tensor:
+        """`[total - 1, width]` states, as stored."""
+        found: Tensor = self.states[self.row : self.row + len(self.ids) - 1]
+        return found
 
 
 def write_corpus(
@@ -46,28 +60,17 @@ def write_corpus(
     donor: str,
     new_tokens: int = 128,
     batch: int = 128,
-    chunk: int = 10,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
     """Write the target's greedy continuations of `prompts`, shard by shard, and return the shards
-    in order.
-
-    Batches hold prompts of similar length, sorted within chunks of `chunk` batches, so that any
-    number of finished shards is already a mixed corpus. Finished shards are kept on a rerun.
+    in order. Finished shards are kept on a rerun.
 
     Args:
         donor: sha256 of the target's weights.
-        batch: prompts of a shard, fewer where they are long.
+        batch: prompts of a shard.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    size = batch * chunk
-    shards = [
-        rows
-        for start in range(0, len(prompts), size)
-        for rows in of_similar_length(
-            prompts[start : start + size], batch, MOST_POSITIONS, new_tokens
-        )
-    ]
+    shards = [list(prompts[at : at + batch]) for at in range(0, len(prompts), batch)]
     paths = []
     for number, rows in enumerate(shards, 1):
         made_of = json.dumps([donor, writer.identity, new_tokens, rows])
@@ -87,29 +90,10 @@ def write_corpus(
     return paths
 
 
-def of_similar_length(
-    prompts: Sequence[list[int]], rows: int, positions: int, new_tokens: int
-) -> Iterator[list[list[int]]]:
-    """Batches of at most `rows` prompts, shortest first, that take at most `positions` with their
-    outputs (one prompt may take more)."""
-    batch: list[list[int]] = []
-    for prompt in sorted(prompts, key=len):
-        if batch and (
-            len(batch) == rows or (len(batch) + 1) * (len(prompt) + new_tokens) > positions
-        ):
-            yield batch
-            batch = []
-        batch.append(prompt)
-    if batch:
-        yield batch
-
-
 def save_shard(
     path: Path, rows: Sequence[tuple[list[int], list[int]]], states: Sequence[Tensor]
 ) -> None:
     """Write a shard of (prompt, output) rows and their states, all or nothing."""
-    from safetensors.torch import save_file
-
     shard = {
         "ids": torch.tensor([t for p, out in rows for t in p + out], dtype=torch.int32),
         "prompt": torch.tensor([len(p) for p, _ in rows]),
@@ -122,51 +106,36 @@ def save_shard(
 
 
 def read_corpus(shards: Iterable[Path]) -> list[Conversation]:
-    """All sequences of these shards, in order.
+    """All conversations of these shards, in order.
 
     Raises:
         DraftwellError: a shard is damaged.
     """
-    sequences = []
-    for path in shards:
-        shard = read_shard(path)
-        at = states = 0
-        for prompt, total in zip(shard["prompt"].tolist(), shard["total"].tolist(), strict=True):
-            sequences.append(
-                Conversation(
-                    shard["ids"][at : at + total].long(),
-                    prompt,
-                    shard["hidden"][states : states + total - 1],
-                )
-            )
-            at, states = at + total, states + total - 1
-    return sequences
+    return [conversation for path in shards for conversation in _conversations(path)]
 
 
-def read_shard(path: Path) -> dict[str, Tensor]:
-    """The tensors of a shard, checked to have matching lengths."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def _conversations(path: Path) -> Iterator[Conversation]:
+    """Those of one shard, whose tensors are checked to have matching lengths."""
     try:
-        shard = load_file(path)
-        total = shard["total"]
-        sound = [len(shard[name]) for name in ("prompt", "ids", "hidden")] == [
-            len(total),
-            int(total.sum()),
-            int((total - 1).sum()),
+        file = safe_open(path, "pt")
+        ids, prompts, totals = (file.get_tensor(name) for name in ("ids", "prompt", "total"))
+        states = file.get_slice("hidden")
+        sound = [len(prompts), len(ids), states.get_shape()[0]] == [
+            len(totals),
+            int(totals.sum()),
+            int((totals - 1).sum()),
         ]
     except (OSError, ValueError, KeyError, SafetensorError):
         sound = False
     if not sound:
         raise DraftwellError(
-            (
-                f"{path} is damaged: delete it and run the same `draftwell distill` again, "
-                "which writes it again"
-            ),
+            f"{path} is damaged: delete it and run the same command again, which writes it again",
             code="damaged_shard",
         )
-    return shard
+    at = row = 0
+    for prompt, total in zip(prompts.tolist(), totals.tolist(), strict=True):
+        yield Conversation(ids[at : at + total].long(), prompt, states, row)
+        at, row = at + total, row + total - 1
 
 
 def corpus_digest(sequences: Sequence[Conversation]) -> str:
@@ -178,18 +147,54 @@ def corpus_digest(sequences: Sequence[Conversation]) -> str:
     return digest.hexdigest()
 
 
+def checkpoint_on(
+    corpus: Sequence[Conversation], folder: Path, recipe: Budget, head_ids: Tensor, donor: str
+) -> Checkpoint:
+    """The checkpoint of a training on this text.
+
+    Args:
+        head_ids: tokens that are covered.
+        donor: sha256 of the target's weights.
+    """
+    covered = hashlib.sha256(head_ids.to(torch.int32).cpu().numpy().tobytes()).hexdigest()
+    text = corpus_digest(corpus)
+    return Checkpoint(
+        folder, {**recipe.identity(), "target": donor, "head": covered, "corpus": text}
+    )
+
+
 def hold_out(
     sequences: Sequence[Conversation], every: int = 50
 ) -> tuple[list[Conversation], list[Conversation]]:
     """Conversations to measure on, those of every fiftieth prompt, and the others; a prompt that is
-    repeated is on one side only."""
+    repeated is on one side only.
+
+    Raises:
+        DraftwellError: no others are left.
+    """
     prompts: dict[bytes, int] = {}
     places = [
         prompts.setdefault(s.ids[: s.prompt].to(torch.int32).numpy().tobytes(), len(prompts))
         for s in sequences
     ]
     held = [s for s, place in zip(sequences, places, strict=True) if place % every == 0]
-    return held, [s for s, place in zip(sequences, places, strict=True) if place % every]
+    others = [s for s, place in zip(sequences, places, strict=True) if place % every]
+    if not others:
+        raise DraftwellError(
+            "the target wrote fewer than two texts to learn from: give more prompts",
+            code="too_little_text",
+        )
+    return held, others
+
+
+def passes_over(
+    sequences: Sequence[Conversation], tokens: int, seed: int
+) -> Passes[Sequence[Conversation]]:
+    """Batches of about `tokens` tokens, in another order in every pass."""
+    return Passes(
+        lambda number: list(batches(sequences, tokens, random.Random(f"{seed}/{number}"))),
+        lambda group: sum(len(s.ids) for s in group),
+    )
 
 
 def frequent_tokens(sequences: Sequence[Conversation], count: int, vocab: int) -> Tensor:

@@ -7,7 +7,7 @@ checkpoint. A second call with the same inputs resumes where the first was stopp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,21 @@ from draftwell.components.distil.corpus import (
     write_corpus,
 )
 from draftwell.components.distil.family import keep_layers
-from draftwell.components.distil.training import Log, Recipe, head_of, train_draft
+from draftwell.components.distil.training import Recipe, head_of, train_draft
 from draftwell.components.distil.writers import Writer
-from draftwell.components.report.provenance import git_commit, library_versions, plain
+from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.components.report.provenance import provenance
+from draftwell.components.train.fit import Say
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft
+from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 
 CANDIDATE = "candidate"
 """Folder of the draft that was trained but not measured yet."""
+SHARD = 64
+"""Prompts of a shard of the corpus, at most what a killed run writes again."""
 LONGEST_PROMPT = 640
 """Longer prompts are left out: they cost much and are seen once."""
 
@@ -47,11 +52,9 @@ class Source:
         untouched: (task, ids) of prompts that agreement is measured on.
         new_tokens: tokens that the target writes after a prompt at most.
         batch: prompts of a shard of the corpus.
-        name: of the pair that target and draft will be.
         data: what the prompts are in a few words, for the provenance.
         hashes: of the prompts to learn on (`draftwell.components.prompts.overlap`), for the
             provenance; None where they are not known.
-        unknown: what was learned whose prompts are not among `hashes`.
     """
 
     target: LoadedPair
@@ -60,11 +63,9 @@ class Source:
     prompts: Sequence[list[int]]
     untouched: Sequence[tuple[str, list[int]]]
     new_tokens: int = 128
-    batch: int = 128
-    name: str = field(kw_only=True)
+    batch: int = SHARD
     data: str = field(kw_only=True)
     hashes: Sequence[str] | None = field(default=None, kw_only=True)
-    unknown: Sequence[str] = field(default=(), kw_only=True)
 
 
 def distil_draft(
@@ -73,56 +74,37 @@ def distil_draft(
     work: Path,
     *,
     new: Callable[[Any], Any] | None = None,
-    folder: str = "training",
-    log: Log = lambda name, value, step: None,
-    say: Callable[[str], None] = print,
+    say: Say = print,
 ) -> tuple[DistilledDraft, dict[str, Any]]:
     """Distil a draft.
 
     Args:
         work: folder for shards and checkpoint.
         new: makes the draft to train out of the target's module; None keeps the recipe's layers.
-        folder: of the checkpoint, in `work`.
-        log, say: as in `train_draft`.
     Returns:
         the artifact with its provenance, and a report: what `train_draft` returns, `agreement` (of
-            `artifact.agreement`,
-        after rounding to int8) and `corpus`.
+        `artifact.agreement`, after rounding to int8) and `corpus`.
     Raises:
-        DraftwellError: no prompts, layers that the target lacks, or another run's checkpoint.
+        DraftwellError: no prompts, or layers that the target lacks.
     """
-    if not source.prompts:
-        raise DraftwellError(
-            (
-                f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give "
-                "shorter ones"
-            ),
-            code="no_prompt_fits",
-        )
     module = source.target.modules["target"]
     # refused before hours are spent on the corpus
-    draft = (new or (lambda target: keep_layers(target, recipe.layers)))(module)
-    shards = write_corpus(
-        source.writer,
-        source.prompts,
-        work,
-        donor=source.donor,
-        new_tokens=source.new_tokens,
-        batch=source.batch,
-        say=say,
-    )
-    corpus = read_corpus(shards)
+    draft = new(module) if new else keep_layers(module, recipe.layers)
+    corpus = texts_of(source, work, say)
     head = head_of(corpus, module, recipe.head_tokens, source.target.models["target"].vocab_size)
-    progress = train_draft(
-        draft, corpus, head, recipe, work / folder, bound={"target": source.donor}, log=log, say=say
+    progress = train_draft(draft, corpus, head, recipe, work, donor=source.donor, say=say)
+    settings = {
+        "layers": ",".join(map(str, recipe.layers)),
+        "head_tokens": len(head.ids),
+        "loss": recipe.loss,
+    }
+    # the fingerprint of its pair is not known before the draft is
+    made_of = provenance_of(source, settings, corpus, progress).model_copy(
+        update={"fingerprint": source.donor}
     )
-    made_of = provenance_of(source, recipe, corpus, progress, head_tokens=len(head.ids))
     artifact = to_artifact(draft, head.ids, source.donor, made_of)
     artifact.save(work / CANDIDATE)
-    report: dict[str, Any] = {
-        **progress,
-        "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)},
-    }
+    report: dict[str, Any] = {**progress, "corpus": written(corpus)}
     if source.untouched:
         # as it will be loaded: rounded
         report["agreement"] = measured(source, DistilledDraft.load(work / CANDIDATE), say)
@@ -130,6 +112,68 @@ def distil_draft(
             update={"metrics": agreement_metrics(report["agreement"])}
         )
     return artifact, report
+
+
+def target_alone(name: str, folder: Path, **settings: Any) -> LoadedPair:
+    """A target in a form that can be trained against.
+
+    Args:
+        settings: of `LoadSettings`.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return load_pair(
+        PairFiles(name, folder), LoadSettings.model_validate({**settings, "keep_modules": True})
+    )
+
+
+def ids_that_fit(
+    pair: LoadedPair, prompts: Sequence[Prompt], longest: int, say: Say
+) -> list[list[int]]:
+    """Token ids of prompts; those with more than `longest` are left out, and counted."""
+    rows = [ids for prompt in prompts if 0 < len(ids := ids_of(pair, prompt)) <= longest]
+    if len(rows) < len(prompts):
+        say(f"{len(prompts) - len(rows)} prompts of more than {longest} tokens are left out")
+    return rows
+
+
+def own_outputs_on(prompts: Sequence[Prompt] | None) -> str:
+    """What was learned, for the provenance, from a user's prompts or from invented ones."""
+    given = "instructions it invented"
+    if prompts is not None:
+        given = f"{len(prompts)} prompts of the user's"
+    return f"the target's own greedy outputs on {given}"
+
+
+def texts_of(source: Source, folder: Path, say: Say) -> list[Conversation]:
+    """What the target writes after its prompts; shards that are in the folder are not written
+    again."""
+    if not source.prompts:
+        raise DraftwellError(
+            f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give "
+            "shorter ones",
+            code="no_prompt_fits",
+        )
+    return read_corpus(
+        write_corpus(
+            source.writer,
+            source.prompts,
+            folder,
+            donor=source.donor,
+            new_tokens=source.new_tokens,
+            batch=source.batch,
+            say=say,
+        )
+    )
+
+
+def written(corpus: Sequence[Conversation]) -> dict[str, int]:
+    """How much the target wrote."""
+    return {
+        "conversations": len(corpus),
+        "output_tokens": sum(len(s.ids) - s.prompt for s in corpus),
+    }
 
 
 def measured(source: Source, draft: DistilledDraft, say: Callable[[str], None]) -> dict[str, Any]:
@@ -144,40 +188,32 @@ def measured(source: Source, draft: DistilledDraft, say: Callable[[str], None]) 
 
 def provenance_of(
     source: Source,
-    recipe: Recipe,
+    recipe: Mapping[str, Any],
     corpus: Sequence[Conversation],
-    progress: dict[str, Any],
-    *,
-    head_tokens: int,
+    progress: Mapping[str, Any],
+    metrics: Mapping[str, float] | None = None,
 ) -> Provenance:
-    """Where a draft comes from. Its fingerprint is the donor's digest: that of its pair is not
-    known before the draft is."""
+    """Where a draft or a head comes from.
+
+    Args:
+        recipe: the settings that are recorded.
+        progress: of `fit`.
+    """
     parameters = {
-        "layers": ",".join(map(str, recipe.layers)),
-        "head_tokens": head_tokens,
-        "loss": recipe.loss,
+        **recipe,
         "steps": progress["steps"],
         "tokens_processed": progress["tokens"],
         "minutes": round(progress["minutes"], 1),
-        "conversations": len(corpus),
-        "output_tokens": output_tokens(corpus),
+        **written(corpus),
         "data": source.data,
     }
-    return Provenance(
-        pair=source.name,
-        fingerprint=source.donor,
+    return provenance(
+        source.target,
         trace_digest=corpus_digest(corpus),
-        git_commit=git_commit(),
-        library_versions=library_versions(),
-        parameters={key: plain(value) for key, value in parameters.items()},
-        training_prompts=None if source.hashes is None else sorted(set(source.hashes)),
-        unknown_prompts=sorted(source.unknown),
+        parameters=parameters,
+        metrics=metrics,
+        training_prompts=source.hashes,
     )
-
-
-def output_tokens(corpus: Sequence[Conversation]) -> int:
-    """Tokens that the target wrote."""
-    return sum(len(s.ids) - s.prompt for s in corpus)
 
 
 def agreement_metrics(found: dict[str, Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import expit
 
 from draftwell.components.drift.schema import (
     AcceptanceBin,
@@ -25,7 +26,6 @@ from draftwell.components.drift.statistics import (
     calibration_error,
     calibration_rise,
     exchange,
-    largest_gap,
     rate_change,
     rate_rise,
     share,
@@ -34,7 +34,6 @@ from draftwell.components.drift.statistics import (
 )
 from draftwell.components.drift.traffic import Traffic
 from draftwell.components.report.intervals import bootstrap_of_sums
-from draftwell.components.train.logistic import sigmoid
 from draftwell.serving.artifacts.acceptance_table import (
     EDGES,
     MIDPOINTS,
@@ -46,16 +45,15 @@ from draftwell.serving.artifacts.verifier import Verifier
 
 BINS = len(EDGES) + 1
 SCORE_BINS = 10
-FINE = 256
-"""Cuts of the confidence that Kolmogorov and Smirnov's statistic is computed at under exchanges."""
 
 
 class Comparison:
     """Collects checks and figures about two sets of prompts."""
 
-    def __init__(self, reference: Traffic, feedback: Traffic, limits: DriftLimits, seed: int):
-        self.then, self.now, self.limits, self.seed = reference, feedback, limits, seed
-        self.found: list[tuple[str, float, Exchanged, str]] = []
+    def __init__(self, reference: Traffic, feedback: Traffic, limits: DriftLimits):
+        self.then, self.now, self.limits = reference, feedback, limits
+        self.sides = (reference, feedback)
+        self.found: list[tuple[str, Exchanged, str]] = []
         self.notes: list[str] = []
         self.verifier_figures: VerifierFigures | None = None
         self.novelty_figures: NoveltyFigures | None = None
@@ -63,89 +61,41 @@ class Comparison:
     def judged(self) -> tuple[DriftCheck, ...]:
         """All checks; the rate of false alarms is shared among them (Bonferroni)."""
         needed = self.limits.false_alarm_rate / max(1, len(self.found))
-        made = []
-        for name, value, tested, words in self.found:
-            limit = float(getattr(self.limits, name))
-            drifted = value >= limit and tested.p_value <= needed
-            made.append(
-                DriftCheck(
-                    name=name,
-                    value=value,
-                    limit=limit,
-                    chance=tested.chance,
-                    p_value=tested.p_value,
-                    p_needed=needed,
-                    drifted=drifted,
-                    words=words,
-                )
-            )
-        return tuple(made)
+        return tuple(
+            DriftCheck.of(name, tested, getattr(self.limits, name), needed, words)
+            for name, tested, words in self.found
+        )
 
-    def exchange(self, measure: Measure, sums: Sequence[np.ndarray]) -> Exchanged:
+    def add(self, name: str, tested: Exchanged, words: str) -> None:
+        """Take a figure into the report."""
+        self.found.append((name, tested, words))
+
+    def exchange(self, measure: Measure, then: np.ndarray, now: np.ndarray) -> Exchanged:
         """A figure of the sums of both sets, with its test."""
-        then, now = sums
-        return exchange(then, now, measure, resamples=self.limits.resamples, seed=self.seed)
+        return exchange(then, now, measure, resamples=self.limits.resamples)
 
     def confidence(self) -> None:
-        """Population stability index over the table's bins, and the Kolmogorov-Smirnov
-        statistic."""
-        from scipy.stats import ks_2samp
-
-        means = (
-            f"mean confidence of the draft {self.then.confidence.mean():.2f} when calibrated, "
-            f"{self.now.confidence.mean():.2f} now"
-        )
-        stability = self.exchange(
-            stability_index, [self.histograms(self.then), self.histograms(self.now)]
-        )
-        self.found.append(
-            (
-                "confidence_psi",
-                stability.value,
-                stability,
-                f"confidence has another distribution: stability index "
-                f"{stability.value:.2f} ({stability.chance:.2f} by chance); {means}",
-            )
-        )
-        cuts = np.unique(
-            np.quantile(
-                np.concatenate([self.then.confidence, self.now.confidence]), np.linspace(0, 1, FINE)
-            )
-        )
-        gap = self.exchange(
-            largest_gap,
-            [
-                self.counted(traffic, np.searchsorted(cuts, traffic.confidence), len(cuts) + 1)
-                for traffic in (self.then, self.now)
-            ],
-        )
-        exact = float(ks_2samp(self.then.confidence, self.now.confidence, method="asymp").statistic)
-        self.found.append(
-            (
-                "confidence_ks",
-                exact,
-                gap,
-                f"confidence has another distribution: Kolmogorov-Smirnov {exact:.2f} "
-                f"({gap.chance:.2f} by chance); {means}",
-            )
+        """Population stability index over the table's bins."""
+        stability = self.exchange(stability_index, *map(histograms, self.sides))
+        then, now = (side.confidence.mean() for side in self.sides)
+        self.add(
+            "confidence_psi",
+            stability,
+            "confidence has another distribution: stability index "
+            f"{stability.value:.2f} ({stability.chance:.2f} by chance); mean confidence of the "
+            f"draft {then:.2f} when calibrated, {now:.2f} now",
         )
 
     def acceptance(self) -> None:
         """Share of judged tokens that are kept."""
-        sums = [
-            traffic.sums(np.stack([traffic.judged * traffic.kept, traffic.judged], axis=1))
-            for traffic in (self.then, self.now)
-        ]
-        moved = self.exchange(rate_change, sums)
-        rates = [float(share(total[0], total[1])) for total in (sums[0].sum(0), sums[1].sum(0))]
-        self.found.append(
-            (
-                "acceptance",
-                moved.value,
-                moved,
-                f"the target keeps {rates[1]:.0%} of judged draft tokens, {rates[0]:.0%} when "
-                f"calibrated (a change of {moved.value:.0%}, {moved.chance:.0%} by chance)",
-            )
+        sums = [side.sums(side.judged * side.kept, side.judged) for side in self.sides]
+        moved = self.exchange(rate_change, *sums)
+        then, now = (float(share(*part.sum(0))) for part in sums)
+        self.add(
+            "acceptance",
+            moved,
+            f"the target keeps {now:.0%} of judged draft tokens, {then:.0%} when calibrated "
+            f"(a change of {moved.value:.0%}, {moved.chance:.0%} by chance)",
         )
 
     def table(self, table: AcceptanceTable | None) -> None:
@@ -162,18 +112,13 @@ class Comparison:
             )
         weight = PRIOR_WEIGHT if table is None else table.prior_weight
         off = self.exchange(
-            table_error(np.array(MIDPOINTS), (weight, PRIOR_WEIGHT)),
-            [self.by_bin(traffic) for traffic in (self.then, self.now)],
+            table_error(np.array(MIDPOINTS), (weight, PRIOR_WEIGHT)), *map(by_bin, self.sides)
         )
-        self.found.append(
-            (
-                "table",
-                off.value,
-                off,
-                f"at equal confidence acceptance is off by {100 * off.value:.0f} points on average "
-                f"({100 * off.chance:.0f} by chance): thresholds rest on a table that no "
-                "longer holds",
-            )
+        self.add(
+            "table",
+            off,
+            f"at equal confidence acceptance is off by {100 * off.value:.0f} points on average "
+            f"({100 * off.chance:.0f} by chance): thresholds rest on a table that no longer holds",
         )
 
     def verifier(self, verifier: Verifier, untouched: Sequence[str]) -> None:
@@ -193,10 +138,8 @@ class Comparison:
             )
             return
         then, now = (scored(verifier, traffic) for traffic in (held, self.now))
-        sums = [
-            self.reliability(traffic, *parts) for traffic, parts in ((held, then), (self.now, now))
-        ]
-        rise = self.exchange(calibration_rise, sums)
+        sums = [reliability(held, *then), reliability(self.now, *now)]
+        rise = self.exchange(calibration_rise, *sums)
         errors = [float(calibration_error(part.sum(0))) for part in sums]
         briers = [float(((score - label) ** 2).mean()) for score, label in (then, now)]
         self.verifier_figures = VerifierFigures(
@@ -206,15 +149,12 @@ class Comparison:
             error_now=errors[1],
             prompts_then=len(held.names),
         )
-        self.found.append(
-            (
-                "verifier",
-                rise.value,
-                rise,
-                f"the verifier's scores are off by {100 * errors[1]:.0f} points on average, "
-                f"{100 * errors[0]:.0f} when calibrated (Brier score {briers[0]:.3f} then, "
-                f"{briers[1]:.3f} now)",
-            )
+        self.add(
+            "verifier",
+            rise,
+            f"the verifier's scores are off by {100 * errors[1]:.0f} points on average, "
+            f"{100 * errors[0]:.0f} when calibrated (Brier score {briers[0]:.3f} then, "
+            f"{briers[1]:.3f} now)",
         )
 
     def novelty(self, memory: CorrectionMemory | None) -> None:
@@ -226,7 +166,7 @@ class Comparison:
                 "novelty not checked: the spool keeps no tokens (draftwell-serve --feedback-text)"
             )
             return
-        names = np.random.default_rng([self.seed, 19]).permutation(np.array(self.then.names))
+        names = np.random.default_rng(19).permutation(np.array(self.then.names))
         known, held = (
             self.then.take(part.tolist())
             for part in (names[: len(names) // 2], names[len(names) // 2 :])
@@ -236,11 +176,10 @@ class Comparison:
             self.notes.append("novelty not checked: too few rejections")
             return
         sums = [
-            traffic.sums(np.stack([unknown(traffic, seen), 1 - traffic.kept], axis=1))
-            for traffic in (held, self.now)
+            traffic.sums(unknown(traffic, seen), 1 - traffic.kept) for traffic in (held, self.now)
         ]
-        rise = self.exchange(rate_rise, sums)
-        then, now = (float(share(total[0], total[1])) for total in (sums[0].sum(0), sums[1].sum(0)))
+        rise = self.exchange(rate_rise, *sums)
+        then, now = (float(share(*part.sum(0))) for part in sums)
         in_memory = None
         if memory is not None:
             rejected = float((1 - self.now.kept).sum())
@@ -248,69 +187,54 @@ class Comparison:
         else:
             self.notes.append("no correction memory: novelty is compared with the reference alone")
         self.novelty_figures = NoveltyFigures(memory=in_memory, then=then, now=now)
-        self.found.append(
-            (
-                "novelty",
-                rise.value,
-                rise,
-                f"{now:.0%} of rejections have patterns that half of the reference does not know, "
-                f"{then:.0%} of its other half's",
-            )
+        self.add(
+            "novelty",
+            rise,
+            f"{now:.0%} of rejections have patterns that half of the reference does not know, "
+            f"{then:.0%} of its other half's",
         )
-
-    def counted(self, traffic: Traffic, index: np.ndarray, bins: int) -> np.ndarray:
-        """`[prompts, bins]` positions of each bin."""
-        counts = np.zeros((len(traffic.names), bins))
-        np.add.at(counts, (traffic.unit, index), 1.0)
-        return counts
-
-    def histograms(self, traffic: Traffic) -> np.ndarray:
-        """`[prompts, 20]` positions in each of the table's bins of confidence."""
-        return self.counted(traffic, bins_of(traffic), BINS)
-
-    def by_bin(self, traffic: Traffic) -> np.ndarray:
-        """`[prompts, 40]`: kept in each bin, then judged in each."""
-        sums = np.zeros((len(traffic.names), 2 * BINS))
-        index = bins_of(traffic)
-        np.add.at(sums, (traffic.unit, index), traffic.judged * traffic.kept)
-        np.add.at(sums, (traffic.unit, BINS + index), traffic.judged)
-        return sums
-
-    def reliability(self, traffic: Traffic, score: np.ndarray, label: np.ndarray) -> np.ndarray:
-        """`[prompts, 30]`: positions, scores and labels in each of ten bins of the score."""
-        sums = np.zeros((len(traffic.names), 3 * SCORE_BINS))
-        index = np.minimum((score * SCORE_BINS).astype(int), SCORE_BINS - 1)
-        for place, values in enumerate((np.ones(len(score)), score, label.astype(float))):
-            np.add.at(sums, (traffic.unit, place * SCORE_BINS + index), values)
-        return sums
 
     def bins(self, table: AcceptanceTable | None) -> tuple[AcceptanceBin, ...]:
         """Acceptance in every bin of confidence, with intervals."""
         if not len(self.now) or not len(self.then):
             return ()
-        sums = [self.by_bin(traffic) for traffic in (self.then, self.now)]
+        sums = [by_bin(side) for side in self.sides]
         low, high = bootstrap_of_sums(
-            sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples), seed=self.seed
+            sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples)
         )
         then, now = (rates_by_bin(part.sum(0)[None])[0] for part in sums)
         positions = sums[1].sum(0)[BINS:].astype(int)  # judged ones
         edges = (0.0, *EDGES, 1.0)
-        made = []
-        for b in range(BINS):
-            ends = wilson(now[b], int(positions[b]))
-            made.append(
-                AcceptanceBin(
-                    low=edges[b],
-                    high=edges[b + 1],
-                    table=table.accepted[b] / table.total[b] if table and table.total[b] else None,
-                    then=known(then[b]),
-                    now=known(now[b]),
-                    now_low=float(min(ends[0], low[b])) if positions[b] else None,
-                    now_high=float(max(ends[1], high[b])) if positions[b] else None,
-                    positions=int(positions[b]),
-                )
+        return tuple(
+            AcceptanceBin(
+                low=edges[b],
+                high=edges[b + 1],
+                table=table.accepted[b] / table.total[b] if table and table.total[b] else None,
+                then=known(then[b]),
+                now=known(now[b]),
+                now_low=known(low[b]),
+                now_high=known(high[b]),
+                positions=int(positions[b]),
             )
-        return tuple(made)
+            for b in range(BINS)
+        )
+
+
+def histograms(traffic: Traffic) -> np.ndarray:
+    """`[prompts, 20]` positions in each of the table's bins of confidence."""
+    return traffic.sums(np.ones(len(traffic)), bins=BINS, index=bins_of(traffic))
+
+
+def by_bin(traffic: Traffic) -> np.ndarray:
+    """`[prompts, 40]`: kept in each bin, then judged in each."""
+    kept = traffic.judged * traffic.kept
+    return traffic.sums(kept, traffic.judged, bins=BINS, index=bins_of(traffic))
+
+
+def reliability(traffic: Traffic, score: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """`[prompts, 30]`: positions, scores and labels in each of ten bins of the score."""
+    index = np.minimum((score * SCORE_BINS).astype(int), SCORE_BINS - 1)
+    return traffic.sums(np.ones(len(score)), score, label, bins=SCORE_BINS, index=index)
 
 
 def bins_of(traffic: Traffic) -> np.ndarray:
@@ -325,17 +249,6 @@ def rates_by_bin(sums: np.ndarray) -> np.ndarray:
     return found
 
 
-def wilson(rate: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count` positions: never of no width, as the bootstrap's
-    is where all were kept."""
-    if not count:
-        return np.nan, np.nan
-    from scipy.stats import binomtest
-
-    ends = binomtest(min(count, round(rate * count)), count).proportion_ci(0.95, method="wilson")
-    return float(ends.low), float(ends.high)
-
-
 def known(value: float) -> float | None:
     """A figure; None where it is NaN, which JSON cannot hold."""
     return None if np.isnan(value) else float(value)
@@ -346,9 +259,7 @@ def scored(verifier: Verifier, traffic: Traffic) -> tuple[np.ndarray, np.ndarray
     another label the chance to be kept."""
     inputs = np.concatenate([traffic.parts[name] for name in verifier.features], axis=1)
     z = inputs.astype(np.float64) @ verifier.weight.numpy() + verifier.bias
-    return sigmoid(
-        z
-    ), traffic.ratio <= verifier.ratio if verifier.label == "ratio" else traffic.kept
+    return expit(z), traffic.ratio <= verifier.ratio if verifier.label == "ratio" else traffic.kept
 
 
 def unknown(traffic: Traffic, seen: set[tuple[int, int]]) -> np.ndarray:

@@ -14,21 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwell.components.drift.comparison import Comparison
-from draftwell.components.drift.schema import (
-    DRIFTED,
-    NOT_ENOUGH,
-    STEADY,
-    DriftLimits,
-    DriftReport,
-    Side,
-)
+from draftwell.components.drift.comparison import Comparison, histograms
+from draftwell.components.drift.schema import DriftLimits, DriftReport, Side, conclude
 from draftwell.components.drift.statistics import share
 from draftwell.components.drift.traffic import Traffic
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.errors import DraftwellError
 
 MOST_UNDRAFTED = 0.05
 """Share of positions without the draft's view above which what is left is no fair sample of the
@@ -76,7 +68,6 @@ def compare_traffic(
     *,
     notes: Sequence[str] = (),
     doubts: Sequence[str] = (),
-    seed: int = 0,
 ) -> DriftReport:
     """Compare feedback with the reference.
 
@@ -84,14 +75,10 @@ def compare_traffic(
         notes: what was left out before.
         doubts: why the feedback is not what is served now. They do not rule out a drift; but
             nothing is called steady then.
-        seed: of exchanges and bootstraps.
-    Raises:
-        DraftwellError: scipy is missing.
     """
-    require_scipy()
     watched = artifacts or WatchedArtifacts()
     sides = (side(subject.digests[0], reference), side(subject.digests[1], feedback))
-    comparison = Comparison(reference, feedback, limits, seed)
+    comparison = Comparison(reference, feedback, limits)
     few = [
         *lacking("feedback", sides[1], limits.min_prompts, limits, "wait for more traffic"),
         *chosen(feedback),
@@ -109,19 +96,6 @@ def compare_traffic(
         if watched.verifier is not None:
             comparison.verifier(watched.verifier, watched.untouched)
         comparison.novelty(watched.memory)
-    checks = comparison.judged()
-    past = tuple(check.words for check in checks if check.drifted)
-    if missing:
-        verdict, reasons = NOT_ENOUGH, tuple(missing)
-    elif past:
-        verdict, reasons = DRIFTED, past
-    elif doubts:
-        verdict, reasons = NOT_ENOUGH, tuple(doubts)
-    else:
-        verdict, reasons = (
-            STEADY,
-            (f"none of {len(checks)} checks found more than chance and its limit allow",),
-        )
     return DriftReport.model_validate(
         {
             "pair": subject.pair,
@@ -131,28 +105,15 @@ def compare_traffic(
             "reference": sides[0],
             "feedback": sides[1],
             "limits": limits,
-            "verdict": verdict,
-            "reasons": reasons,
-            "checks": checks,
+            **conclude(missing, comparison.judged(), doubts),
             "bins": comparison.bins(table),
-            "confidence_then": shares_of(comparison.histograms(reference)),
-            "confidence_now": shares_of(comparison.histograms(feedback)),
+            "confidence_then": shares_of(histograms(reference)),
+            "confidence_now": shares_of(histograms(feedback)),
             "verifier": comparison.verifier_figures,
             "novelty": comparison.novelty_figures,
             "notes": (*notes, *comparison.notes),
         }
     )
-
-
-def require_scipy() -> None:
-    """Refuse to continue without scipy."""
-    try:
-        import scipy.stats  # noqa: F401
-    except ImportError as error:
-        raise DraftwellError(
-            "monitoring needs the package scipy: pip install 'draftwell[pipeline]'",
-            code="scipy_missing",
-        ) from error
 
 
 def side(digest: str, traffic: Traffic) -> Side:

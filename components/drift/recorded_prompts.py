@@ -11,6 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
+
 from draftwell.components.drift.prompts import decoded
 from draftwell.components.prompts.overlap import hashes_of
 from draftwell.components.prompts.prompt import Prompt
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 WITHOUT_TEXT = "requests recorded without a text"
 
 
-def recorded_prompts(
+def recorded_hashes(
     traces: TraceSet, pair: LoadedPair | None = None
 ) -> tuple[list[str] | None, tuple[str, ...]]:
     """Hashes of the prompts of a trace without a plan, sorted, and what of it has others.
@@ -34,8 +36,6 @@ def recorded_prompts(
     Returns:
         None in place of the hashes where no prompt was recorded at all.
     """
-    import pyarrow.compute as pc
-
     bodies = {path: readable_requests([path])[0] for path in jsonl_files(traces.folder)}
     hashes, complete = (
         set(hashes_of(prompt for prompts in bodies.values() for prompt in prompts)),

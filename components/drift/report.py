@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 COLUMNS = ("check", "value", "limit", "by chance", "p", "needed", "drift?", "detail")
 BIN_COLUMNS = ("confidence", "table", "when calibrated", "now", "95 % interval", "positions")
 NAMES = {
-    "confidence_psi": "confidence (PSI)",
-    "confidence_ks": "confidence (KS)",
+    "confidence_psi": "confidence",
     "acceptance": "acceptance rate",
     "table": "acceptance by confidence",
     "verifier": "verifier calibration",
     "novelty": "new rejection patterns",
+    "first_tokens": "first tokens of drafts",
 }
 
 
@@ -44,17 +44,16 @@ def rows_of(report: DriftReport) -> list[tuple[str, ...]]:
 
 def headline(report: DriftReport) -> str:
     """Verdict and why, in a line."""
-    return f"{report.pair}: {report.verdict}: " + "; ".join(report.reasons)
+    return f"{report.pair}: {report.verdict}: {report.why}"
 
 
 def sides(report: DriftReport) -> str:
     """What was compared, in a line."""
-    parts = []
-    for name, side in (("calibrated on", report.reference), ("now", report.feedback)):
-        parts.append(
-            f"{name} {side.prompts} prompts, {side.positions} positions, acceptance "
-            f"{number(side.acceptance, '.1%')}"
-        )
+    parts = [
+        f"{name} {side.prompts} {side.unit}, {side.positions} positions, acceptance "
+        f"{number(side.acceptance, '.1%')}"
+        for name, side in (("calibrated on", report.reference), ("now", report.feedback))
+    ]
     return f"{report.baseline}; {'; '.join(parts)}; texts by {', '.join(report.kinds)}"
 
 
@@ -109,63 +108,49 @@ def drift_plots(report: DriftReport, folder: Path) -> list[Path]:
     if not report.bins:
         return []
     histogram, acceptance = folder / "drift_confidence.png", folder / "drift_acceptance.png"
-    edges = (0.0, *EDGES, 1.0)
-    labels = [f"{low:.2g}" for low in edges[:-1]]
-    with drawing(
-        histogram,
-        f"Confidence of the draft, {report.pair}",
-        "lower edge of the bin of C",
-        "share of positions",
-    ) as axes:
-        places = range(len(labels))
-        axes.bar(
-            [i - 0.2 for i in places],
-            report.confidence_then,
-            0.4,
-            color=FAINT,
-            label="when calibrated",
-        )
-        axes.bar([i + 0.2 for i in places], report.confidence_now, 0.4, color=INK, label="now")
+    draw_confidence(report, histogram)
+    draw_acceptance(report, acceptance)
+    return [histogram, acceptance]
+
+
+def draw_confidence(report: DriftReport, path: Path) -> None:
+    """Histograms of the draft's confidence, then and now."""
+    labels = [f"{low:.2g}" for low in (0.0, *EDGES)]
+    places = range(len(labels))
+    title = f"Confidence of the draft, {report.pair}"
+    with drawing(path, title, "lower edge of the bin of C", "share of positions") as axes:
+        for name, colour, shift, shares in (
+            ("when calibrated", FAINT, -0.2, report.confidence_then),
+            ("now", INK, 0.2, report.confidence_now),
+        ):
+            axes.bar([i + shift for i in places], shares, 0.4, color=colour, label=name)
         axes.set_xticks(list(places), labels, rotation=60, fontsize=7)
         axes.legend(frameon=False)
-    seen = [
-        (i, b)
-        for i, b in enumerate(report.bins)
-        if b.now is not None and b.now_low is not None and b.now_high is not None
-    ]
-    with drawing(
-        acceptance,
-        f"Acceptance by confidence, {report.pair}",
-        "confidence C of the draft",
-        "accepted / judged",
-    ) as axes:
+
+
+def draw_acceptance(report: DriftReport, path: Path) -> None:
+    """Acceptance in every bin of confidence: the table's, the reference's, and now with its
+    interval."""
+    title = f"Acceptance by confidence, {report.pair}"
+    with drawing(path, title, "confidence C of the draft", "accepted / judged") as axes:
         axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--")
-        for name, colour, marker, chosen in (
-            ("the champion's table", FAINT, "s", [(i, b.table) for i, b in enumerate(report.bins)]),
-            ("when calibrated", SECOND, "^", [(i, b.then) for i, b in enumerate(report.bins)]),
+        for name, colour, marker, values in (
+            ("the champion's table", FAINT, "s", [b.table for b in report.bins]),
+            ("when calibrated", SECOND, "^", [b.then for b in report.bins]),
         ):
-            shown = [(MIDPOINTS[i], value) for i, value in chosen if value is not None]
-            axes.scatter(
-                [x for x, _ in shown],
-                [y for _, y in shown],
-                color=colour,
-                marker=marker,
-                s=24,
-                label=name,
-            )
-        middles = [MIDPOINTS[i] for i, _ in seen]
-        rates = [b.now or 0.0 for _, b in seen]
-        spans = [
-            [max(0.0, rate - (b.now_low or 0.0)) for rate, (_, b) in zip(rates, seen, strict=True)],
-            [
-                max(0.0, (b.now_high or 0.0) - rate)
-                for rate, (_, b) in zip(rates, seen, strict=True)
-            ],
+            shown = [(x, y) for x, y in zip(MIDPOINTS, values, strict=True) if y is not None]
+            where = tuple(zip(*shown, strict=True)) or ((), ())
+            axes.scatter(*where, color=colour, marker=marker, s=24, label=name)
+        seen = [
+            (x, b.now, b.now - b.now_low, b.now_high - b.now)
+            for x, b in zip(MIDPOINTS, report.bins, strict=True)
+            if b.now is not None and b.now_low is not None and b.now_high is not None
         ]
+        middles, rates, below, above = zip(*seen, strict=True) if seen else ((), (), (), ())
         axes.errorbar(
             middles,
             rates,
-            yerr=spans,
+            yerr=[[max(0.0, gap) for gap in gaps] for gaps in (below, above)],
             fmt="o",
             color=INK,
             markersize=4,
@@ -174,4 +159,3 @@ def drift_plots(report: DriftReport, folder: Path) -> list[Path]:
         )
         axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
         axes.legend(frameon=False, loc="upper left")
-    return [histogram, acceptance]

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from draftwell.components.drift.statistics import Exchanged
+
 DRIFT_VERSION = 1
-CHECKS = ("confidence_psi", "confidence_ks", "acceptance", "table", "verifier", "novelty")
+CHECKS = ("confidence_psi", "acceptance", "table", "verifier", "novelty")
 STEADY, DRIFTED, NOT_ENOUGH = "steady", "drift", "not enough yet"
 
 
@@ -36,9 +39,6 @@ class DriftLimits(Record):
     )
     confidence_psi: float = Field(
         ge=0, description="population stability index of the draft's confidence"
-    )
-    confidence_ks: float = Field(
-        ge=0, le=1, description="Kolmogorov-Smirnov statistic of the draft's confidence"
     )
     acceptance: float = Field(ge=0, le=1, description="change of the acceptance rate")
     table: float = Field(ge=0, le=1, description="mean error of acceptance by confidence bin")
@@ -67,14 +67,20 @@ class DriftLimits(Record):
 class Side(Record):
     """One of the two sets.
 
-    `acceptance` is the share of judged tokens that are kept, as an acceptance table counts them.
+    `acceptance` is the share of judged tokens that are kept, as an acceptance table counts them; of
+    another engine's counters that of the first tokens of drafts.
     """
 
     digest: str
     prompts: int
+    """What is exchanged by chance: prompts, or minutes of counts."""
     positions: int
-    confidence: float | None = Field(description="mean confidence C of the draft")
-    acceptance: float | None
+    """Drafted positions, or drafts that were counted."""
+    unit: str = "prompts"
+    """What `prompts` counts."""
+    confidence: float | None = None
+    """Mean confidence C of the draft."""
+    acceptance: float | None = None
 
 
 class DriftCheck(Record):
@@ -83,11 +89,29 @@ class DriftCheck(Record):
     name: str
     value: float
     limit: float
-    chance: float = Field(description="median of the figure when prompts change sides at random")
+    chance: float
+    """Median of the figure when prompts change sides at random."""
     p_value: float
-    p_needed: float = Field(description="permitted rate of false alarms over the number of checks")
+    p_needed: float
+    """Permitted rate of false alarms over the number of checks."""
     drifted: bool
     words: str
+
+    @classmethod
+    def of(
+        cls, name: str, found: Exchanged, limit: float, p_needed: float, words: str
+    ) -> DriftCheck:
+        """Drifted where the figure reaches its limit and chance is excluded."""
+        return cls(
+            name=name,
+            value=found.value,
+            limit=limit,
+            chance=found.chance,
+            p_value=found.p_value,
+            p_needed=p_needed,
+            drifted=found.value >= limit and found.p_value <= p_needed,
+            words=words,
+        )
 
 
 class AcceptanceBin(Record):
@@ -95,21 +119,18 @@ class AcceptanceBin(Record):
 
     low: float
     high: float
-    table: float | None = Field(
-        description=(
-            "the champion's table: accepted over judged; None where it has seen nothing, or "
-            "there is none"
-        )
-    )
-    then: float | None = Field(description="the same in the reference")
-    now: float | None = Field(description="the same in the feedback")
-    now_low: float | None = Field(
-        description=(
-            "lower end of its 95 % interval: the lower of a bootstrap over prompts and Wilson's"
-        )
-    )
+    table: float | None
+    """The champion's table: accepted over judged; None where it has seen nothing, or there is
+    none."""
+    then: float | None
+    """The same in the reference."""
+    now: float | None
+    """The same in the feedback."""
+    now_low: float | None
+    """Lower end of its 95 % interval, a bootstrap over prompts."""
     now_high: float | None
-    positions: int = Field(description="of the feedback in this bin")
+    positions: int
+    """Of the feedback in this bin."""
 
 
 class VerifierFigures(Record):
@@ -118,7 +139,8 @@ class VerifierFigures(Record):
 
     brier_then: float
     brier_now: float
-    error_then: float = Field(description="expected calibration error over ten bins")
+    error_then: float
+    """Expected calibration error over ten bins."""
     error_now: float
     prompts_then: int
 
@@ -126,13 +148,30 @@ class VerifierFigures(Record):
 class NoveltyFigures(Record):
     """Share of rejections whose pattern (draft token, correction) is unknown."""
 
-    memory: float | None = Field(
-        description="of the feedback's rejections, not in the champion's memory; None without one"
-    )
-    then: float = Field(
-        description="one half of the reference's prompts, not seen in the other half"
-    )
-    now: float = Field(description="the feedback, not seen in that other half")
+    memory: float | None
+    """Of the feedback's rejections, not in the champion's memory; None without one."""
+    then: float
+    """One half of the reference's prompts, not seen in the other half."""
+    now: float
+    """The feedback, not seen in that other half."""
+
+
+def conclude(
+    missing: Sequence[str], checks: Sequence[DriftCheck], doubts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """`verdict`, `reasons` and `checks` of a report: too little decides nothing; doubts do not rule
+    out a drift, but nothing is called steady then."""
+    past = tuple(check.words for check in checks if check.drifted)
+    if missing:
+        verdict, reasons = NOT_ENOUGH, tuple(missing)
+    elif past:
+        verdict, reasons = DRIFTED, past
+    elif doubts:
+        verdict, reasons = NOT_ENOUGH, tuple(doubts)
+    else:
+        said = f"none of {len(checks)} checks found more than chance and its limit allow"
+        verdict, reasons = STEADY, (said,)
+    return {"verdict": verdict, "reasons": reasons, "checks": tuple(checks)}
 
 
 class DriftReport(Record):
@@ -141,7 +180,8 @@ class DriftReport(Record):
     schema_version: int = DRIFT_VERSION
     pair: str
     fingerprint: str
-    baseline: str = Field(description="what was calibrated on the reference, such as a release")
+    baseline: str
+    """What was calibrated on the reference, such as a release."""
     kinds: tuple[str, ...]
     reference: Side
     feedback: Side
@@ -150,13 +190,17 @@ class DriftReport(Record):
     reasons: tuple[str, ...]
     checks: tuple[DriftCheck, ...] = ()
     bins: tuple[AcceptanceBin, ...] = ()
-    confidence_then: tuple[float, ...] = Field(
-        (), description="share of positions in each of the table's bins of confidence"
-    )
+    confidence_then: tuple[float, ...] = ()
+    """Share of positions in each of the table's bins of confidence."""
     confidence_now: tuple[float, ...] = ()
     verifier: VerifierFigures | None = None
     novelty: NoveltyFigures | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The reasons in a line."""
+        return "; ".join(self.reasons)
 
     @property
     def drifted(self) -> bool:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from draftwell.components.drift.traffic import COLUMNS, HIDDEN, NEAR
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import sha256_file
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import TraceError, TraceHeader, trace_schema
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 STAMPED = re.compile(r"shard-(\d{15})-\d+\.parquet")
 """A shard that a server wrote, with the milliseconds since 1970."""
@@ -52,33 +52,6 @@ class RecentTraffic:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _Found:
-    """What was read of a spool so far, the newest shard first."""
-
-    tables: list[pa.Table] = field(default_factory=list)
-    headers: list[TraceHeader] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    dates: list[datetime] = field(default_factory=list)
-    prompts: set[str] = field(default_factory=set)
-    others: set[str] = field(default_factory=set)
-    broken: list[TraceError] = field(default_factory=list)
-    skipped: TraceHeader | None = None
-    """Of a shard that could be read and was left out: its columns are those of an empty answer."""
-
-    def add(self, shard: Shard, columns: list[str]) -> None:
-        """Read a shard; nothing is added where that fails."""
-        table = shard.read(columns).replace_schema_metadata(None)
-        header, digest, date = shard.header, sha256_file(shard.path), written_at(shard.path)
-        self.tables.append(table)
-        self.headers.append(header)
-        self.digests.append(digest)
-        self.names.append(shard.path.name)
-        self.dates.append(date)
-        self.prompts.update(table.column("prompt_id").to_pylist())
-
-
 def read_spool(
     folder: Path,
     fingerprint: str,
@@ -99,69 +72,76 @@ def read_spool(
     Raises:
         DraftwellError: the folder holds no shard, or none that can be read.
     """
-    import pyarrow as pa
-
-    shards = TraceSet(folder).shards
-    if not shards:
-        raise DraftwellError(
-            f"{folder} holds no traces: name a folder of recorded requests to which a "
-            "server writes (--feedback-dir), or "
-            f"`draftwell collect --out {folder}`",
-            code="spool_empty",
-        )
+    shards = shards_of(folder)
     columns = [*COLUMNS, *(HIDDEN if hidden else ())]
-    found, notes = _Found(), list[str]()
+    tables: list[pa.Table] = []
+    read: list[tuple[str, datetime, TraceHeader, str]] = []
+    prompts, others, broken, older, empty = set[str](), set[str](), list[TraceError](), False, None
     for path in reversed(shards):
-        shard = Shard(path, fingerprint)
+        shard, written = Shard(path, fingerprint), written_at(path)
         try:
-            header = shard.header
-            if since is not None and written_at(path) < since:
-                found.skipped = header
-                notes.append(f"what was recorded before {since:%Y-%m-%d at %H:%M} UTC is left out")
+            schema = trace_schema(shard.header)
+            empty = pa.schema([schema.field(name) for name in columns]).empty_table()
+            older = since is not None and written < since
+            if older:
                 break
-            if temperature is not None and abs(header.temperature - temperature) > NEAR:
-                found.others.update(shard.read(["prompt_id"]).column(0).to_pylist())
-                found.skipped = header
+            if temperature is not None and abs(shard.header.temperature - temperature) > NEAR:
+                others.update(shard.read(["prompt_id"]).column(0).to_pylist())
                 continue
-            found.add(shard, columns)
-        except TraceError as error:
-            if path.exists():  # a server whose spool is full removes the oldest
-                found.broken.append(error)
-        except FileNotFoundError:
-            continue
-        if len(found.prompts) >= window:
+            table = shard.read(columns).replace_schema_metadata(None)
+            read.append((path.name, written, shard.header, sha256_file(path)))
+            tables.append(table)
+            prompts.update(table.column("prompt_id").to_pylist())
+        except (TraceError, FileNotFoundError) as error:
+            if path.exists() and isinstance(error, TraceError):  # a full spool removes the oldest
+                broken.append(error)
+        if len(prompts) >= window:
             break
-    if not found.tables and found.skipped is not None:
-        schema = trace_schema(found.skipped)
-        found.tables.append(pa.schema([schema.field(name) for name in columns]).empty_table())
-    if not found.tables:
-        raise (
-            found.broken[0]
-            if found.broken
-            else DraftwellError(
-                f"the traces in {folder} are being replaced: run it again", code="spool_replaced"
-            )
-        )
-    if found.others:
-        notes.insert(
-            0,
-            (
-                f"{len(found.others)} prompts of the feedback left out: sampled at another "
-                f"temperature than {temperature:g}"
-            ),
-        )
-    if found.broken:
-        notes.insert(0, f"{len(found.broken)} of {len(shards)} shards left out: {found.broken[0]}")
-    content = "\n".join([str(window), *reversed(found.digests)])
+    if empty is None:
+        again = f"the traces in {folder} are being replaced: run it again"
+        raise broken[0] if broken else DraftwellError(again, code="spool_replaced")
+    names, dates, headers, digests = zip(*read, strict=True) if read else ((), (), (), ())
+    content = "\n".join([str(window), *reversed(digests)])
+    rows = pa.concat_tables(tables[::-1]) if tables else empty
     return RecentTraffic(
-        newest(pa.concat_tables(found.tables[::-1]), window),
-        tuple(found.headers),
+        newest(rows, window),
+        headers,
         hashlib.sha256(content.encode()).hexdigest(),
-        tuple(reversed(found.names)),
-        max(found.dates, default=None),
-        len(found.others),
-        tuple(notes),
+        names[::-1],
+        max(dates, default=None),
+        len(others),
+        tuple(notes_of(broken, len(shards), others, temperature, since if older else None)),
     )
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """The shards of a spool; an error where there are none (`spool_empty`)."""
+    if shards := TraceSet(folder).shards:
+        return shards
+    raise DraftwellError(
+        f"{folder} holds no traces: name a folder of recorded requests to which a server "
+        f"writes (--feedback-dir), or `draftwell collect --out {folder}`",
+        code="spool_empty",
+    )
+
+
+def notes_of(
+    broken: Sequence[TraceError],
+    shards: int,
+    others: Collection[str],
+    temperature: float | None,
+    since: datetime | None,
+) -> Iterator[str]:
+    """What was left out, and why."""
+    if broken:
+        yield f"{len(broken)} of {shards} shards left out: {broken[0]}"
+    if others:
+        yield (
+            f"{len(others)} prompts of the feedback left out: sampled at another temperature than "
+            f"{temperature:g}"
+        )
+    if since is not None:
+        yield f"what was recorded before {since:%Y-%m-%d at %H:%M} UTC is left out"
 
 
 def written_at(path: Path) -> datetime:
@@ -185,9 +165,6 @@ class Shard(TraceSet):
 
 def newest(rows: pa.Table, window: int) -> pa.Table:
     """The rows of the `window` prompts that come last; order is kept."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     ids = list(dict.fromkeys(reversed(rows.column("prompt_id").to_pylist())))
     return (
         rows

@@ -37,36 +37,34 @@ class Exchanged:
     p_value: float
 
 
-def exchange(
-    then: np.ndarray, now: np.ndarray, measure: Measure, *, resamples: int, seed: int = 0
-) -> Exchanged:
+def exchange(then: np.ndarray, now: np.ndarray, measure: Measure, *, resamples: int) -> Exchanged:
     """A figure of two sets of prompts, with its permutation test.
-
-    One matrix product gives the sums of hundreds of exchanges; `scipy.stats.permutation_test`,
-    which a test compares this with, adds up every prompt again for each.
 
     Args:
         then, now: `[prompts, width]` sums over each prompt's positions.
         resamples: random exchanges; p is at least 1 / (resamples + 1).
     """
+    from scipy.stats import permutation_test
+
     pooled = np.concatenate([then, now])
-    total, rng = pooled.sum(0), np.random.default_rng(seed)
-    value = float(measure(then.sum(0), now.sum(0)))
-    by_chance = []
-    for done in range(0, resamples, CHUNK):
-        count = min(CHUNK, resamples - done)
-        order = rng.permuted(np.tile(np.arange(len(pooled)), (count, 1)), axis=1)[:, : len(now)]
-        picked = np.zeros((count, len(pooled)))
-        np.put_along_axis(picked, order, 1.0, axis=1)
-        sums = picked @ pooled
-        by_chance.append(measure(total - sums, sums))
-    found = np.concatenate(by_chance)
-    slack = 1e-9 * max(1.0, abs(value))  # the same exchange, added up in another order
-    return Exchanged(
-        value,
-        float(np.median(found)),
-        float((1 + (found >= value - slack).sum()) / (resamples + 1)),
+    total = pooled.sum(0)
+
+    def figure(others: np.ndarray, chosen: np.ndarray, axis: int) -> np.ndarray:
+        sums = pooled[chosen].sum(-2)
+        return measure(total - sums, sums)
+
+    places = np.arange(len(pooled))
+    found = permutation_test(
+        (places[: len(then)], places[len(then) :]),
+        figure,
+        vectorized=True,
+        alternative="greater",
+        n_resamples=resamples,
+        batch=CHUNK,
+        rng=np.random.default_rng(0),
     )
+    chance = float(np.median(found.null_distribution))
+    return Exchanged(float(found.statistic), chance, float(found.pvalue))
 
 
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -88,23 +86,15 @@ def stability_index(then: np.ndarray, now: np.ndarray) -> np.ndarray:
     return found
 
 
-def largest_gap(then: np.ndarray, now: np.ndarray) -> np.ndarray:
-    """Kolmogorov and Smirnov's statistic of counts in fine, ordered bins `[..., bins]`."""
-    a, b = (share(counts.cumsum(-1), counts.sum(-1, keepdims=True)) for counts in (then, now))
-    found: np.ndarray = np.abs(a - b).max(-1)
+def rate_rise(then: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """By how much a share rose; sums `[..., 2]` of part and whole."""
+    found: np.ndarray = share(now[..., 0], now[..., 1]) - share(then[..., 0], then[..., 1])
     return found
 
 
 def rate_change(then: np.ndarray, now: np.ndarray) -> np.ndarray:
     """How far a share moved, in either direction; sums `[..., 2]` of part and whole."""
-    found: np.ndarray = np.abs(share(now[..., 0], now[..., 1]) - share(then[..., 0], then[..., 1]))
-    return found
-
-
-def rate_rise(then: np.ndarray, now: np.ndarray) -> np.ndarray:
-    """By how much a share rose; sums `[..., 2]` of part and whole."""
-    found: np.ndarray = share(now[..., 0], now[..., 1]) - share(then[..., 0], then[..., 1])
-    return found
+    return np.abs(rate_rise(then, now))
 
 
 def table_error(prior: np.ndarray, weights: tuple[float, float]) -> Measure:

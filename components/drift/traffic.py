@@ -7,17 +7,17 @@ Only single positions are looked at, so that a server need not record rollouts: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from draftwell.components.calibrate.judged_tokens import is_judged
+from draftwell.components.collect.trace_columns import matrix
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace_schema import LOSSY
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 COLUMNS = (
     "prompt_id",
@@ -45,6 +45,8 @@ TOKENS = ("draft_token", "correction")
 are there, its pattern is not."""
 NEAR = 1e-6
 """Temperatures that differ by no more are the same."""
+BY_ROW = ("confidence", "kept", "judged", "pattern", "ratio")
+"""Fields of `Traffic` with an entry for each position."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,12 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.unit)
 
-    def sums(self, values: np.ndarray) -> np.ndarray:
-        """`[prompts, width]` float64: sums of `[rows, width]` over each prompt's positions."""
-        total = np.zeros((len(self.names), values.shape[1]))
-        np.add.at(total, self.unit, values)
+    def sums(self, *columns: np.ndarray, bins: int = 1, index: Any = 0) -> np.ndarray:
+        """`[prompts, columns · bins]` float64: sums of columns `[rows]` over each prompt's
+        positions, apart for each bin of `index`; all bins of the first column come first."""
+        total = np.zeros((len(self.names), len(columns) * bins))
+        for place, values in enumerate(columns):
+            np.add.at(total, (self.unit, place * bins + index), values)
         return total
 
     def take(self, names: Sequence[str]) -> Traffic:
@@ -97,17 +101,12 @@ class Traffic:
         new_index = np.full(len(self.names), -1)
         new_index[kept] = np.arange(len(kept))
         rows = new_index[self.unit] >= 0
-        return Traffic(
-            tuple(self.names[i] for i in kept),
-            new_index[self.unit[rows]],
-            self.confidence[rows],
-            self.kept[rows],
-            self.judged[rows],
-            self.pattern[rows],
-            self.ratio[rows],
-            {k: part[rows] for k, part in self.parts.items()},
-            self.others,
-            self.undrafted,
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in kept),
+            unit=new_index[self.unit[rows]],
+            parts={name: part[rows] for name, part in self.parts.items()},
+            **{name: getattr(self, name)[rows] for name in BY_ROW},
         )
 
 
@@ -136,8 +135,6 @@ def shared_kinds(reference: pa.Table, feedback: pa.Table) -> tuple[str, ...]:
 def prompts_of_the_other_sort(rows: pa.Table, kinds: Sequence[str]) -> int:
     """Prompts that a lossy strategy answered, where such texts are not compared; those that a
     lossless one answered, where they are."""
-    import pyarrow.compute as pc
-
     other = (pc.not_equal if LOSSY in kinds else pc.equal)(rows.column("kind"), LOSSY)
     return int(pc.count_distinct(rows.filter(other).column("prompt_id")).as_py())
 
@@ -157,9 +154,6 @@ def read_traffic(
     Raises:
         DraftwellError: confidences or probabilities that are NaN.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     of_kind = rows.filter(pc.is_in(rows.column("kind"), pa.array(list(kinds))))
     unit_of, names = units(of_kind)
     near = pc.less_equal(
@@ -168,13 +162,7 @@ def read_traffic(
     )
     table = of_kind.filter(pc.and_(near, pc.less(of_kind.column("position"), max_tokens)))
     others = of_kind.num_rows - table.num_rows
-    seen = table.num_rows
-    for name in NEEDED:
-        table = table.filter(pc.is_valid(table.column(name)))
-    for name in TOKENS:
-        table = table.filter(
-            pc.or_(pc.is_valid(table.column(name)), pc.is_null(table.column("token")))
-        )
+    seen, table = table.num_rows, drafted(table)
     columns = {
         name: (
             pc.fill_null(table.column(name), -1) if name in TOKENS else table.column(name)
@@ -209,6 +197,17 @@ def read_traffic(
     )
 
 
+def drafted(table: pa.Table) -> pa.Table:
+    """The rows that the draft has seen."""
+    for name in NEEDED:
+        table = table.filter(pc.is_valid(table.column(name)))
+    for name in TOKENS:
+        table = table.filter(
+            pc.or_(pc.is_valid(table.column(name)), pc.is_null(table.column("token")))
+        )
+    return table
+
+
 def units(rows: pa.Table) -> tuple[dict[str, int], list[str]]:
     """Prompt id → number of its unit, and each unit's name: prompts that begin with the same tokens
     are one."""
@@ -231,8 +230,6 @@ def units(rows: pa.Table) -> tuple[dict[str, int], list[str]]:
 
 def features(table: pa.Table, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Feature groups of verifiers, in `Verifier`'s words; those with a null or NaN are left out."""
-    from draftwell.components.collect.trace_columns import matrix
-
     scalars = [
         columns[name].astype(np.float32)
         for name in ("draft_raw_q", "confidence", "entropy", "rank")

@@ -18,8 +18,6 @@ DRIVERS = {
 """Engines in environments of their own → the script that runs there."""
 VLLM_COMMAND = Path(__file__).parent / "drivers" / "vllm_command.py"
 """The `vllm` command, for the interpreter of the environment `vllm`."""
-GROUP_OF_PARENT = Path(__file__).parent / "drivers" / "group_of_parent.py"
-"""Becomes a command whose processes end with the one that started them."""
 INSTALLED = ".stamp"
 """Written by `make peers` when an environment is complete."""
 REPORTS = Path("share") / "draftwell" / "installed"

@@ -1,111 +1,58 @@
-"""What became of an engine's process, by its exit code and the end of its log: one line with a code
-and what to do."""
+"""Why a process ended, by its exit code and the end of its log: one line with a code and what to
+do."""
 
 from __future__ import annotations
 
 import re
 import signal
 from pathlib import Path
-from typing import NamedTuple
 
 from draftwell.serving.errors import DraftwellError
 
 TAIL = 20_000
 """Bytes at the end of a log that are looked through."""
-OUT_OF_MEMORY = "engine_out_of_memory"
-
-
-class Known(NamedTuple):
-    """A failure that libraries word in their own way."""
-
-    pattern: str
-    code: str
-    advice: str
-    traceback: bool = False
-    """Whether it counts in the last traceback only: libraries warn of modules that they do
-    without."""
-
-
-INSTALL = "install what is named into the engine's environment, or leave that method out"
-TRACEBACK = "Traceback (most recent call last)"
-KNOWN = (
-    Known(r"Arctic Inference is required", "engine_plugin_missing", INSTALL),
-    Known(
-        r"No module named '?[\w.]+'?|PackageNotFoundError: .*",
-        "engine_plugin_missing",
-        INSTALL,
-        traceback=True,
-    ),
-    Known(
-        r"[Aa]ddress already in use",
-        "engine_port_taken",
-        "end what listens there, or run it again: another port is chosen",
-    ),
-    Known(
-        r"Free memory on device [^\n]* is less than desired GPU memory utilization",
-        OUT_OF_MEMORY,
-        (
-            "end what else is on the GPU, or name a smaller share of its memory: "
-            "DRAFTWELL_VLLM_MEMORY, for a bundle `--set memory=`"
-        ),
-    ),
-    Known(
-        r"No available memory for the cache blocks|Available memory on node .* is less than desired"
-        r"|KV cache is needed, which is larger than .*|Cannot allocate memory"
-        r"|can't allocate memory|not enough "
-        r"memory|\bMemoryError\b|bad_alloc|OutOfMemoryError|CUDA out of memory",
-        OUT_OF_MEMORY,
-        (
-            "lower the slots, the context or VLLM_CPU_KVCACHE_SPACE (GiB), or free memory; a "
-            "GPU's share is DRAFTWELL_VLLM_MEMORY"
-        ),
-    ),
+ROOM = (
+    "free memory, lower the slots, the context or VLLM_CPU_KVCACHE_SPACE (GiB), or name a smaller "
+    "share of a GPU: DRAFTWELL_VLLM_MEMORY, for a bundle `--set memory=`"
 )
+OUT_OF_MEMORY = re.compile(
+    r"Free memory on device [^\n]* is less than desired GPU memory utilization"
+    r"|No available memory for the cache blocks|Available memory on node .* is less than desired"
+    r"|KV cache is needed, which is larger than .*|Cannot allocate memory|can't allocate memory"
+    r"|not enough memory|\bMemoryError\b|bad_alloc|OutOfMemoryError|CUDA out of memory"
+)
+"""How libraries word it."""
+ADVICE = {
+    "No module named": (
+        "install what is named into the engine's environment, or leave that method out"
+    ),
+    "Address already in use": "end what listens there, or run it again: another port is chosen",
+}
+"""What to do about a last line, by words of it."""
 
 
-def why_ended(label: str, log: Path, code: int | None) -> DraftwellError:
-    """The error for an engine that ended by itself.
+def why_ended(label: str, log: Path, exit_code: int | None, code: str) -> DraftwellError:
+    """The error for a process that ended by itself.
 
     Args:
-        label: of the engine.
+        label: names it.
         log: all that it printed.
-        code: its exit code, negative for a signal; None where it is not known.
+        exit_code: negative for a signal; None where it is not known.
+        code: of the error, where memory was not the cause.
     """
-    how = (
-        f"was ended by signal {-code} ({signal_name(-code)})"
-        if code is not None and code < 0
-        else f"ended with exit code {code}"
-    )
-    cause = cause_in(tail_of(log))
-    killed = code == -signal.SIGKILL
-    if cause is not None and (not killed or cause[0].code == OUT_OF_MEMORY):
-        return DraftwellError(
-            f"{label} {how} ({one_line(cause[1])}): {cause[0].advice}; see {log}",
-            code=cause[0].code,
-        )
-    if killed:
-        return DraftwellError(
-            f"{label} {how}, as the system does where memory runs out: lower the slots, "
-            "the context or "
-            f"VLLM_CPU_KVCACHE_SPACE (GiB), or free memory, then run the same again; see {log}",
-            code="engine_killed",
-        )
-    return DraftwellError(
-        f"{label} {how} ({last_line(log)}): see {log}, or leave it out", code="engine_failed"
-    )
-
-
-def cause_in(text: str) -> tuple[Known, str] | None:
-    """The known failure that a log names last, and how it is worded there; None where it names
-    none."""
-    last = text.rfind(TRACEBACK)
-    found = [
-        (match.start(), known, match[0])
-        for known in KNOWN
-        for match in re.finditer(known.pattern, text)
-        if not known.traceback or 0 <= last < match.start()
-    ]
-    return max(found, key=lambda one: one[0])[1:] if found else None
+    how = f"ended with exit code {exit_code}"
+    if exit_code is not None and exit_code < 0:
+        how = f"was ended by signal {-exit_code} ({signal_name(-exit_code)})"
+    if found := OUT_OF_MEMORY.search(tail_of(log)):
+        code, how = "engine_out_of_memory", f"{how} ({one_line(found[0])}): {ROOM}"
+    elif exit_code == -signal.SIGKILL:
+        code = "engine_killed"
+        how += f", as the system does where memory runs out: {ROOM}; then run the same again"
+    else:
+        said = last_line(log)
+        advice = [what for words, what in ADVICE.items() if words.lower() in said.lower()]
+        how = ": ".join([f"{how} ({said})", *advice])
+    return DraftwellError(f"{label} {how}; see {log}", code=code)
 
 
 def signal_name(number: int) -> str:
@@ -129,8 +76,8 @@ def tail_of(log: Path) -> str:
 
 def last_line(log: Path) -> str:
     """What a log says last: of a traceback the error."""
-    lines = tail_of(log).splitlines()
-    return one_line(next((line for line in reversed(lines) if line.strip()), "nothing was printed"))
+    lines = [line for line in tail_of(log).splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else "nothing was printed")
 
 
 def one_line(text: str, letters: int = 160) -> str:

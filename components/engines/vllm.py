@@ -28,8 +28,8 @@ GPU_SHARE, GPU_SHARE_VARIABLE = 0.4, "DRAFTWELL_VLLM_MEMORY"
 """Share of a GPU's memory for each vLLM, and the variable that names another. By itself vLLM takes
 .92, and beside it no second one starts. Two run at once: plain decoding, and what is measured
 beside it (`draftwell.components.tune.engines.lab`)."""
-OLDEST, NEWEST = (0, 32), (0, 32)
-"""Versions (major, minor) whose settings and metrics the driver was read from and run with."""
+VERSION = "0.32"
+"""The one whose settings and metrics the driver was read from and run with."""
 
 
 class VllmEngine(EngineProcess):
@@ -44,12 +44,10 @@ class VllmEngine(EngineProcess):
         plugins: folder that modules of proposers are imported from; None: none.
         gpu_share: of the GPU's memory that it takes, in (0, 1]; None leaves it to vLLM. Not used on
             CPUs.
-        logs: folder for its log; None takes that of all environments.
-        limits: `start_seconds` and `answer_seconds`, as in `EngineProcess`.
     Raises:
         DraftwellError: what `EngineProcess` raises; the environment is missing
             (`peer_not_installed`); another version (`engine_version`); it computes on another
-            device, or is another distribution, than what is installed says (`engine_device`).
+            device than what is installed says (`engine_device`).
     """
 
     def __init__(
@@ -60,19 +58,16 @@ class VllmEngine(EngineProcess):
         dtype: str,
         threads: int,
         device: str | None = None,
-        logs: Path | None = None,
         plugins: Path | None = None,
         gpu_share: float | None = None,
-        **limits: float,
     ):
-        log = (logs or peers_root() / "logs") / f"{file_name(label)}.log"
+        log = peers_root() / "logs" / f"{file_name(label)}.log"
         self.device = device
         super().__init__(
             label,
             command(),
             log,
             threads=threads,
-            **limits,
             fixed={
                 "model": str(model),
                 "dtype": dtype,
@@ -94,18 +89,13 @@ class VllmEngine(EngineProcess):
                 raise
             self.variables = {"VLLM_DISABLE_COMPILE_CACHE": "1"}
             about = super().start(settings)
-        for what, wanted, found in (
-            ("device", self.device, about.device),
-            ("distribution", distribution(), about.distribution),
-        ):
-            if wanted is not None and found not in (None, wanted):
-                self.stop()
-                raise DraftwellError(
-                    f"{self.label} runs with the {what} {found}, and {wanted} is expected: "
-                    "name it with --device, or "
-                    "run `make peers`",
-                    code="engine_device",
-                )
+        if self.device is not None and about.device not in (None, self.device):
+            self.stop()
+            raise DraftwellError(
+                f"{self.label} runs on the device {about.device}, and {self.device} is expected: "
+                "name it with --device, or run `make peers`",
+                code="engine_device",
+            )
         return about
 
 
@@ -122,22 +112,16 @@ def check_version() -> str | None:
     """The installed version; None where the environment does not say.
 
     Raises:
-        DraftwellError: it is none of those that are known (`engine_version`).
+        DraftwellError: it is another one than `VERSION` (`engine_version`).
     """
     found = installed_version(NAME, *DISTRIBUTIONS)
     if found is None:
         return None
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
-    if not OLDEST <= numbers <= NEWEST:
-        wanted = (
-            ".".join(map(str, OLDEST))
-            if OLDEST == NEWEST
-            else f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
-        )
+    if not f"{found}.".startswith(f"{VERSION}."):
         raise DraftwellError(
             f"vLLM {found} is installed in {peers_root() / NAME}, and this version of "
-            f"Draftwell runs {wanted}: "
-            "run `make peers`, or name another environment with DRAFTWELL_PEERS",
+            f"Draftwell runs {VERSION}: run `make peers`, or name another environment with "
+            "DRAFTWELL_PEERS",
             code="engine_version",
         )
     return found

@@ -4,6 +4,8 @@ target."""
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,25 @@ from draftwell.serving.artifacts.pair_files import weights_digest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import replace_folder
 from draftwell.serving.runtime.model_files import build_distilled, load_module, load_tokenizer
+
+
+@contextmanager
+def new_folder(out: Path, what: str) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` when all is written.
+
+    Raises:
+        DraftwellError: `out` exists already.
+    """
+    if out.exists():
+        raise DraftwellError(
+            f"{out} exists already: name a new folder for the {what}", code="folder_exists"
+        )
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
+        into = Path(place) / what
+        yield into
+        for file in into.iterdir():
+            file.chmod(0o644)  # safetensors writes files that only their owner may read
+        replace_folder(into, out)
 
 
 def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> Path:
@@ -26,23 +47,15 @@ def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> 
     import torch
     from transformers.utils import logging
 
-    if out.exists():
-        raise DraftwellError(
-            f"{out} exists already: name a new folder for the draft", code="folder_exists"
-        )
     logging.disable_progress_bar()
-    found = DistilledDraft.load(draft)
-    found.check_donor(weights_digest(target))
-    donor = load_module(target, getattr(torch, dtype), "cpu")
-    module: Any = build_distilled(found, donor)
-    module.generation_config = donor.generation_config
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
-        into = Path(place) / "draft"
+    with new_folder(out, "draft") as into:
+        found = DistilledDraft.load(draft)
+        found.check_donor(weights_digest(target))
+        donor = load_module(target, getattr(torch, dtype), "cpu")
+        module: Any = build_distilled(found, donor)
+        module.generation_config = donor.generation_config
         module.save_pretrained(into)
         load_tokenizer(target).save_pretrained(into)
-        for file in into.iterdir():
-            file.chmod(0o644)  # safetensors writes files that only their owner may read
-        replace_folder(into, out)
     return out
 
 
@@ -57,18 +70,8 @@ def save_head(target: Path, head: Eagle3Head, out: Path) -> Path:
     """
     import torch
 
-    if out.exists():
-        raise DraftwellError(
-            f"{out} exists already: name a new folder for the head", code="folder_exists"
-        )
-    head.check_donor(weights_digest(target))
-    rows = (
-        load_module(target, torch.float32, "cpu").get_output_embeddings().weight[head.head_tokens]
-    )
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
-        into = Path(place) / "head"
-        head.write_standalone(into, rows)
-        for file in into.iterdir():
-            file.chmod(0o644)  # as in `save_draft`
-        replace_folder(into, out)
+    with new_folder(out, "head") as into:
+        head.check_donor(weights_digest(target))
+        module = load_module(target, torch.float32, "cpu")
+        head.write_standalone(into, module.get_output_embeddings().weight[head.head_tokens])
     return out

@@ -9,19 +9,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from draftwell.components.export import llama_cpp, sglang, transformers_config, vllm
+from draftwell.components.export.settings import (
+    Written,
+    for_llama_cpp,
+    for_sglang,
+    for_transformers,
+    for_vllm,
+)
 from draftwell.components.export.speculation import Speculation, Weights, speculation_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import find_strategy
 
-Settings = dict[str, Any]
-Writer = Callable[[Speculation, Weights], tuple[Settings, str, list[str]]]
-"""Settings by the engine's keys, how to use them, and notes."""
-ENGINES: dict[str, Writer] = {
-    "vllm": vllm.write,
-    "sglang": sglang.write,
-    "llama.cpp": llama_cpp.write,
-    "transformers": transformers_config.write,
+ENGINES: dict[str, Callable[[Speculation, Weights], Written]] = {
+    "vllm": for_vllm,
+    "sglang": for_sglang,
+    "llama.cpp": for_llama_cpp,
+    "transformers": for_transformers,
 }
 
 HEADS = ("vllm", "sglang")
@@ -76,25 +79,7 @@ def export_config(
     speculation = speculation_of(
         strategy, parameters, draft_tokens, head=engine in HEADS and weights.head is not None
     )
-    if speculation.source == "draft" and weights.draft is None:
-        raise DraftwellError(
-            f"{strategy} needs a draft that {engine} can read, and this pair names none: "
-            "name one with "
-            "--draft-model, or write a distilled one with --save-draft",
-            code="no_draft_to_export",
-        )
-    if speculation.source == "eagle3" and engine not in HEADS:
-        raise DraftwellError(
-            f"{engine} runs no EAGLE-3 heads: export to {' or '.join(HEADS)}", code="not_exportable"
-        )
-    if speculation.source == "eagle3" and weights.head is None:
-        raise DraftwellError(
-            (
-                f"{strategy} needs a head in a folder that {engine} can read: write it with "
-                "--save-head"
-            ),
-            code="no_head_to_export",
-        )
+    check_models(engine, strategy, speculation, weights)
     settings, usage, notes = ENGINES[engine](speculation, weights)
     wrong = problems(engine, settings)
     if wrong:
@@ -114,3 +99,26 @@ def export_config(
         "usage": usage,
         "notes": [*speculation.notes, *notes],
     }
+
+
+def check_models(engine: str, strategy: str, speculation: Speculation, weights: Weights) -> None:
+    """Refuse a speculation whose draft or head is not there in a form that the engine reads."""
+    if speculation.source == "draft" and weights.draft is None:
+        raise DraftwellError(
+            f"{strategy} needs a draft that {engine} can read, and this pair names none: "
+            "name one with "
+            "--draft-model, or write a distilled one with --save-draft",
+            code="no_draft_to_export",
+        )
+    if speculation.source == "eagle3" and engine not in HEADS:
+        raise DraftwellError(
+            f"{engine} runs no EAGLE-3 heads: export to {' or '.join(HEADS)}", code="not_exportable"
+        )
+    if speculation.source == "eagle3" and weights.head is None:
+        raise DraftwellError(
+            (
+                f"{strategy} needs a head in a folder that {engine} can read: write it with "
+                "--save-head"
+            ),
+            code="no_head_to_export",
+        )

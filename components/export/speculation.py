@@ -13,8 +13,6 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import build_strategy, find_strategy
 from draftwell.serving.runtime.strategies.speculation import Speculation
 
-__all__ = ["Speculation", "Weights", "speculation_of"]
-
 
 @dataclass(frozen=True)
 class Weights:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from draftwell.components.bench.runner import Config, Progress, labels_of
+from draftwell.components.bench.interleaved import Progress
+from draftwell.components.bench.runner import Config, labels_of
 from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
@@ -28,27 +28,30 @@ from draftwell.serving.runtime.strategies import StrategyResources, build_strate
 
 
 class StrategyCounts(BaseModel):
-    """Counts of one strategy over all prompts."""
+    """Counts of one strategy over all prompts, greedy and in float32."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    target_calls: int
-    judged: int = Field(description="draft tokens that the target looked at")
-    accepted: int
-    output_digest: str = Field(description="sha256 over the output tokens of all prompts")
+    target_calls: int = Field(ge=0)
+    judged: int = Field(ge=0, description="draft tokens that the target looked at")
+    accepted: int = Field(ge=0)
+    output_digest: str
+    """Sha256 over the output tokens of all prompts."""
 
 
 class CountsReport(BaseModel):
-    """Counts of a pair; registry/baselines/ keeps recorded ones
-    (`draftwell.registry.gates.Baseline`, the same fields)."""
+    """Counts of a pair, as registry/baselines/ keeps recorded ones: a fresh clone can be compared
+    with them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pair: str
     fingerprint: str
+    """Pair fingerprint in float32."""
     prompts_digest: str
-    prompts: int
-    max_tokens: int
+    """Sha256 over the prompts."""
+    prompts: int = Field(ge=1)
+    max_tokens: int = Field(ge=1)
     strategies: dict[str, StrategyCounts]
 
 
@@ -57,16 +60,13 @@ def deterministic_report(
     strategies: Sequence[Config],
     prompts: Sequence[Prompt],
     max_tokens: int,
-    resources: StrategyResources | None = None,
     progress: Progress | None = None,
     texts: dict[str, list[list[int]]] | None = None,
 ) -> CountsReport:
-    """Greedy counts of strategies over prompts.
+    """Greedy counts of strategies over prompts, with `fixed_resources`.
 
     Args:
         pair: loaded in float32.
-        resources: artifacts to work with; None takes `fixed_resources`, whose artifacts are the
-            same everywhere.
         texts: filled with the outputs of every strategy: label → one for each prompt.
     Raises:
         DraftwellError: the pair is not in float32.
@@ -79,12 +79,10 @@ def deterministic_report(
             ),
             code="needs_float32",
         )
-    resources = resources or fixed_resources(pair)
+    resources = fixed_resources(pair)
     counts: dict[str, StrategyCounts] = {}
     for number, (label, config) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
-        strategy = build_strategy(
-            config.name, dict(config.parameters), replace(resources, deterministic=True)
-        )
+        strategy = build_strategy(config.name, dict(config.parameters), resources)
         outputs: list[list[int]] = []
         parts: list[Stats] = []
         for prompt in prompts:

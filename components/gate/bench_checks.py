@@ -15,18 +15,16 @@ from draftwell.components.bench.schema import BenchEntry, PromptRow
 from draftwell.components.gate.evidence import Interval, at_least, at_most
 from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 from draftwell.components.report.intervals import (
+    TAIL,
     bootstrap_of_sums,
     expanded_tail,
-    paired_bootstrap_ratio,
+    ratio_of,
     resamples_for,
 )
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 
-CLOCKED = ("speedup", "regression", "time per token")
-"""Checks that depend on a clock."""
-TAIL = 0.05
-"""Probability left out at each end of an interval."""
+PLAIN = "autoregressive"
 
 
 def judge_release(
@@ -50,191 +48,103 @@ def judge_release(
     Raises:
         DraftwellError: the entries were measured on different prompts.
     """
-    judging = _Judging(candidate, thresholds)
-    judging.speed(reference)
-    if champion is not None:
-        judging.regression(champion)
-    judging.identity()
-    judging.quality(reference)
-    judging.pace(reference)
-    judging.diagnoses(baseline)
-    return judging.verdict()
+    floor, allowed = thresholds.min_speedup_lower_bound, thresholds.max_regression
+    plain = candidate if candidate.strategy == PLAIN else reference
+    return GateVerdict.of(
+        [
+            None if floor is None else speed("speedup", candidate, plain, floor, "autoregressive"),
+            None
+            if allowed is None or champion is None
+            else speed("regression", candidate, champion, 1 - allowed, "the champion"),
+            identity(candidate) if thresholds.lossless_identical else None,
+            quality(candidate, reference, thresholds.min_quality_ratio),
+            pace(candidate, reference, thresholds.max_tpot_ratio),
+            acceptance(candidate, baseline),
+        ]
+    )
 
 
-def leaves_doubt(verdict: GateVerdict) -> bool:
-    """Whether a check of speed in a short bench is no clear pass.
+def speed(
+    name: str, candidate: BenchEntry, base: BenchEntry | None, floor: float, against: str
+) -> Check:
+    """The lower end of the interval of a candidate's speed over another entry's; plain decoding
+    need not be faster than itself, by the clock's noise."""
+    if base is None:
+        return Check(name, 0.0, floor, False, f"the speed of {against} was not measured")
+    if candidate.strategy == base.strategy == PLAIN:
+        return Check(name, 1.0, min(1.0, floor), True, f"it decodes plainly, as {against} does")
+    return speed_check(name, speed_over(candidate, base), floor, against)
 
-    Then all is measured again, for longer, and only that counts: a candidate is refused for its
-    speed, or let through just so, by medians of several runs, which another process that took the
-    core for a moment does not move.
+
+def speed_check(name: str, found: Interval, floor: float, against: str) -> Check:
+    """The lower end of how many times as fast something is as something else."""
+    detail = f"{found.value:.2f} x {against} {found} (lower end at least {floor:.2f})"
+    return at_least(name, found, floor, detail)
+
+
+def identity(candidate: BenchEntry) -> Check | str | None:
+    """A lossless strategy gives autoregressive's tokens; where it does not, the target stood at a
+    near-tie. And it keeps no token that the target did not choose: a lossy one may have been right
+    by chance in all outputs."""
+    if not candidate.lossless:
+        return None
+    if candidate.identical_outputs is None:
+        return "identity not checked: sampled outputs cannot be compared token by token"
+    total, same = len(candidate.per_prompt), candidate.identical_outputs
+    wrong = total - same - (candidate.near_ties or 0)
+    text = f"{same} of {total} outputs identical, {candidate.near_ties} first differ at near-ties"
+    if candidate.dtype is None or dtype_of(candidate.dtype) != "float32":
+        return f"{text} in {candidate.dtype}; identity is judged in float32"
+    if candidate.rescued:
+        wrong += candidate.rescued
+        text += f", {candidate.rescued} tokens were kept that the target did not choose"
+    return Check("identical outputs", wrong, 0, wrong == 0, f"{text}, {wrong} are wrong")
+
+
+def quality(
+    candidate: BenchEntry, reference: BenchEntry | None, floor: float | None
+) -> Check | None:
+    """How often a lossy strategy still emits what the target would."""
+    if floor is None or candidate.lossless:
+        return None
+    found = share_kept(candidate, reference) if reference is not None else None
+    if found is None:
+        why = "the quality of a lossy strategy was not measured"
+        return Check("quality", 0.0, floor, False, why)
+    detail = (
+        f"{found.value:.1%} of autoregressive's share of target-argmax tokens {found} "
+        f"(lower end at least {floor:.0%})"
+    )
+    return at_least("quality", found, floor, detail)
+
+
+def pace(
+    candidate: BenchEntry, reference: BenchEntry | None, limit: float | None
+) -> Check | str | None:
+    """The time per token of a request over plain decoding's, in the mean over requests.
+
+    Every request counts the same, however short, and a slow one for as much as it is slower. A 95th
+    percentile of sixteen requests would be the slowest of them; distribution-free, it needs 59.
     """
-    return any(check.name in CLOCKED and not check.passed for check in verdict.checks)
+    if limit is None or reference is None or candidate.strategy == PLAIN:
+        return None
+    found = mean_pace_ratio(candidate.per_prompt, reference.per_prompt)
+    if found is None:
+        return "time per token not checked: no output has two tokens"
+    detail = (
+        f"{found.value:.2f} x autoregressive's, the mean over requests {found} "
+        f"(upper end at most {limit:.2f})"
+    )
+    return at_most("time per token", found, limit, detail)
 
 
-class _Judging:
-    """Collects checks and notes about one candidate."""
-
-    def __init__(self, candidate: BenchEntry, thresholds: Thresholds):
-        self.candidate, self.thresholds = candidate, thresholds
-        self.checks: list[Check] = []
-        self.notes: list[str] = []
-
-    def verdict(self) -> GateVerdict:
-        return GateVerdict(tuple(self.checks), tuple(self.notes))
-
-    def check(self, name: str, value: float, threshold: float, passed: bool, detail: str) -> None:
-        self.checks.append(Check(name, float(value), float(threshold), passed, detail))
-
-    def speed(self, reference: BenchEntry | None) -> None:
-        """The lower end of the speedup's interval; plain decoding need not be faster than
-        itself."""
-        floor = self.thresholds.min_speedup_lower_bound
-        if floor is None:
-            return
-        if self.candidate.strategy == "autoregressive":
-            self.check(
-                "speedup",
-                1.0,
-                min(1.0, floor),
-                True,
-                "autoregressive decoding is the reference itself",
-            )
-            return
-        if reference is None:
-            self.check("speedup", 0.0, floor, False, "plain decoding was not measured")
-            return
-        found = speed_over(self.candidate, reference)
-        self.checks.append(
-            at_least(
-                "speedup",
-                found,
-                floor,
-                f"{found.value:.2f} x autoregressive {found} (lower end at least {floor:.2f})",
-            )
-        )
-
-    def regression(self, champion: BenchEntry) -> None:
-        """At most so much slower than the champion."""
-        allowed = self.thresholds.max_regression
-        if allowed is None:
-            return
-        if self.candidate.strategy == champion.strategy == "autoregressive":
-            self.check(
-                "regression",
-                1.0,
-                1 - allowed,
-                True,
-                "both decode plainly: a difference would be the clock's",
-            )
-            return
-        found = speed_over(self.candidate, champion)
-        self.checks.append(
-            at_least(
-                "regression",
-                found,
-                1 - allowed,
-                f"{found.value:.2f} x the champion {found} (lower end at least {1 - allowed:.2f})",
-            )
-        )
-
-    def identity(self) -> None:
-        """A lossless strategy gives autoregressive's tokens; where it does not, the target stood at
-        a near-tie.
-
-        And it keeps no token that the target did not choose: a lossy one may have been right by
-        chance in all outputs.
-        """
-        c = self.candidate
-        if not self.thresholds.lossless_identical or not c.lossless:
-            return
-        if c.identical_outputs is None:
-            self.notes.append(
-                "identity not checked: sampled outputs cannot be compared token by token"
-            )
-            return
-        total = len(c.per_prompt)
-        wrong = total - c.identical_outputs - (c.near_ties or 0)
-        text = (
-            f"{c.identical_outputs} of {total} outputs identical, {c.near_ties} first differ "
-            "at near-ties"
-        )
-        if c.dtype is None or dtype_of(c.dtype) != "float32":
-            self.notes.append(f"{text} in {c.dtype}; identity is judged in float32")
-            return
-        rescued = (
-            f", {c.rescued} tokens were kept that the target did not choose" if c.rescued else ""
-        )
-        self.check(
-            "identical outputs",
-            wrong + c.rescued,
-            0,
-            wrong + c.rescued == 0,
-            f"{text}, {wrong} differ otherwise{rescued}",
-        )
-
-    def quality(self, reference: BenchEntry | None) -> None:
-        """How often a lossy strategy still emits what the target would."""
-        floor = self.thresholds.min_quality_ratio
-        if floor is None or self.candidate.lossless:
-            return
-        found = share_kept(self.candidate, reference) if reference is not None else None
-        if found is None:
-            self.check(
-                "quality", 0.0, floor, False, "the quality of a lossy strategy was not measured"
-            )
-            return
-        self.checks.append(
-            at_least(
-                "quality",
-                found,
-                floor,
-                f"{found.value:.1%} of autoregressive's share of target-argmax tokens {found} "
-                f"(lower end at least {floor:.0%})",
-            )
-        )
-
-    def pace(self, reference: BenchEntry | None) -> None:
-        """The time per token of a request over plain decoding's, in the mean over requests.
-
-        Every request counts the same, however short, and a slow one for as much as it is slower. A
-        95th percentile of sixteen requests would be the slowest of them; distribution-free, it
-        needs 59.
-        """
-        limit = self.thresholds.max_tpot_ratio
-        if limit is None or reference is None or self.candidate.strategy == "autoregressive":
-            return
-        found = mean_pace_ratio(self.candidate.per_prompt, reference.per_prompt)
-        if found is None:
-            self.notes.append("time per token not checked: no output has two tokens")
-            return
-        self.checks.append(
-            at_most(
-                "time per token",
-                found,
-                limit,
-                f"{found.value:.2f} x autoregressive's, the mean over requests {found} "
-                f"(upper end at most {limit:.2f})",
-            )
-        )
-
-    def diagnoses(self, baseline: BenchEntry | None) -> None:
-        """What explains a speed and is not judged: acceptance and the slowest requests."""
-        mine, theirs = (
-            self.candidate.acceptance_rate,
-            baseline.acceptance_rate if baseline else None,
-        )
-        if mine is not None:
-            compared = (
-                "" if theirs is None else f", the champion's {theirs:.3f} with the same parameters"
-            )
-            self.notes.append(f"acceptance, not judged: {mine:.3f} of judged tokens{compared}")
-        if (
-            slowest := self.candidate.tpot_p95_ratio
-        ) is not None and self.candidate.strategy != "autoregressive":
-            self.notes.append(
-                "slowest requests, not judged: 95th percentile of the time per token "
-                f"{slowest:.2f} x autoregressive's"
-            )
+def acceptance(candidate: BenchEntry, baseline: BenchEntry | None) -> str | None:
+    """What explains a speed and is not judged."""
+    if candidate.acceptance_rate is None:
+        return None
+    theirs = baseline.acceptance_rate if baseline else None
+    compared = "" if theirs is None else f", the champion's {theirs:.3f} with the same parameters"
+    return f"acceptance, not judged: {candidate.acceptance_rate:.3f} of judged tokens{compared}"
 
 
 def speed_over(entry: BenchEntry, base: BenchEntry) -> Interval:
@@ -249,10 +159,7 @@ def speed_over(entry: BenchEntry, base: BenchEntry) -> Interval:
             "candidate and champion were measured on different prompts: bench both in one run",
             code="different_prompts",
         )
-    ratio, low, high = paired_bootstrap_ratio(
-        *columns(theirs), *columns(mine), tail=expanded_tail(TAIL, len(mine))
-    )
-    return interval(ratio, low, high, len(mine))
+    return interval(*ratio_of(base, entry), len(mine))
 
 
 def share_kept(entry: BenchEntry, reference: BenchEntry) -> Interval | None:
@@ -321,8 +228,3 @@ def paces(rows: Sequence[PromptRow]) -> dict[str, float]:
         for row in rows
         if row.tokens > 1
     }
-
-
-def columns(rows: Sequence[PromptRow]) -> tuple[list[float], list[int]]:
-    """Seconds and tokens of the prompts of an entry."""
-    return [row.seconds for row in rows], [row.tokens for row in rows]

@@ -2,13 +2,11 @@
 leave greedy outputs as they are?
 
 A setting is judged on the engine, its version, the device and the models that it was measured with;
-its record names them, and another engine that shows the record is refused
-(`EngineGateRecord.check`).
+the release's `engine_config` names them, and gate and deployment refuse it elsewhere.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +17,8 @@ from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.bench.engines.measure import Beside, Group
 from draftwell.components.bench.target_agreement import first_difference
 from draftwell.components.engines.port import Engine, Message
+from draftwell.components.gate.bench_checks import speed_check
+from draftwell.components.gate.evidence import Interval
 from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 from draftwell.components.report.intervals import FEWEST_PROMPTS
 from draftwell.serving.errors import DraftwellError
@@ -32,9 +32,6 @@ because engines give log-probabilities and no logits."""
 TOP = 5
 
 
-MARGIN = 0.1
-"""Share of prompts that may have near-ties beyond those that plain decoding has with itself; one
-prompt always may."""
 LOSSLESS_REJECTION = "standard"
 """The one of vLLM's `rejection_sample_method` that keeps the target's distribution."""
 
@@ -52,24 +49,6 @@ class Difference(Message):
         )
     )
     near_tie: bool
-
-
-class Null(Message):
-    """Plain decoding compared with itself in wider batches: so many outputs differ where nothing is
-    drafted."""
-
-    differing: int
-    prompts: int
-
-    def allowed(self, prompts: int) -> int:
-        """Of so many prompts those that may have near-ties.
-
-        >>> Null(differing=2, prompts=10).allowed(20), Null(differing=0, prompts=8).allowed(8)
-        (6, 1)
-        """
-        return math.floor(prompts * self.differing / self.prompts) + max(
-            1, math.floor(prompts * MARGIN)
-        )
 
 
 def differences(
@@ -144,36 +123,10 @@ def parting(
         )
 
 
-def null_of(
-    beside: Beside, groups: Sequence[Group], wide: Engine, width: int, sampling: Sampling
-) -> Null:
-    """Compare plain decoding of these groups with that of another batch width.
-
-    Args:
-        wide: started, without speculation, with `width` slots.
-    """
-    known = {
-        tuple(ids): output
-        for group, outputs in zip(groups, beside.plain.outputs, strict=True)
-        for ids, output in zip(group, outputs, strict=True)
-    }
-    prompts = list(known)
-    again: list[list[int]] = []
-    for start in range(0, len(prompts), width):
-        # the last group is filled up, so that all have the width
-        group = [prompts[i % len(prompts)] for i in range(start, start + width)]
-        again += [answer.tokens for answer in wide.decode(group, sampling).answers]
-    return Null(
-        differing=sum(known[ids] != output for ids, output in zip(prompts, again, strict=False)),
-        prompts=len(prompts),
-    )
-
-
 def judge_engine(
     figures: Sequence[Figure],
     unlike: Sequence[Difference] | None,
     thresholds: Thresholds,
-    null: Null | None = None,
     settings: Mapping[str, Any] | None = None,
     idle: frozenset[int] = frozenset(),
 ) -> GateVerdict:
@@ -182,7 +135,6 @@ def judge_engine(
     Args:
         figures: of the setting at each load; empty for plain decoding, which has nothing to prove.
         unlike: of greedy outputs; None for sampled requests, whose outputs are not compared.
-        null: of plain decoding; None where there was no near-tie to compare it with.
         settings: the speculative config.
         idle: loads at which nothing is drafted: there it must not be surely slower.
     Raises:
@@ -195,143 +147,55 @@ def judge_engine(
             code="no_threshold",
         )
     if not figures:
-        return GateVerdict(
-            (
-                Check(
-                    "plain decoding",
-                    1.0,
-                    1.0,
-                    True,
-                    "plain decoding was chosen: nothing to compare",
-                ),
-            )
-        )
-    checks = [speed_check(figure, least, drafts=figure.at_once not in idle) for figure in figures]
+        why = "plain decoding was chosen: nothing to compare"
+        return GateVerdict((Check("plain decoding", 1.0, 1.0, True, why),))
+    parts: list[Check | str] = [
+        engine_speed(figure, least, drafts=figure.at_once not in idle) for figure in figures
+    ]
     rejection = (settings or {}).get("rejection_sample_method", LOSSLESS_REJECTION)
     if rejection != LOSSLESS_REJECTION:
-        checks.append(
-            Check(
-                "lossless settings",
-                0,
-                1,
-                False,
-                f"rejection_sample_method is {rejection!r}, which changes what is sampled: "
-                f"only {LOSSLESS_REJECTION!r} does not",
-            )
+        why = (
+            f"rejection_sample_method is {rejection!r}, which changes what is sampled: only "
+            f"{LOSSLESS_REJECTION!r} does not"
         )
-    notes = []
+        parts.append(Check("lossless settings", 0, 1, False, why))
     if unlike is None:
-        notes.append("sampled outputs are not compared")
+        parts.append("sampled outputs are not compared")
     else:
-        for figure in figures:
-            checks += output_checks(
-                [one for one in unlike if one.at_once == figure.at_once],
-                figure,
-                null or Null(differing=0, prompts=1),
-            )
-    return GateVerdict(tuple(checks), tuple(notes))
+        parts += [
+            output_check([one for one in unlike if one.at_once == figure.at_once], figure)
+            for figure in figures
+        ]
+    return GateVerdict.of(parts)
 
 
-def output_checks(unlike: Sequence[Difference], figure: Figure, null: Null) -> list[Check]:
-    """Whether greedy outputs of one load are plain decoding's, with few near-ties."""
+def output_check(unlike: Sequence[Difference], figure: Figure) -> Check:
+    """Whether greedy outputs of one load are plain decoding's but for near-ties."""
     wrong = {one.prompt: one for one in reversed(unlike) if not one.near_tie}
-    close = {one.prompt for one in unlike if one.near_tie}
-    allowed = null.allowed(figure.prompts)
-    first = min(wrong.values(), key=lambda one: one.prompt, default=None)
+    close = {one.prompt for one in unlike} - wrong.keys()
+    first = wrong[min(wrong)] if wrong else None
     where = f": the first in prompt {first.prompt} at token {first.at}" if first else ""
-    of = f"of {figure.prompts} prompts"
-    return [
-        Check(
-            f"greedy outputs as plain decoding's, {figure.at_once} at once",
-            len(wrong),
-            0,
-            not wrong,
-            f"outputs differ for {len(wrong)} {of}{where}",
-        ),
-        Check(
-            f"near-ties, {figure.at_once} at once",
-            len(close),
-            allowed,
-            len(close) <= allowed,
-            f"near-ties for {len(close)} {of}, at most {allowed} wanted: plain decoding in "
-            "wider batches differs from itself for "
-            f"{null.differing} of {null.prompts}",
-        ),
-    ]
+    return Check(
+        f"greedy outputs as plain decoding's, {figure.at_once} at once",
+        len(wrong),
+        0,
+        not wrong,
+        f"outputs differ for {len(wrong)} of {figure.prompts} prompts, for {len(close)} at "
+        f"near-ties only{where}",
+    )
 
 
-def speed_check(figure: Figure, least: float, *, drafts: bool = True) -> Check:
+def engine_speed(figure: Figure, least: float, *, drafts: bool = True) -> Check:
     """Whether the lower bound of a setting's speed reaches the threshold; where nothing is drafted,
     whether the upper one does.
 
     Fewer than `FEWEST_PROMPTS` distinct prompts are not enough evidence.
     """
-    known = figure.prompts >= FEWEST_PROMPTS
-    passed = known and (figure.low if drafts else figure.high) >= least
-    return Check(
-        f"speed over plain decoding, {figure.at_once} at once",
-        figure.low if drafts else figure.high,
-        least,
-        passed,
-        f"{figure.ratio:.3f} times ({figure.low:.3f} to {figure.high:.3f}) over "
-        f"{figure.prompts} prompts, "
-        f"at least {least:g} wanted"
-        + ("" if known else f"; fewer than {FEWEST_PROMPTS} prompts decide nothing"),
-        enough=passed or (known and figure.high < least),
-        prompts_needed=None if known else FEWEST_PROMPTS,
-    )
-
-
-class EngineGateRecord(Message):
-    """What a gate found, and what it is valid for."""
-
-    engine: str
-    version: str
-    distribution: str | None = Field(
-        None, description="that the engine is installed as; None: not known"
-    )
-    device_class: str
-    dtype: str
-    fingerprint: str = Field(description="of the models")
-    threads: int | None = Field(
-        None, description="compute threads that were measured with; None: not known"
-    )
-    temperature: float = Field(0.0, description="of the requests that were judged")
-    plugin: str | None = Field(
-        None, description="version of our plug-in, where the settings name a class of it"
-    )
-    settings: dict[str, Any] | None = Field(
-        description="the speculative config; None: plain decoding"
-    )
-    judged: str | None = Field(
-        None, description="digest of the prompts and tokens that were judged; None: not known"
-    )
-    passed: bool
-    checks: list[dict[str, Any]]
-    figures: tuple[Figure, ...] = Field(
-        (), strict=False, description="that speed was judged by, one for each load"
-    )
-    made: str = Field(description="ISO 8601, UTC")
-
-    def check(self, **here: Any) -> None:
-        """Refuse to use the record elsewhere.
-
-        Args:
-            here: fields of the record → what is there now, such as `version` and `device_class`.
-        Raises:
-            DraftwellError: a field differs (`gated_elsewhere`), or the gate failed
-                (`gate_not_passed`).
-        """
-        for name, value in here.items():
-            if getattr(self, name) != value:
-                raise DraftwellError(
-                    f"the gate judged {name.replace('_', ' ')} {getattr(self, name)!r}, "
-                    f"and here it is {value!r}: run "
-                    f"`draftwell gate --engine {here.get('engine', self.engine)}` here",
-                    code="gated_elsewhere",
-                )
-        if not self.passed:
-            raise DraftwellError(
-                f"the gate did not pass these settings of {self.engine}: tune again",
-                code="gate_not_passed",
-            )
+    low = figure.low if drafts else figure.high
+    found = Interval(figure.ratio, low, figure.high, figure.prompts)
+    name = f"speed over plain decoding, {figure.at_once} at once"
+    check = speed_check(name, found, least, "plain decoding")
+    if figure.prompts >= FEWEST_PROMPTS:
+        return check
+    why = f"{check.detail}; fewer than {FEWEST_PROMPTS} prompts decide nothing"
+    return replace(check, passed=False, detail=why, enough=False, prompts_needed=FEWEST_PROMPTS)

@@ -46,35 +46,18 @@ def judge_footprint(found: Footprint, thresholds: Thresholds) -> GateVerdict:
     A start that took too long may have been a slow minute: it is one measurement without an
     interval. So that failure is transient.
     """
-    checks = []
     size, start = thresholds.max_bundle_mb, thresholds.max_startup_seconds
+    large = None
     if size is not None:
-        checks.append(
-            Check(
-                "bundle size",
-                found.bundle_mb,
-                size,
-                found.bundle_mb <= size,
-                f"{found.bundle_mb:.1f} MB without fetched models (at most {size:g})",
-            )
-        )
-    if start is not None and found.startup_seconds is not None:
-        took = (
-            f"{found.startup_seconds:.1f} s to the first tokens of a new process (at most "
-            f"{start:g})"
-        )
-        slow = found.startup_seconds > start
-        checks.append(
-            Check(
-                "start-up",
-                found.startup_seconds,
-                start,
-                not found.failure and not slow,
-                found.failure or took,
-                slow,
-            )
-        )
-    return GateVerdict(tuple(checks), (found.note,) if found.note else ())
+        detail = f"{found.bundle_mb:.1f} MB without fetched models (at most {size:g})"
+        large = Check("bundle size", found.bundle_mb, size, found.bundle_mb <= size, detail)
+    slow, seconds = None, found.startup_seconds
+    if start is not None and seconds is not None:
+        took = f"{seconds:.1f} s to the first tokens of a new process (at most {start:g})"
+        late = seconds > start
+        passed = not found.failure and not late
+        slow = Check("start-up", seconds, start, passed, found.failure or took, late)
+    return GateVerdict.of([large, slow, found.note])
 
 
 def footprint(bundle: Path, size: int, files: PairFiles, device: str, *, limit: float) -> Footprint:

@@ -83,29 +83,23 @@ class JudgingPrompts:
 
     def verdict(self, thresholds: Thresholds) -> GateVerdict:
         """The checks of the prompts themselves."""
-        checks = [self.objection] if self.objection is not None else []
-        notes = list(self.notes)
+        parts: list[Check | str | None] = [self.objection, *self.notes]
+        named = ", ".join(self.unknown)
         if self.favoured:
-            notes.append(
+            parts.append(
                 f"some prompts were used to make the champion's {self.favoured}, and "
                 "favour it: too few others are left"
             )
         if thresholds.unknown_prompts == "refuse":
-            detail = (
-                f"not recorded: {', '.join(self.unknown)}"
-                if self.unknown
-                else "every artifact records its training prompts"
+            detail = f"not recorded: {named}" if named else "every artifact records its prompts"
+            count = len(self.unknown)
+            parts.append(Check("training prompts known", count, 0, not count, detail))
+        elif named:
+            parts.append(
+                f"warning: training prompts unknown: {named} ({WHY_UNKNOWN}); what it learnt from "
+                "may be among the prompts"
             )
-            checks.append(
-                Check("training prompts known", len(self.unknown), 0, not self.unknown, detail)
-            )
-        elif self.unknown:
-            notes.append(
-                f"warning: training prompts unknown: {', '.join(self.unknown)} "
-                f"({WHY_UNKNOWN}); what it learnt "
-                "from may be among the prompts"
-            )
-        return GateVerdict(tuple(checks), tuple(notes))
+        return GateVerdict.of(parts)
 
     def excuse(self, verdict: GateVerdict) -> GateVerdict:
         """A verdict of the bench in which a regression on the champion's own prompts is not enough

@@ -22,6 +22,12 @@ class GateSettings(Settings):
     )
     limit: int | None = Field(16, ge=1, description="how many prompts; None takes all")
     max_tokens: int = Field(BENCH.max_tokens, ge=1, description="tokens to emit per prompt at most")
+    rounds: int = Field(
+        2,
+        ge=1,
+        description="interleaved rounds over the prompts; of each prompt the median counts (of two "
+        "the faster), so that another process that took the core for a moment does not",
+    )
     others: bool = Field(
         False,
         description=(

@@ -51,15 +51,9 @@ def judge_artifacts(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -
     checks = []
     for choice, temperature in tuned_classes(config):
         why = objection(choice, temperature, artifacts)
-        checks.append(
-            Check(
-                "sampled temperature" if temperature else "temperature",
-                int(why is not None),
-                0,
-                why is None,
-                why or "every artifact is for the temperature it serves",
-            )
-        )
+        name = "sampled temperature" if temperature else "temperature"
+        detail = why or "every artifact is for the temperature it serves"
+        checks.append(Check(name, int(why is not None), 0, why is None, detail))
     return GateVerdict(tuple(checks))
 
 
@@ -110,23 +104,18 @@ def untuned(
         return ()
     if temperature is None:
         return (
-            (
-                f"sampled requests are not judged: nothing was tuned for them, and {serves} "
-                "decodes them (`draftwell tune --temperature`)"
-            ),
+            f"sampled requests are not judged: nothing was tuned for them, and {serves} decodes "
+            "them (`draftwell tune --temperature`)",
         )
     trial = (
         ""
         if low is None
-        else (
-            f"; {served_choice(config, 0.0)} is at least {low:.2f} times as fast as plain "
-            "decoding there"
-        )
+        else f"; {served_choice(config, 0.0)} is at least {low:.2f} times as fast as plain "
+        "decoding there"
     )
     return (
-        "nothing was tuned for sampled requests (`draftwell tune --temperature`): "
-        f"measured at temperature {temperature:g}, {serves} "
-        f"decodes them{trial}",
+        "nothing was tuned for sampled requests (`draftwell tune --temperature`): measured at "
+        f"temperature {temperature:g}, {serves} decodes them{trial}",
     )
 
 
@@ -144,15 +133,10 @@ def judge_sampled(
         verdict: on its bench.
         entry, reference: its entry there, and plain decoding's.
     """
-    likely = likelihood(entry, reference, thresholds.max_surprisal_shift)
+    both = verdict + likelihood(entry, reference, thresholds.max_surprisal_shift)
     return GateVerdict(
-        tuple(
-            replace(check, name=f"sampled {check.name}")
-            for check in (*verdict.checks, *likely.checks)
-        ),
-        tuple(
-            f"at temperature {temperature:g}: {note}" for note in (*verdict.notes, *likely.notes)
-        ),
+        tuple(replace(check, name=f"sampled {check.name}") for check in both.checks),
+        tuple(f"at temperature {temperature:g}: {note}" for note in both.notes),
     )
 
 
@@ -168,26 +152,18 @@ def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) ->
         return GateVerdict(())
     shift = surprisal_shift(entry, reference)
     if shift is None:
-        if entry.lossless:
-            return GateVerdict(())
-        return GateVerdict(
-            (
-                Check(
-                    "likelihood",
-                    0.0,
-                    limit,
-                    False,
-                    "how likely the target finds its samples was not measured",
-                ),
-            )
+        why = "how likely the target finds its samples was not measured"
+        return GateVerdict.of(
+            [None if entry.lossless else Check("likelihood", 0, limit, False, why)]
         )
     text = (
         f"the target finds its samples {shift.value:+.3f} nats a token less likely than "
-        "plain decoding's "
-        f"[{shift.low:+.3f}, {shift.high:+.3f}]"
+        f"plain decoding's [{shift.low:+.3f}, {shift.high:+.3f}]"
     )
-    if entry.lossless:
-        return GateVerdict((), (f"likelihood, not judged of a lossless choice: {text}",))
-    return GateVerdict(
-        (within("likelihood", shift, limit, f"{text} (both ends within {limit:g})"),)
+    return GateVerdict.of(
+        [
+            f"likelihood, not judged of a lossless choice: {text}"
+            if entry.lossless
+            else within("likelihood", shift, limit, f"{text} (both ends within {limit:g})")
+        ]
     )

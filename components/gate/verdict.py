@@ -1,84 +1,21 @@
-"""Checks, the verdict that they add up to, and the thresholds that they are compared with."""
+"""Checks, and the verdict that they add up to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.bundle.verdict import (
+    FAILED,
+    PASSED,
+    UNDECIDED,
+    Check,
+    Result,
+    Thresholds,
+    result_of,
+)
 
-Result = Literal["passed", "failed", "not enough evidence"]
-PASSED: Result = "passed"
-FAILED: Result = "failed"
-UNDECIDED: Result = "not enough evidence"
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Thresholds of promotion, as registry/gates.yaml explains them; one that is None is not
-    checked."""
-
-    max_regression: float | None = None
-    min_speedup_lower_bound: float | None = None
-    lossless_identical: bool = False
-    min_acceptance_ratio: float | None = None
-    min_quality_ratio: float | None = None
-    min_weights_agreement: float | None = None
-    # read by the bench of the gate, which marks whether the floors are held
-    max_rouge_l_loss: float | None = None
-    max_surprisal_shift: float | None = None
-    max_tpot_ratio: float | None = None
-    max_prediction_loss_ratio: float | None = None
-    max_bundle_mb: float | None = None
-    max_startup_seconds: float | None = None
-    unknown_prompts: Literal["warn", "refuse"] = "warn"
-
-    @classmethod
-    def of(cls, gates: Mapping[str, Any]) -> Thresholds:
-        """Those of a gates file.
-
-        Raises:
-            DraftwellError: a threshold that no check reads.
-        """
-        if unknown := sorted(set(gates) - {field.name for field in fields(cls)}):
-            raise DraftwellError(
-                f"no check reads the threshold {', '.join(unknown)}: add it to Thresholds "
-                "in components/gate/verdict.py "
-                "or remove it from registry/gates.yaml",
-                code="unknown_threshold",
-            )
-        return cls(**gates)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One value against its threshold; `detail` is the same as text.
-
-    Args:
-        passed: whether the value keeps the threshold, beyond doubt where it is a measurement with
-            an interval.
-        transient: it failed because the machine lacked something at that moment (memory, traces,
-            time), not because of the candidate.
-        enough: False where the interval holds values on both sides of the threshold: it neither
-            passed nor failed.
-        prompts_needed: estimate of the prompts that would decide, where `enough` is False; None
-            where it is too many, or unknown.
-    """
-
-    name: str
-    value: float
-    threshold: float
-    passed: bool
-    detail: str
-    transient: bool = False
-    enough: bool = True
-    prompts_needed: int | None = None
-
-    @property
-    def result(self) -> Result:
-        """One of the three verdicts."""
-        return PASSED if self.passed else FAILED if self.enough else UNDECIDED
+__all__ = ["FAILED", "PASSED", "UNDECIDED", "Check", "GateVerdict", "Result", "Thresholds"]
 
 
 @dataclass(frozen=True)
@@ -88,18 +25,20 @@ class GateVerdict:
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, parts: Iterable[Check | str | None]) -> GateVerdict:
+        """Checks and notes in their order; what does not apply is None."""
+        found = list(parts)
+        return cls(
+            tuple(part for part in found if isinstance(part, Check)),
+            tuple(part for part in found if isinstance(part, str)),
+        )
+
     @property
     def result(self) -> Result:
         """Failed if any check failed, or there was none; else not enough evidence if any lacked
         it."""
-        results = {check.result for check in self.checks}
-        return (
-            PASSED
-            if results == {PASSED}
-            else FAILED
-            if FAILED in results or not results
-            else UNDECIDED
-        )
+        return result_of(self.checks)
 
     @property
     def passed(self) -> bool:

@@ -1,46 +1,16 @@
-"""Verdicts for the terminal, for Markdown and for CI, and re-exports of all reports (benches:
-draftwell.components.bench.report.tables, plots)."""
+"""Verdicts for the terminal, for Markdown and for CI."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from draftwell.components.bench.report.plots import bench_plots
-from draftwell.components.bench.report.tables import (
-    bench_markdown,
-    bench_table,
-    caption,
-    headline_table,
-    markdown_table,
-)
-from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, GateVerdict
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict
 from draftwell.components.report.tables import markdown, rich_table
-from draftwell.serving.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = [
-    "bench_markdown",
-    "bench_plots",
-    "bench_table",
-    "caption",
-    "error_junit",
-    "error_markdown",
-    "headline_table",
-    "markdown_table",
-    "verdict_junit",
-    "verdict_markdown",
-    "verdict_table",
-    "verdicts_junit",
-    "verdicts_markdown",
-    "write_json",
-    "write_text",
-]
 
 VERDICT_COLUMNS = ("check", "value", "threshold", "result", "detail")
 SHOWN = {PASSED: "passed", FAILED: "FAILED", UNDECIDED: "NOT ENOUGH EVIDENCE"}
@@ -75,24 +45,13 @@ def prompts_hint(verdict: GateVerdict) -> str:
 def verdict_markdown(verdict: GateVerdict) -> str:
     """A verdict as Markdown, for a pull request or a run's description."""
     notes = "".join(f"- {note}\n" for note in verdict.notes)
-    return (
-        "**Gate: "
-        f"{verdict.result}{prompts_hint(verdict)}**\n\n{markdown(VERDICT_COLUMNS, verdict_rows(verdict))}\n{notes}"  # noqa: E501
-    )
+    table = markdown(VERDICT_COLUMNS, verdict_rows(verdict))
+    return f"**Gate: {verdict.result}{prompts_hint(verdict)}**\n\n{table}\n{notes}"
 
 
 def verdicts_markdown(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
     """Several verdicts under their titles."""
     return "\n".join(f"### {title}\n\n{verdict_markdown(verdict)}" for title, verdict in verdicts)
-
-
-def verdict_junit(verdict: GateVerdict, name: str = "gate") -> str:
-    """A verdict as JUnit XML: a test case for each check, skipped ones for the notes.
-
-    A check without enough evidence is an error there: its test case reached no result, and no
-    reader shows that as passed.
-    """
-    return as_xml(suite_of(verdict, name))
 
 
 def verdicts_junit(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
@@ -103,7 +62,11 @@ def verdicts_junit(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
 
 
 def suite_of(verdict: GateVerdict, name: str) -> ElementTree.Element:
-    """A verdict as a JUnit suite."""
+    """A verdict as a JUnit suite: a test case for each check, skipped ones for the notes.
+
+    A check without enough evidence is an error there: its test case reached no result, and no
+    reader shows that as passed.
+    """
     results = [check.result for check in verdict.checks]
     suite = ElementTree.Element(
         "testsuite",
@@ -132,26 +95,10 @@ def error_markdown(message: str) -> str:
 
 def error_junit(message: str) -> str:
     """The same as JUnit XML: an error, not a failure."""
-    suite = ElementTree.Element(
-        "testsuite", name="gate", tests="1", failures="0", errors="1", skipped="0"
-    )
-    case = ElementTree.SubElement(suite, "testcase", classname="gate", name="verdict")
-    ElementTree.SubElement(case, "error", message=message)
-    return as_xml(suite)
+    check = Check("verdict", 0, 0, False, message, enough=False)
+    return as_xml(suite_of(GateVerdict((check,)), "gate"))
 
 
 def as_xml(element: ElementTree.Element) -> str:
     """A JUnit document."""
     return ElementTree.tostring(element, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def write_json(path: Path, report: Mapping[str, Any]) -> Path:
-    """Write a report atomically; NaN, which JSON lacks, is an error of the caller."""
-    write_atomically(path, (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
-    return path
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write a text atomically."""
-    write_atomically(path, text.encode())
-    return path

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwell.components.bench.schema import BenchEntry, Machine
-from draftwell.components.calibrate.memory_rate import SLOW
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import PLAIN
 from draftwell.components.papers.certainty import certainty_words
@@ -45,7 +44,6 @@ def asides(file: CellFile) -> str:
     said = (
         machine_words(file),
         seed_words(file),
-        memory_words(file),
         identity_words(file),
         contention_words(file),
         sequence_words(file),
@@ -103,40 +101,6 @@ def over_by_seed(entry: BenchEntry, base: BenchEntry, seeds: int) -> list[float]
     prompts = len(entry.per_prompt) // seeds
     spans = [slice(seed * prompts, (seed + 1) * prompts) for seed in range(seeds)]
     return [pace(base.per_prompt[span]) / pace(entry.per_prompt[span]) for span in spans]
-
-
-def memory_words(file: CellFile) -> str:
-    """With how many texts memory was read well below its best rate; empty where that was not
-    read."""
-    counts = slow_texts(file)
-    if counts is None:
-        return ""
-    slow, texts = (
-        sum(counts.values()),
-        sum(len(file.report.strategies[label].per_prompt) for label in counts),
-    )
-    rule = f"all threads read memory at less than {SLOW:.0%} of the best rate before or after"
-    if not slow:
-        return f"With none of {texts} texts {rule}."
-    by_label = ", ".join(f"{label} {count}" for label, count in counts.items() if count)
-    return f"With {slow} of {texts} texts {rule} ({by_label}; {file.report.prompts} each)."
-
-
-def slow_texts(file: CellFile) -> dict[str, int] | None:
-    """Label → how many of its texts met slow memory before or after; None where its rate was not
-    read."""
-    rates = {
-        label: [row.memory_rate for row in entry.per_prompt if row.memory_rate is not None]
-        for label, entry in file.report.strategies.items()
-    }
-    best = file.best_memory_rate or max(
-        (rate for found in rates.values() for rate in found), default=None
-    )
-    return (
-        None
-        if best is None
-        else {label: sum(rate < SLOW * best for rate in found) for label, found in rates.items()}
-    )
 
 
 def identity_words(file: CellFile) -> str:

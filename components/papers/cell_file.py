@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from draftwell.components.bench.metrics import REFERENCE
+from draftwell.components.bench.interleaved import REFERENCE
 from draftwell.components.bench.schema import BenchReport, Frozen
 from draftwell.components.papers.cells import FORMAT, Cell
 from draftwell.components.papers.certainty import Certainty
@@ -66,11 +65,6 @@ class CellFile(Frozen):
     )
     passes_timed: int = Field(
         0, ge=0, description="how often `costs` were timed between its texts; 0: once before it"
-    )
-    best_memory_rate: float | None = Field(
-        None,
-        description="GB/s at which all threads read memory at best, as far as the run knew; None "
-        "where that was not read",
     )
     remarks: tuple[str, ...] = Field(
         (),
@@ -141,13 +135,9 @@ def read_cell(path: Path) -> CellFile | None:
     """A measured cell; None where there is no file, or one that cannot be read (it is measured
     again)."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        found.pop("notes", None)  # of older files: what they say follows from the rest
-        file = CellFile.model_validate(found)
-    except (OSError, ValueError, AttributeError, ValidationError):
+        return CellFile.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    # of a version that did not count it: replayed again
-    return None if file.cell.get("replay") and not file.confidence else file
 
 
 def counted_texts(

@@ -45,7 +45,6 @@ class Scale:
         training_tokens: of each text that it learns from.
         remark: a sentence for the page on what a run of this size can decide; empty for none.
         pad_target: parameters that the targets of measured cells are padded to.
-        patience: seconds of a cell that may go into waiting for fast memory, on CPUs.
         times: how often passes are timed between the texts of a cell; 0: once before it, by its
             hardware profile.
     """
@@ -62,7 +61,6 @@ class Scale:
     training_tokens: int = 16
     remark: str = ""
     pad_target: float = PADDED
-    patience: float = 0.0
     times: int = 0
 
     @property
@@ -115,7 +113,6 @@ FULL = Scale(
     replayed=32,
     training=64,
     training_tokens=64,
-    patience=300.0,
     times=4,
 )
 

@@ -56,7 +56,6 @@ PROMPT = (
     "rouge_1",
     "rouge_2",
     "rouge_l",
-    "memory_rate",
 )
 REPORT = (
     "schema_version",

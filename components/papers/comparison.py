@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwell.components.papers.asides import slow_texts
 from draftwell.components.papers.cell_file import CellFile
-from draftwell.components.papers.cells import PLAIN, PLAIN_SHARE
+from draftwell.components.papers.cells import PLAIN_SHARE
 from draftwell.components.papers.confidence import positions, row_words, share_kept
 from draftwell.components.papers.estimates import Estimate
 from draftwell.components.papers.tables import PaperTable, Row
@@ -69,7 +68,7 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
                 judged,
                 whole,
                 settings,
-                remark_on(row, ours, judged, file),
+                remark_on(row, ours, judged),
             )
         )
     for confidence_bin, paper in table.confidence.items():
@@ -99,29 +98,16 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
     return found
 
 
-def remark_on(row: Row, ours: Estimate | None, judged: Verdict, file: CellFile | None) -> str:
-    """What a reader of a verdict must know: that ours is larger where that is why it fails, and
-    that slow memory may have made it."""
-    if file is None or ours is None or row.paper is None or judged == Verdict.NOT_COMPARABLE:
-        return ""
+def remark_on(row: Row, ours: Estimate | None, judged: Verdict) -> str:
+    """What a reader of a verdict must know: that ours is larger where that is why it fails."""
     larger = (
-        judged == Verdict.NOT_REPRODUCED
+        ours is not None
+        and judged == Verdict.NOT_REPRODUCED
+        and row.paper is not None
         and row.neutral is not None
         and ours.low > row.paper >= row.neutral
     )
-    slow = row.metric == "speed" and row.against in (PLAIN, PLAIN_SHARE) and mostly_slow(file)
-    return "; ".join(
-        text for text, true in (("ours is larger", larger), ("provisional", slow)) if true
-    )
-
-
-def mostly_slow(file: CellFile) -> bool:
-    """Whether a cell on a CPU was measured without waiting for fast memory, or most of its texts
-    met slow memory all the same."""
-    if file.report.machine.cuda or file.cell.get("replay"):
-        return False
-    counts = slow_texts(file)
-    return counts is None or 2 * sum(counts.values()) > file.report.prompts * len(counts)
+    return "ours is larger" if larger else ""
 
 
 def is_comparable(table: PaperTable, row: Row, file: CellFile | None) -> bool:

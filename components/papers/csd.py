@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from draftwell.components.papers.cells import PLAIN, QUICK, Scale, sized
 from draftwell.components.papers.formulas import token_acceptance
 from draftwell.components.papers.tables import Headline, Paper, PaperTable, Row, quality_rows
@@ -120,6 +122,17 @@ def figure_2(scale: Scale) -> PaperTable:
     )
 
 
+SWEEPS_WHY = (
+    "The fewer pairs the memory starts from, the fewer tokens are rescued; a smaller λ "
+    "or τ rescues more. In the paper a larger "
+    "calibration helps little beyond 2,000 to 4,000 samples, and accuracy is best at τ "
+    ".01 and λ 6. Whether rescued tokens are good "
+    "ones, the paper judges by accuracy, which this target is too small for; here the "
+    "share of the target's first choices "
+    "stands in its place."
+)
+
+
 def figure_3(scale: Scale) -> PaperTable:
     """Its three sweeps; CSD with the paper's settings is a point of each."""
     empty, sd, csd = from_share(0.0), f"vanilla_sd:num_speculative_tokens={GAMMA}", ("csd",)
@@ -159,15 +172,6 @@ def figure_3(scale: Scale) -> PaperTable:
         )
         for role in swept
     ]
-    why = (
-        "The fewer pairs the memory starts from, the fewer tokens are rescued; a smaller λ "
-        "or τ rescues more. In the paper a larger "
-        "calibration helps little beyond 2,000 to 4,000 samples, and accuracy is best at τ "
-        ".01 and λ 6. Whether rescued tokens are good "
-        "ones, the paper judges by accuracy, which this target is too small for; here the "
-        "share of the target's first choices "
-        "stands in its place."
-    )
     return PaperTable(
         "csd-figure-3",
         "Figure 3: the calibration's size, λ and τ",
@@ -177,7 +181,7 @@ def figure_3(scale: Scale) -> PaperTable:
         "memory",
         cell,
         (*rows, *quality_rows("CSD", *swept)),
-        why,
+        SWEEPS_WHY,
         notes=(TOO_SHORT,),
         formulas=False,
     )
@@ -238,6 +242,55 @@ def summaries(scale: Scale) -> PaperTable:
     )
 
 
+def rows_on(data: str, speeds: Mapping[str, float]) -> list[Row]:
+    """What is compared on one data set; on HumanEval with Table 3."""
+    rows = [
+        Row(f"{method}: speed over plain", speed, "speed", method, PLAIN)
+        for method, speed in speeds.items()
+    ]
+    rows += [
+        Row(f"{method}: speed over SD", speeds[method] / speeds["SD"], "speed", method, "SD")
+        for method in ("Lossy SD", "CSD")
+    ]
+    if data == "maths":
+        rows.append(
+            Row(
+                "CSD: accepted / drafted tokens",
+                UNIVERSAL[data][1],
+                "efficiency",
+                "CSD",
+                neutral=None,
+            )
+        )
+    if data == "code":
+        for method, (acceptance, speed) in (
+            TABLE_3 | {"CSD": (UNIVERSAL[data][1], speeds["CSD"] / speeds["SD"])}
+        ).items():
+            alike = method != "memory only"
+            rows.append(
+                Row(
+                    f"{method}: accepted / drafted tokens",
+                    acceptance,
+                    "efficiency",
+                    method,
+                    neutral=None,
+                    comparable=alike,
+                )
+            )
+            if method not in ("SD", "CSD"):
+                rows.append(
+                    Row(
+                        f"{method}: speed over SD",
+                        speed,
+                        "speed",
+                        method,
+                        "SD",
+                        comparable=alike,
+                    )
+                )
+    return [*rows, *quality_rows("Lossy SD", "memory only", "gate only", "CSD")]
+
+
 def tables(scale: Scale) -> tuple[PaperTable, ...]:
     """Tables 1 and 3, one cell for each data set, and Figure 3."""
     found = []
@@ -260,51 +313,6 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
             data=data,
             contenders=contenders,
         )
-        rows = [
-            Row(f"{method}: speed over plain", speed, "speed", method, PLAIN)
-            for method, speed in speeds.items()
-        ]
-        rows += [
-            Row(f"{method}: speed over SD", speeds[method] / speeds["SD"], "speed", method, "SD")
-            for method in ("Lossy SD", "CSD")
-        ]
-        if data == "maths":
-            rows.append(
-                Row(
-                    "CSD: accepted / drafted tokens",
-                    UNIVERSAL[data][1],
-                    "efficiency",
-                    "CSD",
-                    neutral=None,
-                )
-            )
-        if data == "code":
-            for method, (acceptance, speed) in (
-                TABLE_3 | {"CSD": (UNIVERSAL[data][1], speeds["CSD"] / speeds["SD"])}
-            ).items():
-                alike = method != "memory only"
-                rows.append(
-                    Row(
-                        f"{method}: accepted / drafted tokens",
-                        acceptance,
-                        "efficiency",
-                        method,
-                        neutral=None,
-                        comparable=alike,
-                    )
-                )
-                if method not in ("SD", "CSD"):
-                    rows.append(
-                        Row(
-                            f"{method}: speed over SD",
-                            speed,
-                            "speed",
-                            method,
-                            "SD",
-                            comparable=alike,
-                        )
-                    )
-        rows += quality_rows("Lossy SD", "memory only", "gate only", "CSD")
         share, gamma, source = SHARE_AT[data]
         number = "Tables 1, 3 and 4" if data == "code" else "Tables 1 and 4"
         found.append(
@@ -316,7 +324,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
                 f"{specific['CSD']} times plain)",
                 f"smollm2-135m, target padded to {scale.padded}, the same settings",
                 cell,
-                tuple(rows),
+                tuple(rows_on(data, speeds)),
                 WHY[data],
                 acceptance=token_acceptance(share * gamma, gamma),
                 acceptance_from=(

@@ -3,6 +3,8 @@ the first token."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from draftwell.components.papers.cells import PLAIN, PLAIN_SHARE, Scale, sized
 from draftwell.components.papers.tables import (
     EQUAL_PLAIN,
@@ -113,117 +115,131 @@ def longer(more: int) -> str:
     )
 
 
+def contenders_on(scale: Scale, data: str) -> dict[str, tuple[str, ...]]:
+    """Who decodes a data set; HumanEval also by the settings of Tables 2 and 3."""
+    contenders = {
+        "SpS": tuple(
+            f"vanilla_sd@1+1:num_speculative_tokens={gamma}"
+            for gamma in scale.gammas
+            if gamma <= LONGEST_DRAFT
+        ),
+        FIRST: (f"vanilla_sd@1+1:draft_first=true:num_speculative_tokens={LONGEST_DRAFT}",),
+        ALL_CORES: tuple(
+            f"vanilla_sd:num_speculative_tokens={gamma}"
+            for gamma in scale.gammas_all
+            if gamma <= LONGEST_DRAFT
+        ),
+        "PLD": ("prompt_lookup",),
+        "Lookahead": ("lookahead",),
+        "DuoDec": ("duo_decoding",),
+    }
+    if data == "code":
+        set_gamma = f"duo_decoding:num_speculative_tokens={GAMMA}"
+        one = "duo_decoding:max_sequences=1:static_sequences=true"
+        contenders |= {
+            DYNAMIC: (set_gamma,),
+            **{
+                always(n): (f"{set_gamma}:max_sequences={n}:static_sequences=true",)
+                for n in TABLE_2
+            },
+            ONE: (one,),
+            **{longer(more): (f"{one}:budget_offset={more}",) for more in TABLE_3},
+        }
+    return contenders
+
+
+def first_token_rows() -> list[Row]:
+    """Of Table 1: times to the first token."""
+    rows = [
+        Row(
+            f"DuoDec: time to the first token over {FIRST}'s",
+            TTFT["DuoDec"],
+            "ttft",
+            "DuoDec",
+            FIRST,
+            comparable=False,
+        ),
+        Row(
+            "DuoDec: time to the first token over SpS's",
+            TTFT["DuoDec"],
+            "ttft",
+            "DuoDec",
+            "SpS",
+            comparable=False,
+        ),
+    ]
+    return rows + [
+        Row(
+            f"{role}: time to the first token over plain's (there {TTFT_WORDS[role]})",
+            value,
+            "ttft",
+            role,
+            PLAIN,
+            comparable=False,
+        )
+        for role, value in TTFT_OVER_PLAIN.items()
+    ]
+
+
+def rows_on(data: str, speeds: Mapping[str, float]) -> list[Row]:
+    """What is compared on one data set, Tables 2 and 3 on HumanEval alone."""
+    rows = [
+        Row(
+            f"{method}: speed over plain{', equal cores' if method in EQUAL_CORES else ''}",
+            speed,
+            "speed",
+            method,
+            PLAIN_SHARE if method in EQUAL_CORES else PLAIN,
+            flattered=method == "DuoDec",
+        )
+        for method, speed in speeds.items()
+    ]
+    rows += [
+        Row(f"{ALL_CORES}: speed over plain", speeds["SpS"], "speed", ALL_CORES, PLAIN),
+        Row(
+            "DuoDec: speed over SpS",
+            speeds["DuoDec"] / speeds["SpS"],
+            "speed",
+            "DuoDec",
+            "SpS",
+            flattered=True,
+        ),
+    ]
+    rows += first_token_rows()
+    rows += [
+        Row(f"rounds with {CHOICES[metric]}", share, metric, "DuoDec", neutral=None)
+        for metric, share in TABLE_4.items()
+    ]
+    if data == "code":
+        rows += [
+            Row(
+                f"{always(n)}: speed over a dynamic number's",
+                speed,
+                "speed",
+                always(n),
+                DYNAMIC,
+                comparable=False,
+            )
+            for n, speed in TABLE_2.items()
+        ]
+        rows += [
+            Row(
+                f"{longer(more)}: speed over the measured length's",
+                speed,
+                "speed",
+                longer(more),
+                ONE,
+                comparable=False,
+            )
+            for more, speed in TABLE_3.items()
+        ]
+    return rows
+
+
 def tables(scale: Scale) -> tuple[PaperTable, ...]:
     """Tables 1 to 4, one cell for each data set."""
     found = []
     for data, speeds in TABLE_1.items():
-        contenders = {
-            "SpS": tuple(
-                f"vanilla_sd@1+1:num_speculative_tokens={gamma}"
-                for gamma in scale.gammas
-                if gamma <= LONGEST_DRAFT
-            ),
-            FIRST: (f"vanilla_sd@1+1:draft_first=true:num_speculative_tokens={LONGEST_DRAFT}",),
-            ALL_CORES: tuple(
-                f"vanilla_sd:num_speculative_tokens={gamma}"
-                for gamma in scale.gammas_all
-                if gamma <= LONGEST_DRAFT
-            ),
-            "PLD": ("prompt_lookup",),
-            "Lookahead": ("lookahead",),
-            "DuoDec": ("duo_decoding",),
-        }
-        rows = [
-            Row(
-                f"{method}: speed over plain{', equal cores' if method in EQUAL_CORES else ''}",
-                speed,
-                "speed",
-                method,
-                PLAIN_SHARE if method in EQUAL_CORES else PLAIN,
-                flattered=method == "DuoDec",
-            )
-            for method, speed in speeds.items()
-        ]
-        rows += [
-            Row(f"{ALL_CORES}: speed over plain", speeds["SpS"], "speed", ALL_CORES, PLAIN),
-            Row(
-                "DuoDec: speed over SpS",
-                speeds["DuoDec"] / speeds["SpS"],
-                "speed",
-                "DuoDec",
-                "SpS",
-                flattered=True,
-            ),
-            Row(
-                f"DuoDec: time to the first token over {FIRST}'s",
-                TTFT["DuoDec"],
-                "ttft",
-                "DuoDec",
-                FIRST,
-                comparable=False,
-            ),
-            Row(
-                "DuoDec: time to the first token over SpS's",
-                TTFT["DuoDec"],
-                "ttft",
-                "DuoDec",
-                "SpS",
-                comparable=False,
-            ),
-        ]
-        rows += [
-            Row(
-                f"{role}: time to the first token over plain's (there {TTFT_WORDS[role]})",
-                value,
-                "ttft",
-                role,
-                PLAIN,
-                comparable=False,
-            )
-            for role, value in TTFT_OVER_PLAIN.items()
-        ]
-        rows += [
-            Row(f"rounds with {CHOICES[metric]}", share, metric, "DuoDec", neutral=None)
-            for metric, share in TABLE_4.items()
-        ]
-        if data == "code":
-            set_gamma, one = (
-                f"duo_decoding:num_speculative_tokens={GAMMA}",
-                "duo_decoding:max_sequences=1:static_sequences=true",
-            )
-            contenders |= {
-                DYNAMIC: (set_gamma,),
-                **{
-                    always(n): (f"{set_gamma}:max_sequences={n}:static_sequences=true",)
-                    for n in TABLE_2
-                },
-            }
-            rows += [
-                Row(
-                    f"{always(n)}: speed over a dynamic number's",
-                    speed,
-                    "speed",
-                    always(n),
-                    DYNAMIC,
-                    comparable=False,
-                )
-                for n, speed in TABLE_2.items()
-            ]
-            contenders |= {
-                ONE: (one,),
-                **{longer(more): (f"{one}:budget_offset={more}",) for more in TABLE_3},
-            }
-            rows += [
-                Row(
-                    f"{longer(more)}: speed over the measured length's",
-                    speed,
-                    "speed",
-                    longer(more),
-                    ONE,
-                    comparable=False,
-                )
-                for more, speed in TABLE_3.items()
-            ]
         notes = (
             EQUAL_PLAIN,
             drafts_early("DuoDec", "SpS"),
@@ -237,7 +253,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
             pair="smollm2-135m",
             pad_target=scale.pad_target,
             data=data,
-            contenders=contenders,
+            contenders=contenders_on(scale, data),
         )
         found.append(
             PaperTable(
@@ -252,7 +268,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
                     "ONNX Runtime"
                 ),
                 cell,
-                tuple(rows),
+                tuple(rows_on(data, speeds)),
                 WHY,
                 notes=notes,
                 rounds=ROUNDS if data == "code" else "",

@@ -151,9 +151,7 @@ def spide_seconds(
         rest: seconds of a target call outside passes.
         cap: longest draft.
 
-    >>> spide_seconds(
-    ...     1, 0.5, 0.7, (0.1, {1: 1.0, 2: 1.0}), (0.1, {1: 1.0, 2: 1.0})
-    ... )  # a verification beside which one token is drafted
+    >>> spide_seconds(1, 0.5, 0.7, (0.1, {1: 1.0, 2: 1.0}), (0.1, {1: 1.0, 2: 1.0}))
     1.0
     """
     serial, draft = serial_length(alpha, tau, cap), busy[0]

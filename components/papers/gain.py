@@ -29,12 +29,9 @@ def gain_steps(file: CellFile, pair: PublishedPair) -> list[tuple[str, float]]:
         pair: the paper's.
     """
     costs, found = file.costs, file.measured()
-    if (
-        costs is None
-        or costs.alone is None
-        or costs.busy is None
-        or not {"SD", "SPIDE"} <= found.labels.keys()
-    ):
+    if costs is None or costs.alone is None or costs.busy is None:
+        return []
+    if not {"SD", "SPIDE"} <= found.labels.keys():
         return []
     label, base = found.label("SPIDE"), found.entry("SD")
     ours = next((row for row in spide_rows(file, costs) if row.engine == label), None)

@@ -8,17 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwell.components.bench.metrics import REFERENCE
-from draftwell.components.papers.asides import asides, curves, device_words, slow_texts, tried
+from draftwell.components.bench.interleaved import REFERENCE
+from draftwell.components.papers.asides import asides, curves, device_words, tried
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import PADDED, PLAIN_SHARE, QUICK, Scale
 from draftwell.components.papers.comparison import COLUMNS, Result, costs_otherwise, results
 from draftwell.components.papers.estimates import losses
 from draftwell.components.papers.flops import flops_table, flops_words
 from draftwell.components.papers.formulas import run_lengths
-from draftwell.components.papers.gain import COLUMNS as GAIN_COLUMNS
-from draftwell.components.papers.gain import WORDS as GAIN_WORDS
-from draftwell.components.papers.gain import gain_steps
+from draftwell.components.papers.gain import (
+    COLUMNS as GAIN_COLUMNS,
+    WORDS as GAIN_WORDS,
+    gain_steps,
+)
 from draftwell.components.papers.points import measured_points
 from draftwell.components.papers.predictions import agreement_words, predictions
 from draftwell.components.papers.prompts import SHIPPED
@@ -412,16 +414,6 @@ def how_to_read(cells: Mapping[str, CellFile]) -> str:
     )
 
 
-PROVISIONAL = (
-    " Of cells that did not wait, or most of whose texts met slow memory all the same, "
-    "verdicts of rows over plain are marked "
-    '"provisional"; counts do not depend on memory (but DuoDecoding\'s do, whose draft '
-    "length follows the times of passes), "
-    "and ratios to SD depend on it less: `pyramidsd-choice`, measured again, moved by up "
-    "to 20 % there, and by 31 % over plain."
-)
-
-
 def plain_share_span(cells: Mapping[str, CellFile]) -> str:
     """What a token of plain decoding on the target's share takes, least to most; empty where that
     was not timed."""
@@ -432,15 +424,8 @@ def plain_share_span(cells: Mapping[str, CellFile]) -> str:
 
 
 def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
-    """What a shared machine's memory does to rows over plain decoding, and which cells waited for
-    it."""
+    """What a shared machine's memory does to rows over plain decoding."""
     measured = [file for file in cells.values() if not file.cell.get("replay")]
-    waited = [
-        (sum(counts.values()), file.report.prompts * len(counts))
-        for file in measured
-        if (counts := slow_texts(file)) is not None
-    ]
-    slow, texts = (sum(numbers) for numbers in zip((0, 0), *waited, strict=True))
     between = sum(1 for file in measured if file.passes_timed)
     paces = [
         1e3 / pace
@@ -454,26 +439,18 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
     )
     return (
         "**Intervals do not cover the state of the machine.** On a shared machine the rate "
-        "at which all cores together read memory "
-        "drops to little more than half for seconds at a time, probably because of other "
-        "guests; computing stays as fast. On two cores "
-        "a target pass over one token takes some 45 ms at best and 70 ms then, one over "
-        "eight tokens 73 and 80"
-        f"{spread}: so slow moments favour speculation over plain decoding (and count "
-        "against it in rows over plain, equal cores, "
-        "whose base is a constant). `csd-maths`, measured twice without waiting, differed "
-        "by 11 to 27 % in rows over plain, and in two "
-        "verdicts. "
-        "Full runs on CPUs wait for fast memory before each text and before the passes "
-        "that are timed between them, for at most five "
-        "minutes a cell (and as long for the hardware profile of a pair), and each table "
-        "of such a cell says how many texts of which "
-        f"contender met slow memory all the same. {len(waited)} of the {len(measured)} "
-        "measured cells here waited so"
-        f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}, and in "
-        f"{between} passes were timed between texts."
-        f"{PROVISIONAL} Where a role has several settings, the fastest may be another one in "
-        "the next run.\n\n"
+        "at which all cores together read memory drops to little more than half for seconds at "
+        "a time, probably because of other guests; computing stays as fast. On two cores a "
+        "target pass over one token takes some 45 ms at best and 70 ms then, one over eight "
+        f"tokens 73 and 80{spread}: so slow moments favour speculation over plain decoding (and "
+        "count against it in rows over plain, equal cores, whose base is a constant). "
+        "`csd-maths`, measured twice, differed by 11 to 27 % in rows over plain, and in two "
+        "verdicts; `pyramidsd-choice`, measured again, moved by 31 % over plain and by up to "
+        "20 % in ratios to SD. So **verdicts of rows over plain are provisional** where a cell "
+        "was measured on a CPU. Counts do not depend on memory (but DuoDecoding's do, whose "
+        f"draft length follows the times of passes). In {between} of the {len(measured)} "
+        "measured cells here passes were timed between texts. Where a role has several "
+        "settings, the fastest may be another one in the next run.\n\n"
     )
 
 

@@ -8,12 +8,11 @@ or less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
-from draftwell.components.bench.runner import Progress
+from draftwell.components.bench.interleaved import Progress
 from draftwell.components.calibrate.hardware_profile import time_forwards, time_overlapped
-from draftwell.components.calibrate.memory_rate import Patience
 from draftwell.components.papers.cell_file import Costs
 from draftwell.components.papers.formulas import Passes
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
@@ -23,9 +22,6 @@ ROUNDS = 2
 """Of passes with all cores each time, behind a cold one that is dropped."""
 OVERLAPPED = 3
 """Of passes on cores of their own each time: the first one is cold, and counts in the median."""
-WAITS = ROUNDS + 1 + 2
-"""Each time: before every round with all cores, and before overlapped passes, the other model idle
-and busy."""
 
 
 class PassTimes:
@@ -37,7 +33,6 @@ class PassTimes:
             how long that is, and nothing is timed.
         times: how often; less often where a cell has fewer texts.
         progress: called after it.
-        patience: seconds that may go into waiting for fast memory, on CPUs.
     """
 
     def __init__(
@@ -46,15 +41,10 @@ class PassTimes:
         profile: HardwareProfile,
         times: int,
         progress: Progress | None = None,
-        patience: float = 0.0,
     ):
         self.pair, self.profile, self.progress = pair, profile, progress
         self.times = times if profile.details else 0
         self.timed: list[Costs] = []
-        waits = patience > 0 and self.times > 0 and pair.device == "cpu"
-        self.wait: Callable[[], object] | None = (
-            Patience(patience, self.times * WAITS).wait if waits else None
-        )
 
     def __call__(self, done: int, total: int, label: str) -> None:
         due = (2 * len(self.timed) + 1) * total / (2 * self.times) if self.times else total
@@ -84,7 +74,7 @@ class PassTimes:
             self.profile.t_rest,
         )
         assert details is not None
-        seconds = time_forwards(self.pair, sizes, ROUNDS, details.context, before_round=self.wait)
+        seconds = time_forwards(self.pair, sizes, ROUNDS, details.context)
         draft, verify = (
             median(seconds["draft", 1]),
             {size: median(seconds["target", size]) for size in sizes},
@@ -92,9 +82,7 @@ class PassTimes:
         if self.profile.split is None:
             return Costs(t_draft=draft, t_verify=verify, t_rest=rest)
         alone, busy = (
-            time_overlapped(
-                self.pair, sizes, OVERLAPPED, details.context, busy=both, before_round=self.wait
-            )
+            time_overlapped(self.pair, sizes, OVERLAPPED, details.context, busy=both)
             for both in (False, True)
         )
         return Costs(t_draft=draft, t_verify=verify, t_rest=rest, alone=alone, busy=busy)

@@ -80,6 +80,62 @@ def at_settings() -> list[tuple[str, str, float, str]]:
     ]
 
 
+NEAR_COPIES_WHY = (
+    "Sizes to each other, thresholds and SD's draft (the qualifier) are as in the "
+    "paper. The models are not: draft and qualifier "
+    "are the target with some layers left out. Most answers end before 20 tokens here "
+    "(the paper's may have 2048), so rounds of 15 "
+    "or 20 tokens hardly pay. The paper has no value for plain decoding."
+)
+
+
+def near_copy_rows() -> tuple[Row, ...]:
+    """What is compared of the near copies."""
+    against, fuzzy, qualifier_sd = (
+        f"SD{BY_QUALIFIER}",
+        f"FSD{BY_QUALIFIER}",
+        "vanilla_sd:drafter=qualifier:num_speculative_tokens",
+    )
+    return (
+        *(
+            Row(
+                f"{method}: fastest speed over {against}",
+                speed,
+                "speed",
+                fuzzy if method == "FSD" else method,
+                against,
+            )
+            for method, speed in BEST.items()
+        ),
+        Row(f"PSD_A: fastest speed over {fuzzy}", PSD_A / FSD, "speed", "PSD_A", fuzzy),
+        *(
+            Row(
+                f"{method} at {words}: speed over {against} at γ 5",
+                speed / SD,
+                "speed",
+                spec,
+                f"{qualifier_sd}=5",
+            )
+            for method, words, speed, spec in at_settings()
+        ),
+        *(
+            Row(
+                f"{method}: fastest speed over SD, the draft model drafts (ours only)",
+                None,
+                "speed",
+                method,
+                "SD",
+            )
+            for method in ("PSD_A", "PSD_F")
+        ),
+        *(
+            Row(f"{method}: fastest speed over plain", None, "speed", method, PLAIN)
+            for method in (against, "SD", "PSD_A", "PSD_F")
+        ),
+        *quality_rows(fuzzy, "PSD_A", "PSD_F"),
+    )
+
+
 def near_copies(scale: Scale) -> PaperTable:
     """Three models that cover the whole vocabulary, at the paper's thresholds."""
     quick = scale.name == QUICK.name
@@ -118,56 +174,6 @@ def near_copies(scale: Scale) -> PaperTable:
             "PSD_F": tuple(fuzzy_twice[-1:] if quick else fuzzy_twice),
         },
     )
-    against, fuzzy, qualifier_sd = (
-        f"SD{BY_QUALIFIER}",
-        f"FSD{BY_QUALIFIER}",
-        "vanilla_sd:drafter=qualifier:num_speculative_tokens",
-    )
-    rows = (
-        *(
-            Row(
-                f"{method}: fastest speed over {against}",
-                speed,
-                "speed",
-                fuzzy if method == "FSD" else method,
-                against,
-            )
-            for method, speed in BEST.items()
-        ),
-        Row(f"PSD_A: fastest speed over {fuzzy}", PSD_A / FSD, "speed", "PSD_A", fuzzy),
-        *(
-            Row(
-                f"{method} at {words}: speed over {against} at γ 5",
-                speed / SD,
-                "speed",
-                spec,
-                f"{qualifier_sd}=5",
-            )
-            for method, words, speed, spec in at_settings()
-        ),
-        *(
-            Row(
-                f"{method}: fastest speed over SD, the draft model drafts (ours only)",
-                None,
-                "speed",
-                method,
-                "SD",
-            )
-            for method in ("PSD_A", "PSD_F")
-        ),
-        *(
-            Row(f"{method}: fastest speed over plain", None, "speed", method, PLAIN)
-            for method in (against, "SD", "PSD_A", "PSD_F")
-        ),
-        *quality_rows(fuzzy, "PSD_A", "PSD_F"),
-    )
-    why = (
-        "Sizes to each other, thresholds and SD's draft (the qualifier) are as in the "
-        "paper. The models are not: draft and qualifier "
-        "are the target with some layers left out. Most answers end before 20 tokens here "
-        "(the paper's may have 2048), so rounds of 15 "
-        "or 20 tokens hardly pay. The paper has no value for plain decoding."
-    )
     return PaperTable(
         "pyramidsd-2",
         "Table 2 and the abstract: fastest speeds, near copies",
@@ -176,11 +182,46 @@ def near_copies(scale: Scale) -> PaperTable:
         f"{SHARES}, the target's "
         f"{scale.padded}, T = .7, `fsd_js`",
         cell,
-        rows,
-        why,
+        near_copy_rows(),
+        NEAR_COPIES_WHY,
         notes=(DIVERGENCE,),
         rounds="What a round takes, of which the paper has a formula (section 3.3) and no values.",
     )
+
+
+SHIPPED_WHY = (
+    "The qualifier is hardly nearer to the target than the draft here (MAT below), so "
+    "what fuzzy SD and the pyramids gain comes "
+    "mostly from tokens that the exact rule would reject (rows of first choices)."
+)
+
+
+def shipped_rows() -> tuple[Row, ...]:
+    """What is compared of the shipped pair."""
+    rows = tuple(
+        Row(
+            f"{method}: fastest speed over SD{words}",
+            speed,
+            "speed",
+            method + (words if method == "FSD" else ""),
+            f"SD{words}",
+            comparable=False,
+        )
+        for words in (BY_QUALIFIER, "")
+        for method, speed in BEST.items()
+    )
+    rows += tuple(
+        Row(
+            f"PSD_A: fastest speed over FSD{words}",
+            PSD_A / FSD,
+            "speed",
+            "PSD_A",
+            f"FSD{words}",
+            comparable=False,
+        )
+        for words in (BY_QUALIFIER, "")
+    )
+    return rows + quality_rows("FSD", f"FSD{BY_QUALIFIER}", "PSD_A", "PSD_F")
 
 
 def shipped(scale: Scale) -> PaperTable:
@@ -224,43 +265,14 @@ def shipped(scale: Scale) -> PaperTable:
             "PSD_F": tuple(f"pyramid_fuzzy:{point}:tau_qualifier=0.2" for point in grid),
         },
     )
-    rows = tuple(
-        Row(
-            f"{method}: fastest speed over SD{words}",
-            speed,
-            "speed",
-            method + (words if method == "FSD" else ""),
-            f"SD{words}",
-            comparable=False,
-        )
-        for words in (BY_QUALIFIER, "")
-        for method, speed in BEST.items()
-    )
-    rows += tuple(
-        Row(
-            f"PSD_A: fastest speed over FSD{words}",
-            PSD_A / FSD,
-            "speed",
-            "PSD_A",
-            f"FSD{words}",
-            comparable=False,
-        )
-        for words in (BY_QUALIFIER, "")
-    )
-    rows += quality_rows("FSD", f"FSD{BY_QUALIFIER}", "PSD_A", "PSD_F")
-    why = (
-        "The qualifier is hardly nearer to the target than the draft here (MAT below), so "
-        "what fuzzy SD and the pyramids gain comes "
-        "mostly from tokens that the exact rule would reject (rows of first choices)."
-    )
     return PaperTable(
         "pyramidsd-1",
         "Figure 2 and Table 2: fastest speeds, the shipped pair",
         THEIRS,
         f"smollm2-135m with its qualifier, target padded to {scale.padded}, T = .7",
         cell,
-        rows,
-        why,
+        shipped_rows(),
+        SHIPPED_WHY,
         notes=(OTHER_DRAFT,),
     )
 

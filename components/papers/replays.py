@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftwell.components.bench.bench import subject
-from draftwell.components.bench.metrics import REFERENCE
-from draftwell.components.bench.runner import Progress
+from draftwell.components.bench.interleaved import REFERENCE, Progress
 from draftwell.components.bench.schema import (
     SCHEMA,
     BenchEntry,

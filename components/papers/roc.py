@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from scipy.special import expit as sigmoid
+
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.tables import markdown
 from draftwell.components.train.examples import VerifierLabel, read_examples
-from draftwell.components.train.logistic import sigmoid
 from draftwell.components.train.metrics import ranking, roc_points
 from draftwell.components.train.reports import Ranking, RocCurve
 from draftwell.components.train.verifier import RATIOS

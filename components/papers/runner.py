@@ -12,13 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 from draftwell.components.bench.bench import run_bench
-from draftwell.components.bench.runner import Progress, core_plan
+from draftwell.components.bench.interleaved import Progress, reason_of
+from draftwell.components.bench.runner import core_plan
 from draftwell.components.bench.settings import BenchSettings
-from draftwell.components.calibrate.memory_rate import memory_rate
 from draftwell.components.papers.cell_file import CellFile, Costs, read_cell
 from draftwell.components.papers.cells import Cell
 from draftwell.components.papers.certainty import certainty
@@ -30,10 +27,8 @@ from draftwell.components.papers.roc import measured_roc
 from draftwell.components.papers.trained import HOW_TRAINED, Trained, contender, trained_verifiers
 from draftwell.components.prompts.overlap import hash_of
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.report.machine import cpu_model
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.device import usable_cores
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest, write_json
 from draftwell.serving.runtime.pair import LoadedPair
@@ -42,9 +37,6 @@ from draftwell.serving.runtime.strategies import StrategyResources, find_strateg
 Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
-SHARE = 0.2
-"""Of a cell's patience that may go into waiting before its passes are timed, where that happens
-between its texts."""
 Say = Callable[[str], None]
 After = Callable[[Cell, Mapping[str, str]], object]
 
@@ -58,7 +50,6 @@ class Run:
         where: number format and device: what was measured elsewhere is measured again.
         data: folder of the papers' data sets, see `prompts.choose`.
         made_of: what a cell is measured with.
-        patience: seconds of each cell that may go into waiting for fast memory, on CPUs.
         times: how often passes are timed between the texts of a cell; 0: once before it.
     """
 
@@ -66,7 +57,6 @@ class Run:
     where: str = ""
     data: Path | None = None
     made_of: MadeOfCell = nothing
-    patience: float = 0.0
     times: int = 0
     known: dict[str, Planned] = field(default_factory=dict, compare=False, repr=False)
 
@@ -151,8 +141,6 @@ def run_cells(
         name → reason of the cells that could not be measured; all others have a file.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    if run.patience:
-        memory_rate().know(best_rate(run.folder))
     failed: dict[str, str] = {}
     opened: tuple[tuple[Any, ...], Opened] | None = None
     ordered = by_pair(cells)
@@ -170,9 +158,7 @@ def run_cells(
                     needs(cell),
                     open_pair([one for one in ordered if needs(one) == needs(cell)]),
                 )
-            file = measure(
-                cell, planned, *opened[1], start, Pace(name, say), run.patience, run.times
-            )
+            file = measure(cell, planned, *opened[1], start, Pace(name, say), run.times)
             write_json(
                 planned.path,
                 json.loads(file.model_dump_json(exclude={"report"}))
@@ -186,30 +172,6 @@ def run_cells(
                 opened = None  # nobody knows what it left behind in the loaded pair
         after(cell, failed)
     return failed
-
-
-def best_rate(folder: Path) -> float:
-    """GB/s at which memory was read in the fast texts of the cells that a folder has of this
-    machine; 0 where that is unknown.
-
-    A run that meets slow memory from its first moment on would take that for the best. One reading
-    in ten may be better: it may be an outlier, behind which every later run would wait in vain.
-    """
-    here = cpu_model(), usable_cores(), torch.get_num_threads()
-    reports = [
-        file.report for path in folder.glob("*.json") if (file := read_cell(path)) is not None
-    ]
-    cells = [
-        [
-            row.memory_rate
-            for entry in report.strategies.values()
-            for row in entry.per_prompt
-            if row.memory_rate is not None
-        ]
-        for report in reports
-        if (report.machine.cpu, report.machine.cores, report.machine.threads) == here
-    ]
-    return max((float(np.quantile(rates, 0.9)) for rates in cells if rates), default=0.0)
 
 
 def by_pair(cells: Sequence[Cell]) -> list[Cell]:
@@ -247,18 +209,6 @@ class Pace:
             )
 
 
-def reason_of(error: Exception) -> str:
-    """An error in one line, with its kind where that is not one of ours.
-
-    >>> reason_of(MemoryError()), reason_of(RuntimeError("no kernel\\nat line 3"))
-    ('MemoryError', 'RuntimeError: no kernel')
-    """
-    if isinstance(error, DraftwellError):
-        return str(error)
-    first = next(iter(str(error).splitlines()), "")
-    return ": ".join(part for part in (type(error).__name__, first) if part)
-
-
 def needs(cell: Cell) -> tuple[Any, ...]:
     """What has to be loaded for a cell; a draft in ONNX Runtime has times of its own, so the
     strategies that prefer one stay apart."""
@@ -287,22 +237,11 @@ def measure(
     resources: StrategyResources,
     start: float,
     progress: Progress | None = None,
-    patience: float = 0.0,
     times: int = 0,
 ) -> CellFile:
     """One cell, measured now."""
     if cell.replay is not None:
-        trace = planned.path.parent / "traces" / trace_name(cell, planned)
-        found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
-        return CellFile(
-            cell=cell.settings(),
-            source=planned.chosen.source,
-            made_of=planned.made.digests,
-            seconds=time.monotonic() - start,
-            report=found.report,
-            confidence=found.confidence,
-            rejections=found.rejections,
-        )
+        return replay(cell, planned, pair, resources, start, progress)
     trained = trained_verifiers(
         cell,
         pair,
@@ -314,17 +253,15 @@ def measure(
     extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources, trained)
     profile = resources.artifacts.get("hardware_profile")
     passes = (
-        PassTimes(pair, profile, times, progress, SHARE * patience)
+        PassTimes(pair, profile, times, progress)
         if isinstance(profile, HardwareProfile) and profile.t_draft
         else None
     )
-    apart = SHARE * patience if passes and passes.times else 0.0
     settings = BenchSettings(
         max_tokens=cell.max_tokens,
         temperature=cell.temperature,
         seed=cell.seed,
         cost_ratios=False,
-        memory_patience=patience - apart,
     )
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the
     # next one.
@@ -349,7 +286,28 @@ def measure(
         passes_timed=timed,
         chosen_by=chosen_by,
         report=report,
-        best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None,
+    )
+
+
+def replay(
+    cell: Cell,
+    planned: Planned,
+    pair: LoadedPair,
+    resources: StrategyResources,
+    start: float,
+    progress: Progress | None,
+) -> CellFile:
+    """A cell that is counted by replay."""
+    trace = planned.path.parent / "traces" / trace_name(cell, planned)
+    found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
+    return CellFile(
+        cell=cell.settings(),
+        source=planned.chosen.source,
+        made_of=planned.made.digests,
+        seconds=time.monotonic() - start,
+        report=found.report,
+        confidence=found.confidence,
+        rejections=found.rejections,
     )
 
 

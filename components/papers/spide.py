@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import mean
 
 from draftwell.components.papers.cell_file import CellFile
@@ -700,47 +700,30 @@ def counted(scale: Scale) -> tuple[PaperTable, ...]:
     return tuple(found)
 
 
-def counted_table(
-    scale: Scale,
-    pair: str,
-    theirs: int,
-    number: int,
-    data: str,
-    values: dict[str, tuple[Values, ...]],
-    parts: dict[str, float],
-) -> PaperTable:
-    """One of them.
-
-    Args:
-        parts: part of SPIDE that Table 5 leaves out → its speed over plain decoding.
-    """
-    tau, (*_, base_mat) = TABLE_18_TAU[data][theirs], values["SD"][theirs]
-    spide = f"spide:tau={tau}"
-    without = {
-        SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10)),
-        STATIC: (f"spide:dynamic=false:num_speculative_tokens={TABLE_17[theirs]}",),
-    }
-    ablations = {
+def ablations_of(pair: str) -> dict[str, tuple[str, ...]]:
+    """Our own ablations of SPIDE's table, at every τ, where the pair ships one."""
+    return {
         f"SPIDE, {words}": tuple(f"spide:{setting}:tau={part / 10}" for part in range(1, 10))
         for words, setting in TABLE_ABLATIONS.items()
         if pair in SHIPS_A_TABLE
     }
-    cell = sized(
-        scale,
-        name=f"spide-counts-{data}-{pair}",
-        pair=pair,
-        data=data,
-        prompts=scale.replayed,
-        replay=TABLE_18[theirs],
-        contenders={
-            "SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in COUNTED_GAMMAS),
-            **THRESHOLDS,
-            "PEARL": ("pearl",),
-            "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)),
-            **{part: specs for part, specs in without.items() if part in parts},
-            **ablations,
-        },
-    )
+
+
+def counted_rows(
+    theirs: int,
+    tau: float,
+    values: dict[str, tuple[Values, ...]],
+    parts: dict[str, float],
+    ablations: Iterable[str],
+) -> list[Row]:
+    """Of one of the counted tables: calls and MAT, then what they predict.
+
+    Args:
+        theirs: the paper's pair.
+        parts: part of SPIDE that Table 5 leaves out → its speed over plain decoding.
+        ablations: roles of our own.
+    """
+    base_mat, spide = values["SD"][theirs][2], f"spide:tau={tau}"
     gamma, sd = TABLE_17[theirs], f"vanilla_sd:num_speculative_tokens={TABLE_17[theirs]}"
     made = [
         Row(
@@ -774,7 +757,17 @@ def counted_table(
             made.append(
                 Row(f"{method}: MAT over SD's at γ {gamma}", mat / base_mat, "mat", method, sd)
             )
-    made += [
+    return made + predicted_rows(theirs, values, parts, ablations)
+
+
+def predicted_rows(
+    theirs: int,
+    values: dict[str, tuple[Values, ...]],
+    parts: dict[str, float],
+    ablations: Iterable[str],
+) -> list[Row]:
+    """Speeds that a counted table predicts; arguments as those of `counted_rows`."""
+    made = [
         Row(
             f"{method}: speed over plain, predicted",
             values[method][theirs][0],
@@ -819,6 +812,41 @@ def counted_table(
             )
             for role, name in (("SPIDE", "complete SPIDE"), ("SD", "SD"))
         ]
+    return made
+
+
+def counted_table(
+    scale: Scale,
+    pair: str,
+    theirs: int,
+    number: int,
+    data: str,
+    values: dict[str, tuple[Values, ...]],
+    parts: dict[str, float],
+) -> PaperTable:
+    """One of them; `parts`: part that Table 5 leaves out → its speed over plain decoding."""
+    tau = TABLE_18_TAU[data][theirs]
+    without = {
+        SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10)),
+        STATIC: (f"spide:dynamic=false:num_speculative_tokens={TABLE_17[theirs]}",),
+    }
+    ablations = ablations_of(pair)
+    cell = sized(
+        scale,
+        name=f"spide-counts-{data}-{pair}",
+        pair=pair,
+        data=data,
+        prompts=scale.replayed,
+        replay=TABLE_18[theirs],
+        contenders={
+            "SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in COUNTED_GAMMAS),
+            **THRESHOLDS,
+            "PEARL": ("pearl",),
+            "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)),
+            **{part: specs for part, specs in without.items() if part in parts},
+            **ablations,
+        },
+    )
     confidence = FIGURE_4 if data == "code" and THEIR_PAIRS[theirs] == FIGURE_4_PAIR else {}
     return PaperTable(
         f"spide-counts-{number}-{pair}",
@@ -832,7 +860,7 @@ def counted_table(
         ),
         f"{pair}, not padded, replayed on its texts with s {TABLE_18[theirs]}",
         cell,
-        tuple(made),
+        tuple(counted_rows(theirs, tau, values, parts, ablations)),
         COUNTED,
         acceptance=acceptance_of(values, theirs),
         acceptance_from=ACCEPTANCE_FROM.format(values["SD"][theirs][2], TABLE_17[theirs]),

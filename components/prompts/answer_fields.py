@@ -7,8 +7,39 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel, StrictFloat, StrictInt, StrictStr, ValidationError
+
 KEYS = ("answer_key", "answerKey", "answer")
 """Fields that may hold the letter of the right choice, in this order."""
+Texts = list[StrictStr | StrictInt | StrictFloat]
+
+
+class UnitTest(BaseModel):
+    """HumanEval's."""
+
+    test: StrictStr
+    entry_point: StrictStr
+
+
+class Assertions(BaseModel):
+    """MBPP's."""
+
+    test_list: list[StrictStr]
+    test_setup_code: StrictStr | None = None
+
+
+class ChoiceTexts(BaseModel):
+    """Those of CommonsenseQA on the hub."""
+
+    text: Texts
+
+
+class Choices(BaseModel):
+    """CommonsenseQA's and AQuA's, which answers are graded by where a letter names the right
+    one."""
+
+    choices: Texts | ChoiceTexts | None = None
+    options: Texts | ChoiceTexts | None = None
 
 
 def wrong_field(fields: Mapping[str, Any]) -> str | None:
@@ -19,49 +50,26 @@ def wrong_field(fields: Mapping[str, Any]) -> str | None:
     else.
 
     >>> wrong_field({"test_list": "assert f(1)"})
-    'its `test_list` must be a list of assertions, each a text: correct or remove it'
+    'its `test_list` grades no answer (Input should be a valid list): correct or remove it'
     >>> (
     ...     wrong_field({"choices": 5}),
     ...     wrong_field({"choices": ["bank", "library"], "answer_key": "B"}),
     ... )
     (None, None)
     """
+    key = next((fields[name] for name in KEYS if fields.get(name)), None)
+    read: type[BaseModel]
     if fields.get("test") and fields.get("entry_point"):
-        wrong = next(
-            (
-                f"`{name}` must be text"
-                for name in ("test", "entry_point")
-                if not isinstance(fields[name], str)
-            ),
-            None,
-        )
+        read = UnitTest
     elif fields.get("test_list"):
-        wrong = (
-            None
-            if is_list_of(str, fields["test_list"])
-            else "`test_list` must be a list of assertions, each a text"
-        )
-        if wrong is None and not isinstance(fields.get("test_setup_code") or "", str):
-            wrong = "`test_setup_code` must be text"
+        read = Assertions
+    elif isinstance(key, str) and re.fullmatch(r"\s*[A-Za-z]\s*", key):
+        read = Choices
     else:
-        wrong = wrong_choices(fields)
-    return None if wrong is None else f"its {wrong}: correct or remove it"
-
-
-def wrong_choices(fields: Mapping[str, Any]) -> str | None:
-    """As `wrong_field`, for `choices` or `options` with the letter of the right one."""
-    name = "choices" if fields.get("choices") else "options"
-    key = next((fields[known] for known in KEYS if fields.get(known)), None)
-    if not fields.get(name) or not (isinstance(key, str) and re.fullmatch(r"\s*[A-Za-z]\s*", key)):
         return None
-    found = fields[name].get("text") if isinstance(fields[name], Mapping) else fields[name]
-    return (
-        None
-        if is_list_of(str | int | float, found)
-        else f'`{name}` must be a list of texts, or {{"text": [...]}}'
-    )
-
-
-def is_list_of(kind: Any, values: Any) -> bool:
-    """Whether `values` is a list whose items are all of one type."""
-    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+    try:
+        read.model_validate({name: value or None for name, value in fields.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"its `{first['loc'][0]}` grades no answer ({first['msg']}): correct or remove it"
+    return None

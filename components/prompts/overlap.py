@@ -24,7 +24,7 @@ HASH_LENGTH = 16
 """Hexadecimal digits: among 100,000 prompts two share a hash by chance once in billions of
 cases."""
 
-WHY_UNKNOWN = "made by an older version, or from requests that were recorded without a text"
+WHY_UNKNOWN = "not recorded, or from requests that were recorded without a text"
 
 
 def hash_of(prompt: Prompt) -> str:

@@ -6,9 +6,10 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,38 +80,41 @@ def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> l
             the fix.
     """
     path = Path(path)
-    if limit is not None and limit < 1:
+    rows = (
+        prompt_of(row_of(line, f"{path} line {number}"), f"line-{number}", f"{path} line {number}")
+        for number, line in numbered_lines(path)
+    )
+    return window(path, rows, limit, skip)
+
+
+def window(
+    source: str | Path, prompts: Iterable[Prompt], limit: int | None, skip: int
+) -> list[Prompt]:
+    """The prompts of a source that were asked for; no further ones are read.
+
+    Raises:
+        DraftwellError: there are none, or two with the same id.
+    """
+    if (limit is not None and limit < 1) or skip < 0:
         raise DraftwellError(
-            f"the number of prompts must be at least 1, not {limit}", code="bad_limit"
+            "the number of prompts must be at least 1, and of those to skip at least 0, not "
+            f"{skip if skip < 0 else limit}",
+            code="bad_limit",
         )
-    if skip < 0:
+    found = list(islice(prompts, None if limit is None else skip + limit))
+    if len(found) <= skip:
         raise DraftwellError(
-            f"the number of prompts to skip must be at least 0, not {skip}", code="bad_limit"
-        )
-    prompts: list[Prompt] = []
-    seen: dict[str, int] = {}
-    for number, line in numbered_lines(path):
-        if limit is not None and len(prompts) == skip + limit:
-            break
-        prompt = _parse(path, number, line)
-        if prompt.id in seen:
-            first = seen[prompt.id]
-            raise DraftwellError(
-                f"{path} line {number}: id {prompt.id!r} is on line {first} too: make it unique",
-                code="duplicate_prompt_id",
-            )
-        seen[prompt.id] = number
-        prompts.append(prompt)
-    if not prompts:
-        raise DraftwellError(
-            f"{path} holds no prompts: write one JSON object a line, {EXAMPLE}", code="no_prompts"
-        )
-    if len(prompts) <= skip:
-        raise DraftwellError(
-            f"{path} holds only {len(prompts)} prompts, of which {skip} are skipped: skip fewer",
+            f"{source} holds only {len(found)} prompts, of which {skip} are skipped: skip fewer"
+            if found
+            else f"{source} holds no prompts: name a source that does",
             code="no_prompts",
         )
-    return prompts[skip:]
+    name, count = Counter(prompt.id for prompt in found).most_common(1)[0]
+    if count > 1:
+        raise DraftwellError(
+            f"{source}: id {name!r} comes twice: make it unique", code="duplicate_prompt_id"
+        )
+    return found[skip:]
 
 
 def demo_prompts(limit: int | None = None, skip: int = 0) -> list[Prompt]:
@@ -203,35 +207,41 @@ def numbered_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, 
         ) from error
 
 
-def _parse(path: Path, number: int, line: str) -> Prompt:
-    """The prompt of a line; everything wrong with it becomes one line."""
+def row_of(line: str, where: str) -> dict[str, Any]:
+    """The JSON object of a line; `where` is its file and number.
 
-    def wrong(what: str) -> DraftwellError:
-        return DraftwellError(f"{path} line {number}: {what}", code="bad_prompt")
-
+    Raises:
+        DraftwellError: it holds none.
+    """
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise wrong("not valid JSON: write one object a line, " + EXAMPLE) from error
+        raise bad_prompt(where, f"not valid JSON: write one object a line, {EXAMPLE}") from error
     if not isinstance(row, dict):
-        raise wrong("not a JSON object: write one " + EXAMPLE)
-    return prompt_of(row, f"line-{number}", wrong)
+        raise bad_prompt(where, f"not a JSON object: write one {EXAMPLE}")
+    return row
 
 
-def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], DraftwellError]) -> Prompt:
+def bad_prompt(where: str, what: str) -> DraftwellError:
+    """What is wrong with a row, in one line."""
+    return DraftwellError(f"{where}: {what}", code="bad_prompt")
+
+
+def prompt_of(row: Mapping[str, Any], name: str, where: str) -> Prompt:
     """The prompt of a row with `prompt`, `turns` or `messages`.
 
     Args:
         name: id of a row that has none.
-        wrong: makes the error, which names the row.
+        where: the row, for the error.
     """
     asked = next(
         (row[key] for key in ("turns", "prompt", "messages") if row.get(key) is not None), None
     )
     if asked is None:
-        raise wrong(
+        raise bad_prompt(
+            where,
             "it has neither `prompt`, `turns` nor `messages` (keys: "
-            f"{', '.join(row) or 'none'}): rename one of them"
+            f"{', '.join(row) or 'none'}): rename one of them",
         )
     answers = row.get("responses")
     recorded = (
@@ -241,24 +251,27 @@ def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], Draftwel
     )
     messages: tuple[Message, ...] = ()
     if isinstance(asked, list) and asked and all(isinstance(turn, Mapping) for turn in asked):
-        messages, turns, recorded = conversation(asked, wrong)
+        messages, turns, recorded = conversation(asked, where)
     else:
         turns = [asked] if isinstance(asked, str) else asked
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-        raise wrong(
+        raise bad_prompt(
+            where,
             "`prompt` must be a string, `turns` a list of strings and `messages` a list of "
-            "roles and contents"
+            "roles and contents",
         )
     if not turns or not all(turn.strip() for turn in turns):
-        raise wrong("its prompt is empty: write something or remove the line")
+        raise bad_prompt(where, "its prompt is empty: write something or remove the line")
     reference = _reference(row.get("reference"))
     fields = {key: value for key, value in row.items() if key not in KNOWN}
     if raw := fields.get("raw") is True:
         del fields["raw"]
         if messages or len(turns) > 1:
-            raise wrong("`raw` needs a `prompt` or a single turn, not a conversation: leave it out")
+            raise bad_prompt(
+                where, "`raw` needs a `prompt` or a single turn, not a conversation: leave it out"
+            )
     if (problem := wrong_field(fields)) is not None:
-        raise wrong(problem)
+        raise bad_prompt(where, problem)
     return Prompt(
         _text(row, *IDS) or name,
         _text(row, *TASKS),
@@ -272,7 +285,7 @@ def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], Draftwel
 
 
 def conversation(
-    recorded: Sequence[Mapping[str, Any]], wrong: Callable[[str], DraftwellError]
+    recorded: Sequence[Mapping[str, Any]], where: str
 ) -> tuple[tuple[Message, ...], list[str], tuple[str, ...]]:
     """Messages before the first turn, the user's turns, and the recorded answers to them.
 
@@ -283,10 +296,10 @@ def conversation(
     Args:
         recorded: OpenAI's `role` and `content`, or `from` and `value` (human, gpt).
     """
-    messages = [_message(one, wrong) for one in recorded]
+    messages = [_message(one, where) for one in recorded]
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
-        raise wrong("none of its messages is a user's: write one with the role user")
+        raise bad_prompt(where, "none of its messages is a user's: write one with the role user")
     roles = [message["role"] for message in messages[users[0] :]]
     if roles == ["user", "assistant"] * (len(roles) // 2):
         contents = [message["content"] for message in messages[users[0] :]]
@@ -300,7 +313,7 @@ def conversation(
     return tuple(messages[:last]), [messages[last]["content"]], tuple(answers)
 
 
-def _message(one: Mapping[str, Any], wrong: Callable[[str], DraftwellError]) -> Message:
+def _message(one: Mapping[str, Any], where: str) -> Message:
     """Role and text of a recorded message; the parts of a content are joined."""
     role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
     if isinstance(content, list) and all(
@@ -308,9 +321,10 @@ def _message(one: Mapping[str, Any], wrong: Callable[[str], DraftwellError]) -> 
     ):
         content = "\n".join(part["text"] for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise wrong(
+        raise bad_prompt(
+            where,
             'a message needs a `role` and a `content`, both text, such as {"role": "user", '
-            '"content": "Hello"}'
+            '"content": "Hello"}',
         )
     return {"role": ROLES.get(role, role), "content": content}
 

@@ -8,21 +8,28 @@ downloaded.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from draftwell.components.prompts.prompt import IDS, Prompt, numbered_lines, prompt_of, read_prompts
+from draftwell.components.prompts.prompt import (
+    IDS,
+    Prompt,
+    bad_prompt,
+    numbered_lines,
+    prompt_of,
+    read_prompts,
+    row_of,
+    window,
+)
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError
 
 COLUMNS = ("turns", "prompt", "messages", "conversations", "instruction", "question", "text")
 """Columns that may hold prompts, in this order; `instruction` is followed by the row's `input`."""
-JSONL = (".jsonl", ".jsonl.gz")
+JSONL, TABLES = (".jsonl", ".jsonl.gz"), (".parquet", ".csv")
 HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 PLAIN = (str, int, float, bool, list, dict, type(None))
 Row = Mapping[str, Any]
@@ -56,7 +63,7 @@ def load_prompts(
         DraftwellError: no such source, nothing in it, or a row that holds no prompt; one line.
     """
     path, name = Path(source), str(source)
-    if name.endswith(JSONL) or (path.is_file() and path.suffix not in (".parquet", ".csv")):
+    if name.endswith(JSONL) or (path.is_file() and path.suffix not in TABLES):
         if column is not None:
             raise DraftwellError(
                 (
@@ -66,35 +73,12 @@ def load_prompts(
                 code="column_of_jsonl",
             )
         return read_prompts(path, limit, skip)
-    if limit is not None and limit < 1:
-        raise DraftwellError(
-            f"the number of prompts must be at least 1, not {limit}", code="bad_limit"
-        )
-    if skip < 0:
-        raise DraftwellError(
-            f"the number of prompts to skip must be at least 0, not {skip}", code="bad_limit"
-        )
     found = (
         _spooled(path)
         if path.is_dir() and jsonl_files(path)
         else _in_rows(name, _rows(path, name, split), column)
     )
-    prompts = list(islice(found, None if limit is None else skip + limit))
-    if len(prompts) <= skip:
-        raise DraftwellError(
-            f"{name} holds only {len(prompts)} prompts, of which {skip} are skipped: skip fewer"
-            if prompts
-            else f"{name} holds no prompts: name a source that does",
-            code="no_prompts",
-        )
-    seen: set[str] = set()
-    for prompt in prompts:
-        if prompt.id in seen:
-            raise DraftwellError(
-                f"{name}: id {prompt.id!r} comes twice: make it unique", code="duplicate_prompt_id"
-            )
-        seen.add(prompt.id)
-    return prompts[skip:]
+    return window(name, found, limit, skip)
 
 
 def jsonl_files(folder: Path) -> list[Path]:
@@ -134,69 +118,40 @@ def _spooled(folder: Path) -> Iterator[Prompt]:
 
 def _request(path: Path, number: int, line: str) -> Prompt | None:
     """The prompt of a request's body; None for a last line without a newline, which is still being
-    written."""
+    written. That of a completion goes to the model as it is, as a server gives it."""
     where = f"{path} line {number}"
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = row_of(line, where)
+    except DraftwellError:
         if not line.endswith("\n"):
             return None
-        raise DraftwellError(
-            f"{where}: not valid JSON: write one request body a line", code="bad_prompt"
-        ) from error
-    if not isinstance(row, dict):
-        raise DraftwellError(
-            f"{where}: not a JSON object: write one request body a line", code="bad_prompt"
-        )
+        raise
     prompt = prompt_of(
-        row, f"{path.name.removesuffix('.gz').removesuffix('.jsonl')}/{number}", _wrong(where)
+        row, f"{path.name.removesuffix('.gz').removesuffix('.jsonl')}/{number}", where
     )
-    return prompt if row.get("prompt") is None else _completion(prompt, where)
-
-
-def _completion(prompt: Prompt, where: str) -> Prompt:
-    """The prompt of a completion request, which a server gives to the model as it is."""
+    if row.get("prompt") is None:
+        return prompt
     if len(prompt.turns) > 1:
-        raise DraftwellError(
-            f"{where}: it asks for several completions: write one request for each prompt",
-            code="bad_prompt",
+        raise bad_prompt(
+            where, "it asks for several completions: write one request for each prompt"
         )
     return replace(prompt, raw=True)
 
 
-def _wrong(where: str) -> Any:
-    return lambda what: DraftwellError(f"{where}: {what}", code="bad_prompt")
-
-
 def _rows(path: Path, name: str, split: str) -> Iterator[Row]:
     """Rows of a table in any format."""
-    if path.suffix == ".csv" and path.is_file():
-        return _csv_rows(path)
-    if path.suffix == ".parquet" and path.is_file():
-        return _parquet_rows([path])
+    if path.is_file():
+        return _csv_rows(path) if path.suffix == ".csv" else _parquet_rows([path])
     if path.is_dir():
         if any((path / marker).is_file() for marker in ("state.json", "dataset_dict.json")):
             return _saved_rows(path, split)
         if files := sorted(path.glob("*.parquet")):
             return _parquet_rows(files)
-        raise DraftwellError(
-            (
-                f"{name} is a folder without .jsonl or .parquet files or a saved data set: "
-                "name another"
-            ),
-            code="no_such_source",
-        )
-    if path.suffix in (".parquet", ".csv"):
-        raise DraftwellError(
-            f"there is no prompt file {name}: check the path", code="no_such_source"
-        )
-    if HUB.fullmatch(name) and not name.startswith("."):
+    elif HUB.fullmatch(name) and path.suffix not in TABLES and not name.startswith("."):
         return _hub_rows(name, split)
     raise DraftwellError(
-        (
-            f"{name} is neither a file, nor a folder, nor ORG/NAME of a data set on the hub: "
-            "check its name"
-        ),
+        f"{name} is neither a .jsonl, .parquet or .csv file, nor a folder with .jsonl or .parquet "
+        "files or a saved data set, nor ORG/NAME of a data set on the hub: check its name",
         code="no_such_source",
     )
 
@@ -308,6 +263,4 @@ def _in_rows(name: str, rows: Iterator[Row], column: str | None) -> Iterator[Pro
             for key, value in row.items()
             if key not in (chosen, "turns", "prompt", "messages", *IDS) and isinstance(value, PLAIN)
         }
-        yield prompt_of(
-            {**others, "turns": content}, f"{short}/{index}", _wrong(f"{name} row {index}")
-        )
+        yield prompt_of({**others, "turns": content}, f"{short}/{index}", f"{name} row {index}")

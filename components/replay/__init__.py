@@ -2,20 +2,18 @@
 a model.
 
 `replay` is the entry, and `sampled` its counterpart for traces at temperature > 0. `texts` reads
-the traced texts (`traced_text`), `trace_model` answers a strategy's commands from them, `costs`
-prices these, and `head_scores` adds an acceptance head's predictions.
+the traced texts (`traced_text`), `trace_model` answers a strategy's commands from them, and `costs`
+prices these.
 """
 
 from draftwell.components.replay.replay import ReplayResult, replay_strategy
-from draftwell.components.replay.sampled import ExpectedReplay, read_sampled, replay_expected
+from draftwell.components.replay.sampled import read_sampled
 from draftwell.components.replay.texts import Texts, read_texts
 
 __all__ = [
-    "ExpectedReplay",
     "ReplayResult",
     "Texts",
     "read_sampled",
     "read_texts",
-    "replay_expected",
     "replay_strategy",
 ]

@@ -12,7 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from draftwell.serving.artifacts.forward_costs import seconds_table
-from draftwell.serving.artifacts.hardware_profile import HardwareProfile, RequestTimes
+from draftwell.serving.artifacts.hardware_profile import (
+    HardwareProfile,
+    RequestTimes,
+    RoundOverheads,
+)
 from draftwell.serving.runtime.commands import Forward
 
 LONGEST_DRAFT = 128
@@ -52,7 +56,6 @@ class ReplayCosts:
         alone, busy: forward passes, as defined above; equal for a strategy that overlaps nothing.
         round, token, figure: time outside forward passes of a target call, of a drafted token, and
             of a row whose confidence, entropy or probability was read.
-        overlap: False adds up the sides of an overlap.
     """
 
     alone: Rates
@@ -60,51 +63,44 @@ class ReplayCosts:
     round: float
     token: float
     figure: float
-    overlap: bool = True
 
     def together(self, sides: Sequence[tuple[float, float]]) -> float:
         """Seconds of an overlap whose sides take (alone, busy) seconds."""
-        if not self.overlap:
-            return sum(alone for alone, _ in sides)
         *others, (alone, busy) = sorted(sides, key=lambda side: side[1])
         shared = max((other for _, other in others), default=0.0)
         return shared + alone * (1 - shared / busy) if busy else 0.0
 
 
-def costs_of(
-    profile: HardwareProfile, overlapping: bool, longest: int, *, overlap: bool = True
-) -> ReplayCosts:
+def costs_of(profile: HardwareProfile, overlapping: bool, longest: int) -> ReplayCosts:
     """The costs of a strategy.
 
     Args:
         overlapping: whether the strategy overlaps draft and target, each on its own cores.
         longest: tokens of the longest text.
     """
-    count = longest + LONGEST_DRAFT
-    details = profile.details
-    if details is None:
-        rates = plain_rates(profile.when(overlapping), count)
-        return ReplayCosts(rates, rates, profile.t_rest, 0.0, 0.0, overlap)
+    details, count = profile.details or scaled_details(profile), longest + LONGEST_DRAFT
+    if overlapping and profile.split is not None:
+        busy = detailed_rates(profile, details, profile.split, count)
+        own = details.split_alone
+        alone = detailed_rates(profile, details, own, count) if own else busy
+    else:
+        all_cores = (profile.draft_seconds, profile.t_verify)
+        alone = busy = detailed_rates(profile, details, all_cores, count)
     rest = details.rest
-    if not overlapping or profile.split is None:
-        rates = detailed_rates(profile, details, (profile.draft_seconds, profile.t_verify), count)
-        return ReplayCosts(rates, rates, rest.round, rest.token, rest.figure, overlap)
-    busy = detailed_rates(profile, details, profile.split, count)
-    alone = (
-        detailed_rates(profile, details, details.split_alone, count)
-        if details.split_alone
-        else busy
+    return ReplayCosts(alone, busy, rest.round, rest.token, rest.figure)
+
+
+def scaled_details(profile: HardwareProfile) -> RequestTimes:
+    """What stands for details that were not measured: the draft's times grow with the number of
+    tokens as the target's do."""
+    scale = profile.draft_seconds / profile.t_verify[1]
+    return RequestTimes(
+        t_draft={k: seconds * scale for k, seconds in profile.t_verify.items()},
+        prefill={},
+        per_context_token={},
+        context=0,
+        rest=RoundOverheads(round=profile.t_rest, token=0.0, figure=0.0),
     )
-    return ReplayCosts(alone, busy, rest.round, rest.token, rest.figure, overlap)
-
-
-def plain_rates(profile: HardwareProfile, count: int) -> Rates:
-    """Rates of a profile without details: the draft's times grow with the number of tokens as the
-    target's do."""
-    target = seconds_table(profile.t_verify, count)
-    draft = [profile.draft_seconds * seconds / target[1] for seconds in target]
-    tables = {"target": target, "draft": draft}
-    return Rates(tables, tables, {"target": 0.0, "draft": 0.0}, 0)
 
 
 def detailed_rates(

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwell.components.replay.costs import ReplayCosts, costs_of
-from draftwell.components.replay.head_scores import with_recorded_head
 from draftwell.components.replay.texts import Texts, read_texts
 from draftwell.components.replay.trace_model import TraceModel
 from draftwell.components.replay.traced_text import NotInTrace
@@ -26,7 +25,7 @@ from draftwell.serving.runtime.commands import Overlap, Role
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.session.stats import Stats
-from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from draftwell.serving.runtime.strategies.lossless.draft_verify import SAMPLED
 
 
@@ -63,7 +62,6 @@ def replay_strategy(
     profile: HardwareProfile,
     *,
     max_tokens: int | None = None,
-    overlap: bool = True,
     extend: bool = False,
 ) -> ReplayResult:
     """Run a strategy over a trace.
@@ -72,7 +70,6 @@ def replay_strategy(
         resources: artifacts of the strategy; replay works on copies, so that it changes no state.
         profile: of the device that time is predicted for.
         max_tokens: emit at most this many, at most the trace's own number; None: that number.
-        overlap: overlapped forward passes take as long as the slower side; False adds them up.
         extend: continue after the end of a rollout (see `TraceModel`) instead of raising
             `RolloutExhausted`.
     Raises:
@@ -85,47 +82,14 @@ def replay_strategy(
     budget = texts.max_tokens if max_tokens is None else max_tokens
     if budget > texts.max_tokens:
         raise DraftwellError(
-            (
-                f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower "
-                "max_tokens or collect longer ones"
-            ),
+            f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower max_tokens "
+            "or collect longer ones",
             code="texts_too_short",
         )
-    settings = dict(parameters)
-    if (
-        strategy_name == "draft_verify"
-        and texts.temperature > 0
-        and settings.get("threshold") is None
-    ):
-        # its default depends on the request's temperature, which is 0 in a replay
-        settings["threshold"] = SAMPLED
-    # a replay's own requests are greedy
-    usable = with_recorded_head(resources, texts.head).at(texts.temperature)
-    strategy = build_strategy(strategy_name, settings, usable.private())
-    if not strategy.lossless:
-        raise DraftwellError(
-            (
-                f"strategy {strategy_name} is lossy, so it writes other texts than the trace: "
-                "measure it instead"
-            ),
-            code="cannot_replay_lossy",
-        )
-    if getattr(strategy.config, "use_datastore", False):
-        raise NotInTrace(
-            "a datastore is made of the texts that a replay reads, and would find each of "
-            "them in itself: measure instead"
-        )
-    if getattr(strategy.config, "drafter", "draft") == "qualifier" or getattr(
-        strategy.config, "draft_first", False
-    ):
-        raise NotInTrace(
-            "a trace holds the draft model's drafts behind the target's first token: "
-            "measure instead"
-        )
+    strategy = _replayable(strategy_name, parameters, resources, texts)
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
-    costs = costs_of(
-        profile, strategy.overlaps, max(len(text.ids) for text in texts.texts), overlap=overlap
-    )
+    longest = max(len(text.ids) for text in texts.texts)
+    costs = costs_of(profile, strategy.overlaps, longest)
     chains = profile.details is not None and profile.details.chains and texts.temperature == 0
     results, exact = [], True
     for text in texts.texts:
@@ -145,9 +109,43 @@ def replay_strategy(
         exact = exact and not any(model.extended for model in models.values())
         results.append(PromptReplay(text.name, stats, seconds + stats.target_calls * costs.round))
     total = Stats.total(result.stats for result in results)
-    return ReplayResult(
-        total, sum(result.seconds for result in results) / total.emitted, results, exact
-    )
+    seconds = sum(result.seconds for result in results)
+    return ReplayResult(total, seconds / total.emitted, results, exact)
+
+
+def _replayable(
+    name: str, parameters: Mapping[str, Any], resources: StrategyResources, texts: Texts
+) -> Strategy:
+    """The strategy with artifacts of its own, where a trace has all that it asks for.
+
+    Raises:
+        DraftwellError: it is lossy (`cannot_replay_lossy`), or asks for what no trace has.
+    """
+    settings = dict(parameters)
+    if name == "draft_verify" and texts.temperature > 0 and settings.get("threshold") is None:
+        # its default depends on the request's temperature, which is 0 in a replay
+        settings["threshold"] = SAMPLED
+    # a replay's own requests are greedy
+    strategy = build_strategy(name, settings, resources.at(texts.temperature).private())
+    if not strategy.lossless:
+        raise DraftwellError(
+            f"strategy {name} is lossy, so it writes other texts than the trace: measure it "
+            "instead",
+            code="cannot_replay_lossy",
+        )
+    if getattr(strategy.config, "use_datastore", False):
+        raise NotInTrace(
+            "a datastore is made of the texts that a replay reads, and would find each of "
+            "them in itself: measure instead"
+        )
+    if getattr(strategy.config, "drafter", "draft") == "qualifier" or getattr(
+        strategy.config, "draft_first", False
+    ):
+        raise NotInTrace(
+            "a trace holds the draft model's drafts behind the target's first token: "
+            "measure instead"
+        )
+    return strategy
 
 
 def play(

@@ -13,24 +13,18 @@ is used once. The replay has exactly the distribution of a real run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from draftwell.components.replay.replay import ReplayResult, replay_strategy
 from draftwell.components.replay.texts import COLUMNS, Texts, read_texts, target_rows, text_of
 from draftwell.components.replay.traced_text import TracedText
-from draftwell.serving.artifacts.hardware_profile import HardwareProfile
-from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import TraceError
-from draftwell.serving.runtime.session.stats import Stats
-from draftwell.serving.runtime.strategies import StrategyResources
 
 SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")
-COUNTERS = tuple(field.name for field in fields(Stats) if field.type == "int")
 DRAWS = (0, 1)
 """Seeds of the random draws that a search replays: the same for every strategy, so that all are
 compared on the same drafts."""
@@ -90,7 +84,6 @@ def settled(text: TracedText, accepted: list[bool], raw: list[float]) -> TracedT
         confidence=pick(text.confidence),
         entropy=pick(text.entropy),
         raw=pick(text.raw, raw),
-        scores=None if text.scores is None else pick(text.scores),
     )
 
 
@@ -98,22 +91,13 @@ def read_sampled(trace: TraceSet, limit: int | None = None) -> SampledTexts:
     """The target's own sampled texts of a trace.
 
     Raises:
-        TraceError: it was collected at temperature 0 (`greedy_trace`), holds no such text, or is of
-            a version that lacks the probabilities (`old_trace`).
+        TraceError: it was collected at temperature 0 (`greedy_trace`), or holds no such text.
     """
     header = trace.header
     if header.temperature == 0:
         raise TraceError(
             f"{trace.folder} was collected at temperature 0: replay it with `replay_strategy`",
             code="greedy_trace",
-        )
-    if header.version < 2:
-        raise TraceError(
-            (
-                f"{trace.folder} has trace schema {header.version}, which lacks probabilities "
-                "of sampled texts: collect it again"
-            ),
-            code="old_trace",
         )
     columns, parts = target_rows(trace, SAMPLED_COLUMNS)
     parts = parts[:limit]
@@ -143,82 +127,12 @@ def ratio(columns: Mapping[str, list[Any]], part: slice) -> np.ndarray:
     return np.minimum(1.0, quotient)
 
 
-def texts_of(trace: TraceSet, scored: Callable[[Texts], Texts] = lambda texts: texts) -> Texts:
+def texts_of(trace: TraceSet) -> Texts:
     """The texts of a trace that a search replays: greedy ones as they are, of sampled ones `DRAWS`.
 
-    Args:
-        scored: adds an acceptance head's predictions (`head_scores.score_rollouts`).
     Raises:
         TraceError: as in `read_texts` and `read_sampled`.
     """
     if trace.header.temperature == 0:
-        return scored(read_texts(trace))
-    sampled = read_sampled(trace)
-    return replace(sampled, rejected=scored(sampled.rejected)).draws(DRAWS)
-
-
-@dataclass(frozen=True)
-class ExpectedReplay:
-    """A strategy replayed on sampled texts, several times.
-
-    Args:
-        runs: the replays, one for each seed.
-        mean: counter → mean over the replays of its total over all texts; also
-            "predicted_seconds_per_token".
-        error: the standard error of each mean over the random draws (other texts would differ too);
-            NaN for one seed.
-    """
-
-    runs: list[ReplayResult]
-    mean: dict[str, float]
-    error: dict[str, float]
-
-    @property
-    def exact(self) -> bool:
-        """False where a draft ran past the end of a rollout."""
-        return all(run.exact for run in self.runs)
-
-
-def replay_expected(
-    trace: TraceSet | SampledTexts,
-    strategy_name: str,
-    parameters: Mapping[str, Any],
-    resources: StrategyResources,
-    profile: HardwareProfile,
-    *,
-    seeds: Sequence[int] = range(4),
-    max_tokens: int | None = None,
-    extend: bool = False,
-) -> ExpectedReplay:
-    """Run a strategy over sampled texts, once for each seed of the random draws.
-
-    Args:
-        seeds: one replay for each, at least one.
-        resources, profile, max_tokens, extend: as in `replay_strategy`.
-    Raises:
-        TraceError: as in `read_sampled`.
-        DraftwellError, RolloutExhausted: no seed (`no_seeds`), or as in `replay_strategy`.
-    """
-    if not seeds:
-        raise DraftwellError("there is no seed to replay with: name at least one", code="no_seeds")
-    texts = trace if isinstance(trace, SampledTexts) else read_sampled(trace)
-    runs = [
-        replay_strategy(
-            texts.draw(seed),
-            strategy_name,
-            parameters,
-            resources,
-            profile,
-            max_tokens=max_tokens,
-            extend=extend,
-        )
-        for seed in seeds
-    ]
-    values = {name: [float(getattr(run.stats, name)) for run in runs] for name in COUNTERS}
-    values["predicted_seconds_per_token"] = [run.predicted_seconds_per_token for run in runs]
-    mean = {name: float(np.mean(found)) for name, found in values.items()}
-    error = {
-        name: float(np.std(found, ddof=1) / len(runs) ** 0.5) if len(runs) > 1 else float("nan")
-        for name, found in values.items()
-    }
-    return ExpectedReplay(runs, mean, error)
+        return read_texts(trace)
+    return read_sampled(trace).draws(DRAWS)

@@ -8,7 +8,6 @@ from typing import Any
 
 from draftwell.components.collect.trace_checks import check_rollouts, greedy_header, targets_own
 from draftwell.components.replay.traced_text import TracedText
-from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.recording.trace import TraceSet
 
 COLUMNS = (
@@ -32,7 +31,6 @@ class Texts:
         max_tokens: of each text, at most.
         rollout: K, length of the recorded rollouts.
         temperature: of the texts; above 0 they come from `sampled.SampledTexts.draw`.
-        head: the acceptance head whose scores they carry (`head_scores.score_rollouts`).
     """
 
     texts: list[TracedText]
@@ -40,7 +38,6 @@ class Texts:
     stop_token_ids: frozenset[int]
     rollout: int
     temperature: float = 0.0
-    head: AcceptanceHead | None = None
 
 
 def read_texts(trace: TraceSet, limit: int | None = None) -> Texts:

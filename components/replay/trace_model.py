@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from draftwell.components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
 from draftwell.serving.runtime.commands import Forward, Role
@@ -23,7 +23,7 @@ from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.slot_texts import SlotText
-from draftwell.serving.runtime.types import Stream, TokenFigures
+from draftwell.serving.runtime.types import Rows, Stream
 
 NO_LOGITS = torch.empty(0)
 OFF_TEXT = -1
@@ -34,7 +34,7 @@ text."""
 @dataclass
 class TraceRows:
     """Rows of a trace: the token of each and, for the draft's rows, what was recorded of its
-    distribution.
+    distribution. What else rows have (`serving.runtime.types.Rows`) was not recorded.
 
     Args:
         top: the token that is drawn at each row.
@@ -64,34 +64,11 @@ class TraceRows:
     def entropy(self, row: int) -> float:
         return self._figure(self.model.text.entropy, row)
 
-    def token_figures(self, row: int, token: int) -> TokenFigures:
-        raise self._missing("ranks")
-
     def sample(self, row: int, stream: Stream) -> int:
         return self.top[row]
 
-    def probs(self, row: int) -> Tensor:
-        raise self._missing("probabilities")
-
-    def raw(self, row: int) -> Tensor:
-        raise self._missing("probabilities")
-
-    def raw_logprobs(self, row: int) -> Tensor:
-        raise self._missing("log-probabilities")
-
-    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
-        raise self._missing("probabilities")
-
-    def raw_logit(self, row: int, token: int) -> float:
-        raise self._missing("logits")
-
-    def hidden(self, row: int) -> Tensor:
-        """The recorded score of the state, instead of the state (see
-        `draftwell.components.replay.head_scores.RecordedHead`)."""
-        scores = self.model.text.scores
-        if scores is None or not self.places:
-            raise self._missing("hidden states")
-        return torch.tensor(self._figure(scores, row))
+    def __getattr__(self, name: str) -> Any:
+        raise self._missing(f"{name} of its rows")
 
     def _figure(self, values: list[list[float]], row: int) -> float:
         if not self.places:
@@ -112,7 +89,7 @@ class TraceOutput(Output):
         super().__init__(NO_LOGITS)
         self._values = (top, places, model)
 
-    def rows(self, sampling: Sampling, written: Sequence[int] | Penalties = ()) -> TraceRows:
+    def rows(self, sampling: Sampling, written: Sequence[int] | Penalties = ()) -> Rows:
         if sampling.penalises or sampling.biases:
             raise NotInTrace(
                 "a replay has no logits to penalise or bias: measure this request instead"
@@ -122,7 +99,7 @@ class TraceOutput(Output):
                 f"a replay is exact at temperature 0 only, not at {sampling.temperature}: "
                 "measure this request instead"
             )
-        return TraceRows(*self._values, sampling)
+        return cast("Rows", TraceRows(*self._values, sampling))
 
 
 class TraceModel:
@@ -165,9 +142,7 @@ class TraceModel:
         )
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
-        raise NotInTrace(
-            "a trace holds one sequence per draft: measure strategies that draft several"
-        )
+        self.open_branch()
 
     def take_figures(self) -> int:
         """Rows of which a confidence, an entropy, a probability or a score was read since the last

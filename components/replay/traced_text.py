@@ -46,8 +46,6 @@ class TracedText:
             (`draftwell.components.replay.sampled`); a row may be shorter than K.
         raw: `[continuation][K]`, raw draft probability of each of those tokens; None where they are
             the most likely, whose probability is the confidence.
-        scores: `[continuation][K]`, an acceptance head's prediction for the state that gave each
-            (`draftwell.components.replay.head_scores`).
     """
 
     name: str
@@ -57,7 +55,6 @@ class TracedText:
     confidence: list[list[float]]
     entropy: list[list[float]]
     raw: list[list[float]] | None = None
-    scores: list[list[float]] | None = None
 
     @property
     def prompt(self) -> list[int]:

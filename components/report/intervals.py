@@ -6,12 +6,16 @@ apart), so both sides of a ratio are always resampled with the same prompts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from draftwell.serving.errors import DraftwellError
 
+TAIL = 0.05
+"""Probability left out at each end of an interval."""
 FEWEST_RESAMPLES, MOST_RESAMPLES = 2000, 200_000
 FEWEST_PROMPTS = 8
 """Of a comparison that decides for something over plain decoding. A bootstrap knows no slower
@@ -42,18 +46,10 @@ def resample(prompts: int, resamples: int, seed: int, *, counts: bool = False) -
 def percentile_ends(values: np.ndarray, tail: float) -> np.ndarray:
     """Low and high ends `[2, ...]` of values over resamples `[resamples, ...]`, `tail` left out at
     each end; NaN where all are NaN."""
-    if not np.isnan(values).any():
-        ends: np.ndarray = np.quantile(values, [tail, 1 - tail], axis=0)
-        return ends
-    columns = values.reshape(len(values), -1).T
-    known = [column[~np.isnan(column)] for column in columns]
-    ends = np.array(
-        [
-            np.quantile(column, [tail, 1 - tail]) if len(column) else (np.nan, np.nan)
-            for column in known
-        ]
-    )
-    return ends.T.reshape(2, *values.shape[1:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of NaN alone
+        ends: np.ndarray = np.nanquantile(values, [tail, 1 - tail], axis=0)
+    return ends
 
 
 def bootstrap_of_sums(
@@ -115,43 +111,49 @@ def paired_bootstrap_ratio(
     return float(_ratio(table.sum(-1))), float(low), float(high)
 
 
-def lower_bound(
-    estimate: Callable[[np.ndarray], np.ndarray],
-    columns: Sequence[Sequence[float]],
-    *,
-    tail: float = 0.05,
-) -> float:
-    """A one-sided lower bound of a metric of sums over prompts, for very few prompts: a jackknife
-    with Student's t.
+class Timed(Protocol):
+    """What was decoded: seconds and tokens of each prompt, in order."""
 
-    Tukey 1958; Efron & Tibshirani 1993, chapter 11. On two prompts a bootstrap knows four
-    resamples, and its bound is the lower of both; here their distance counts, six times over.
+    @property
+    def seconds(self) -> list[float]: ...
 
-    Args:
-        estimate: sums `[columns, ...]` float64 → the metric.
-        columns: one entry a prompt in each.
-        tail: probability, at most, that the bound is above the truth.
-    Returns:
-        −inf where there is one prompt, or where without one of them the metric is undefined.
+    @property
+    def tokens(self) -> list[int]: ...
 
-    >>> [
-    ...     round(lower_bound(lambda sums: sums[0] / sums[1], [shares, [1, 1]]), 2)
-    ...     for shares in ([0.5, 0.48], [0.9, 0.1])
-    ... ]
-    [0.43, -2.03]
+
+class Ratio(NamedTuple):
+    """Times as fast as something else, with the ends of the interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def ratio_of(base: Timed, other: Timed, tail: float = TAIL, seed: int = 0) -> Ratio:
+    """How many times as fast `other` is as `base` on the same prompts: the interval of every
+    comparison of speed, `paired_bootstrap_ratio` made wider for few prompts.
+
+    In simulations of skewed speedups (5 % wanted) its lower end lay above the truth with 12, 10, 7
+    and 8 % of the draws of 4, 8, 12 and 24 prompts; scipy's BCa bootstrap had 20, 13, 8 and 8 %.
     """
-    table = np.array(columns, dtype=np.float64)
-    prompts = table.shape[1]
-    if prompts < 2:
-        return -np.inf
-    from scipy.stats import t
+    wider = expanded_tail(tail, len(base.seconds))
+    return Ratio(
+        *paired_bootstrap_ratio(
+            base.seconds, base.tokens, other.seconds, other.tokens, tail=wider, seed=seed
+        )
+    )
 
-    sums = table.sum(-1)
+
+def jackknife(
+    estimate: Callable[[np.ndarray], np.ndarray], columns: np.ndarray
+) -> tuple[float, float]:
+    """A metric of the sums of `[columns, prompts]`, and its jackknife variance; NaN where it is
+    undefined without one of the prompts."""
+    sums, prompts = columns.sum(-1), columns.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        complete, without = estimate(sums), estimate(sums[:, None] - table)
-        spread = np.sqrt((prompts - 1) / prompts * ((without - without.mean()) ** 2).sum())
-    bound = float(complete - t.ppf(1 - tail, prompts - 1) * spread)
-    return bound if np.isfinite(bound) else -np.inf
+        complete, without = estimate(sums), estimate(sums[:, None] - columns)
+        spread = ((without - without.mean()) ** 2).sum()
+    return float(complete), float((prompts - 1) / prompts * spread)
 
 
 def resamples_for(tail: float, prompts: int) -> int:

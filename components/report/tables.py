@@ -63,3 +63,12 @@ def span(values: Sequence[float], form: str = ".2f") -> str:
         if values
         else "–"
     )
+
+
+def plural(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> plural(1, "run"), plural(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{count} {noun}{'s' if count != 1 else ''}"

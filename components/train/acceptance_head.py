@@ -15,36 +15,36 @@ split by prompt.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from draftwell.components.report.machine import using_threads
-from draftwell.components.train.examples import Examples, read_train_and_test
+from draftwell.components.train.examples import Examples, VerifierLabel, read_train_and_test
 from draftwell.components.train.head_examples import labels_of, read_mixed
 from draftwell.components.train.head_network import (
+    BLOCKS,
     EPOCHS,
-    HeadTrainingSettings,
-    Log,
+    MISMATCH_WEIGHT,
     best_constant,
-    fit,
+    train_network,
     weighted_loss,
 )
 from draftwell.components.train.metrics import (
-    auc_of,
     calibration_error,
-    intervals,
+    ranking,
     reliability_bins,
     require_sklearn,
 )
-from draftwell.components.train.reports import HeadMetrics, HeadReport
+from draftwell.components.train.reports import HeadMetrics, HeadReport, describe_split
+from draftwell.components.train.settings import LabelKind
 from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
 
+MIXING = 0.15
+"""Share of target tokens in what the draft reads."""
 LOGGED = (
     "loss",
     "constant_loss",
@@ -54,8 +54,8 @@ LOGGED = (
     "mean_prediction",
     "prevalence",
     "auc",
-    "constant_auc",
-    "confidence_auc",
+    "baseline_auc",
+    "gain",
     "calibration_error",
 )
 
@@ -64,126 +64,67 @@ def train_acceptance_head(
     pair: LoadedPair,
     trace: TraceSet,
     provenance: Provenance,
-    settings: HeadTrainingSettings | None = None,
+    seed: int = 0,
     *,
     test: TraceSet | None = None,
-    log: Log | None = None,
 ) -> tuple[AcceptanceHead, HeadReport]:
     """Train on most prompts and test on the others, a fifth of them.
 
     Args:
         pair: its draft model reads the mixed texts.
         provenance: of the head; parameters and metrics are filled in.
-        settings: default: `HeadTrainingSettings()`.
+        seed: of the split by prompt, the mixture and the training.
         test: a trace of test prompts, without those that `trace` has too; then all of `trace` is
             trained on.
-        log: called with ("loss", value, epoch) and with the metrics of the test.
     Raises:
         DraftwellError: a trace without the target's own texts (`no_target_texts`), too few prompts
             (`too_few_prompts`), a pair without draft (`no_draft`) or without hidden states
             (`no_hidden_states`), NaN, scikit-learn is missing (`missing_package`).
     """
-    settings = settings or HeadTrainingSettings()
     require_sklearn()
-    read = partial(read_mixed, pair, mixing=settings.mixing, seed=settings.seed)
-    train, tested, left_out = read_train_and_test(trace, test, settings.seed, read)
+    read = partial(read_mixed, pair, mixing=MIXING, seed=seed)
+    train, tested, left_out = read_train_and_test(trace, test, seed, read)
     with using_threads(1):
-        head = fit(train, settings, provenance, log)
-        found = head_metrics(head, train, tested, settings.mismatch_weight)
-    test_trace = None if test is None else test.digest()
-    recipe = {**settings.model_dump(exclude={"seed"}), "epochs": EPOCHS}
+        head = train_network(train, provenance, seed)
+        found = head_metrics(head, train, tested)
+    recipe = {
+        "blocks": BLOCKS,
+        "mixing": MIXING,
+        "mismatch_weight": MISMATCH_WEIGHT,
+        "epochs": EPOCHS,
+    }
     report = HeadReport(
         **recipe,
-        rows={"train": len(train), "test": len(tested)},
-        prompts={
-            "train": np.unique(train.prompt).tolist(),
-            "test": np.unique(tested.prompt).tolist(),
-        },
-        left_out=left_out,
-        test_trace=test_trace,
+        **describe_split(train, tested, left_out, test),
         metrics=found,
     )
     metrics = {name: getattr(found, name) for name in LOGGED if getattr(found, name) is not None}
-    if log:
-        for name, value in metrics.items():
-            log(name, value, 0)
-    head.provenance = provenance.model_copy(
-        update={
-            "parameters": {
-                **provenance.parameters,
-                **recipe,
-                "seed": settings.seed,
-                "test_trace": test_trace,
-            },
-            "metrics": {**provenance.metrics, **metrics},
-        }
+    head.provenance = provenance.extended(
+        {**recipe, "seed": seed, "test_trace": report.test_trace}, metrics
     )
     return head, report
 
 
 @torch.no_grad()
-def head_metrics(
-    head: AcceptanceHead, train: Examples, test: Examples, mismatch_weight: float
-) -> HeadMetrics:
+def head_metrics(head: AcceptanceHead, train: Examples, test: Examples) -> HeadMetrics:
     """The head's metrics on unseen prompts, compared with the best constant of the training
     prompts."""
     y = torch.from_numpy(labels_of(test))
     logits = head.logit(torch.from_numpy(test.features(("after",))))
-    constant = torch.full_like(y, best_constant(train, mismatch_weight))
+    constant = torch.full_like(y, best_constant(train))
     entropy = torch.special.entr(y) + torch.special.entr(1 - y)
     predicted = logits.sigmoid()
-    cross = y * nn.functional.softplus(-logits) + (1 - y) * nn.functional.softplus(logits)
-    spread = float(predicted.std(correction=0) * y.std(correction=0))
-    moment = float(((predicted - predicted.mean()) * (y - y.mean())).mean())
+    cross = binary_cross_entropy_with_logits(logits, y, reduction="none")
+    correlation = torch.corrcoef(torch.stack([predicted, y]))[0, 1]
     bins = reliability_bins(y.numpy(), predicted.numpy())
     return HeadMetrics(
-        loss=float(weighted_loss(logits, y, mismatch_weight)),
-        constant_loss=float(weighted_loss(constant, y, mismatch_weight)),
+        **dict(ranking(test, logits.numpy(), VerifierLabel(LabelKind.SOFT))),
+        loss=float(weighted_loss(logits, y)),
+        constant_loss=float(weighted_loss(constant, y)),
         kl=float((cross - entropy).mean()),
-        correlation=moment / spread if spread > 0 else 0.0,
+        correlation=float(correlation.nan_to_num()),  # 0 where all predictions are alike
         mean_label=float(y.mean()),
         mean_prediction=float(predicted.mean()),
-        **ranking_of(test, logits.numpy()),
         reliability=bins,
         calibration_error=calibration_error(bins),
     )
-
-
-def ranking_of(test: Examples, score: np.ndarray) -> dict[str, Any]:
-    """How well a score, and the confidence C, rank accepted tokens before rejected ones: those
-    fields of `HeadMetrics`.
-
-    At temperature > 0 a token is accepted with some probability: it counts as both, each weighted
-    by its probability.
-    """
-    assert test.accepted is not None
-    chance = test.accepted
-    known = {"prevalence": float(chance.mean())}
-    label = np.repeat([True, False], len(test))
-    weight = np.concatenate([chance, 1 - chance])
-    kept = weight > 0
-    label, weight = label[kept], weight[kept]
-    if label.all() or not label.any():
-        return {
-            **known,
-            "auc": None,
-            "constant_auc": None,
-            "confidence_auc": None,
-            "intervals": None,
-        }
-    scores, confidence = np.tile(score, 2)[kept], np.tile(test.confidence, 2)[kept]
-    names, prompt = np.unique(np.tile(test.prompt, 2)[kept], return_inverse=True)
-    ends = intervals(label, scores, confidence, prompt, weight=weight) if len(names) > 1 else None
-    return {
-        **known,
-        "auc": auc_of(label, scores, weight),
-        "constant_auc": 0.5,
-        "confidence_auc": auc_of(label, confidence, weight),
-        "intervals": ends
-        and {
-            "prevalence": ends["prevalence"],
-            "auc": ends["auc"],
-            "confidence_auc": ends["baseline_auc"],
-            "gain": ends["gain"],
-        },
-    }

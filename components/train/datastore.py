@@ -95,9 +95,7 @@ def build_datastore(
     metrics = {
         name: float(value) for name, value in report.model_dump().items() if value is not None
     }
-    return Datastore.from_texts(
-        texts, provenance.model_copy(update={"metrics": {**provenance.metrics, **metrics}})
-    ), report
+    return Datastore.from_texts(texts, provenance.extended({}, metrics)), report
 
 
 def read_texts(trace: TraceSet) -> tuple[list[str], list[np.ndarray]]:

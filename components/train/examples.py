@@ -8,9 +8,9 @@ float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NUMBERS = ("ratio", "draft_raw_q", "confidence", "entropy", "rank")
-TEXTS = ("prompt_id", "task", "kind")
+TEXTS = ("prompt_id", "kind")
 STATES = ("before", "after")
 CHANCES = ("draft_p", "draft_q", "temperature")
 COLUMNS = (*TEXTS, *NUMBERS, *CHANCES, *(f"hidden_{name}" for name in STATES))
@@ -46,8 +46,7 @@ class Examples:
         ratio: `[rows]` float32, q̄(x)/p̄(x), inf where the target gives x no probability.
         confidence: `[rows]` float32, C: the baseline's score.
         prompt: `[rows]` ids of the prompts; of several with the same tokens, the first one's.
-        task, kind: `[rows]`, task of the prompt and kind of the prefix; None: not recorded, "" for
-            a row without.
+        kind: `[rows]` of the prefix; None: not recorded, "" for a row without.
         accepted: `[rows]` float32 in [0, 1], probability that the target keeps x at the trace's
             temperature; None: not known.
         temperature: highest of the traces, None: not recorded.
@@ -58,7 +57,6 @@ class Examples:
     ratio: np.ndarray
     confidence: np.ndarray
     prompt: np.ndarray
-    task: np.ndarray | None = None
     kind: np.ndarray | None = None
     accepted: np.ndarray | None = None
     rows: np.ndarray | None = None
@@ -70,16 +68,14 @@ class Examples:
     def take(self, rows: np.ndarray) -> Examples:
         """The examples of a boolean or index array; features are not copied."""
         places = (np.arange(len(self)) if self.rows is None else self.rows)[rows]
-        task, kind, accepted = (
-            None if column is None else column[rows]
-            for column in (self.task, self.kind, self.accepted)
+        kind, accepted = (
+            None if column is None else column[rows] for column in (self.kind, self.accepted)
         )
         return Examples(
             self.parts,
             self.ratio[rows],
             self.confidence[rows],
             self.prompt[rows],
-            task,
             kind,
             accepted,
             places,
@@ -107,11 +103,9 @@ class Examples:
         return matrix
 
 
-def read_examples(trace: TraceSet | pa.Table, without_kinds: Sequence[str] = ()) -> Examples:
+def read_examples(trace: TraceSet | pa.Table) -> Examples:
     """All draft tokens of a trace.
 
-    Args:
-        without_kinds: prefix kinds that are left out.
     Raises:
         DraftwellError: the trace is empty (`empty_trace`), or has values that are not finite.
     """
@@ -121,8 +115,7 @@ def read_examples(trace: TraceSet | pa.Table, without_kinds: Sequence[str] = ())
     labels: list[list[np.ndarray]] = []
     absent: set[str] = set()
     place, hottest = 0, None
-    for part in trace.batches(COLUMNS) if isinstance(trace, TraceSet) else [trace]:
-        table = without(part, without_kinds)
+    for table in trace.batches(COLUMNS) if isinstance(trace, TraceSet) else [trace]:
         end = place + table.num_rows
         ratio, q, confidence, entropy, rank = (column(table, name) for name in NUMBERS)
         parts["scalars"][place:end] = np.stack([q, confidence, entropy, np.log1p(rank)], axis=1)
@@ -153,7 +146,7 @@ def read_examples(trace: TraceSet | pa.Table, without_kinds: Sequence[str] = ())
             code="empty_trace",
         )
     ratio, confidence, accepted = np.concatenate(numbers, axis=1)
-    prompt, task, kind = (np.concatenate(column) for column in zip(*labels, strict=True))
+    prompt, kind = (np.concatenate(column) for column in zip(*labels, strict=True))
     names, places = np.unique(prompt, return_inverse=True)
     same = first_of_the_same(trace)
     prompt = np.array([same.get(name, name) for name in names.tolist()])[places]
@@ -162,19 +155,10 @@ def read_examples(trace: TraceSet | pa.Table, without_kinds: Sequence[str] = ())
         ratio,
         confidence,
         prompt,
-        task,
         kind,
         None if np.isnan(accepted).any() else accepted,
         temperature=hottest,
     )
-
-
-def without(table: pa.Table, kinds: Sequence[str]) -> pa.Table:
-    """The rows of a table whose prefix is of none of these kinds."""
-    if not kinds:
-        return table
-    kept: pa.Table = table.filter(~np.isin(texts(table, "kind"), list(kinds)))
-    return kept
 
 
 def chances(table: pa.Table) -> tuple[np.ndarray, float | None]:
@@ -237,7 +221,21 @@ class VerifierLabel:
         return f"λ = {self.ratio:g}" if self.kind is LabelKind.RATIO else self.kind.value
 
 
-def split_by_prompt(examples: Examples, seed: int) -> tuple[Examples, Examples]:
+class OfPrompts(Protocol):
+    """What is split by prompt: `prompt` holds the id of each row's prompt."""
+
+    @property
+    def prompt(self) -> np.ndarray: ...
+
+    def take(self, rows: np.ndarray) -> Self: ...
+
+    def __len__(self) -> int: ...
+
+
+Rows = TypeVar("Rows", bound=OfPrompts)
+
+
+def split_by_prompt(examples: Rows, seed: int) -> tuple[Rows, Rows]:
     """Training examples, and a fifth as test examples, without a common prompt: neighbouring
     positions are too similar to be split.
 
@@ -253,8 +251,8 @@ def read_train_and_test(
     trace: TraceSet | pa.Table,
     test: TraceSet | pa.Table | None,
     seed: int,
-    read: Callable[[Any], Examples],
-) -> tuple[Examples, Examples, list[str]]:
+    read: Callable[[Any], Rows],
+) -> tuple[Rows, Rows, list[str]]:
     """Training examples, test examples, and the ids of test prompts that are left out because
     `trace` has them too.
 
@@ -288,7 +286,7 @@ def folds(examples: Examples, seed: int) -> list[np.ndarray]:
     return [np.isin(examples.prompt, names[number::count]) for number in range(count)]
 
 
-def shuffled_prompts(examples: Examples, seed: int, least: int = LEAST_PROMPTS) -> np.ndarray:
+def shuffled_prompts(examples: OfPrompts, seed: int, least: int = LEAST_PROMPTS) -> np.ndarray:
     """The prompts' ids in random order."""
     names = np.unique(examples.prompt)
     if len(names) < least:

@@ -10,15 +10,17 @@ not.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from draftwell.components.collect.trace_columns import column
+from draftwell.components.collect.decoding import read_text
+from draftwell.components.collect.trace_checks import targets_own
+from draftwell.components.collect.trace_columns import check_finite, column
 from draftwell.components.train.examples import Examples
-from draftwell.serving.errors import DraftwellError, NotFinite
+from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
-from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.pair import LoadedPair
 
 if TYPE_CHECKING:
@@ -63,36 +65,25 @@ def read_mixed(pair: LoadedPair, trace: TraceSet, mixing: float, seed: int) -> E
         )
     rng = np.random.default_rng(seed)
     parts = [mixed_text(pair, rows, mixing, rng) for rows in target_texts(trace.read(COLUMNS))]
-    if not parts:
-        raise DraftwellError(
-            f"{trace.folder} holds no text written by the target: collect some with "
-            "`draftwell collect --kinds target --fresh`",
-            code="no_target_texts",
-        )
     states, ratio, confidence, accepted, prompt = (
         np.concatenate(values) for values in zip(*parts, strict=True)
     )
-    for name, values in (
-        ("hidden states", states),
-        ("ratio", ratio),
-        ("confidence", confidence),
-        ("probability of acceptance", accepted),
-    ):
-        if np.isnan(values).any():
-            raise NotFinite(
-                f"there is NaN in the {name}: collect the trace again, a model's weights "
-                "or dtype may be broken"
-            )
+    check_finite("hidden states", states)
+    check_finite("confidence or probability of acceptance", np.stack([confidence, accepted]))
+    check_finite("ratio", np.where(np.isposinf(ratio), 0.0, ratio))
     return Examples({"after": states}, ratio, confidence, prompt, accepted=accepted)
 
 
 def target_texts(table: pa.Table) -> Iterator[pa.Table]:
-    """The rows of each text that the target wrote."""
-    kinds, positions = table.column("kind").to_pylist(), table.column("position").to_pylist()
-    starts = [i for i, position in enumerate(positions) if position == 0]
-    for start, end in zip(starts, [*starts[1:], len(positions)], strict=True):
-        if kinds[start] == "target":
-            yield table.slice(start, end - start)
+    """The rows of each text that the target wrote.
+
+    Raises:
+        TraceError: there are none (`no_target_texts`).
+    """
+    rows = targets_own(table)
+    starts = np.flatnonzero(rows.column("position").to_numpy() == 0).tolist()
+    for start, end in pairwise([*starts, rows.num_rows]):
+        yield rows.slice(start, end - start)
 
 
 def mixed_text(
@@ -104,12 +95,7 @@ def mixed_text(
     from_draft = rng.random(len(own)) >= mixing
     prompt = rows.column("prompt_tokens")[0].as_py()
     read = (*prompt, *np.where(from_draft, drafted, own).tolist())
-    model = pair.models["draft"]
-    slot = model.open()
-    try:
-        output = model.forward([Forward("draft", slot, read, keep=len(own), prefill=True)])[0]
-    finally:
-        model.close(slot)
+    output = read_text(pair.models["draft"], "draft", read, len(own))
     if output.hidden is None:
         raise DraftwellError(
             (

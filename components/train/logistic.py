@@ -195,22 +195,13 @@ def platt(z: np.ndarray, target: np.ndarray) -> tuple[float, float]:
     Returns:
         (1, 0) where z ranks worse than chance: scaling would reverse the order.
     """
+    from sklearn.linear_model import LogisticRegression
+
     target = target.astype(np.float64)
     good, bad = target.sum(), (1 - target).sum()
-    targets = target * (good + 1) / (good + 2) + (1 - target) / (bad + 2)
-    design = np.stack([z, np.ones_like(z)], axis=1)
-    scale = np.array([1.0, 0.0])
-    for _ in range(50):  # Newton's method with a small ridge: two unknowns, a convex loss
-        p = sigmoid(design @ scale)
-        hessian = design.T @ (design * (p * (1 - p))[:, None]) + 1e-6 * np.eye(2)
-        step = np.linalg.solve(hessian, design.T @ (p - targets))
-        scale -= step * min(1.0, 5.0 / max(1e-12, float(np.abs(step).max())))
-        if np.abs(step).max() < 1e-8:
-            break
-    return (float(scale[0]), float(scale[1])) if scale[0] > 0 else (1.0, 0.0)
-
-
-def sigmoid(z: np.ndarray) -> np.ndarray:
-    """Probabilities of logits; any shape."""
-    found: np.ndarray = 1.0 / (1.0 + np.exp(-np.clip(z, -60, 60)))
-    return found
+    smoothed = target * (good + 1) / (good + 2) + (1 - target) / (bad + 2)
+    rows, label, weights = split_soft(smoothed)
+    model = LogisticRegression(C=np.inf, tol=1e-8, solver="newton-cholesky")
+    model.fit(z[rows, None], label, weights)
+    slope, shift = float(model.coef_[0, 0]), float(model.intercept_[0])
+    return (slope, shift) if slope > 0 else (1.0, 0.0)

@@ -12,26 +12,30 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, silu
 
-from draftwell.components.train.examples import LEAST_PROMPTS, TEST_SHARE
+from draftwell.components.collect.decoding import read_text
+from draftwell.components.collect.repeated_prompts import first_of_the_same
+from draftwell.components.train.examples import read_train_and_test
+from draftwell.components.train.fit import fit, shuffled_rows
 from draftwell.components.train.head_examples import target_texts
-from draftwell.components.train.head_network import rate_at
+from draftwell.components.train.head_network import passes_budget
+from draftwell.components.train.reports import TrainingReport, describe_split
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.medusa_heads import MedusaHeads
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
-from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.pair import LoadedPair
 
-RATE, BATCH, DECAY, UNKNOWN = 1e-3, 64, 0.8, -100
+BATCH, DECAY, UNKNOWN = 64, 0.8, -100
 COLUMNS = ("prompt_id", "kind", "position", "prompt_tokens", "token")
 
 
@@ -52,38 +56,53 @@ class MedusaSettings(BaseModel):
     seed: int = Field(0, description="of the split by prompt and of the order of examples")
 
 
-class MedusaReport(BaseModel):
-    """What `train_medusa_heads` found on prompts that it did not train on."""
-
-    model_config = ConfigDict(extra="forbid")
+class MedusaReport(TrainingReport):
+    """What `train_medusa_heads` found on prompts that it did not train on; rows are places."""
 
     heads: int
     tokens: int = Field(description="that the heads may propose")
     epochs: int
-    rows: dict[str, int] = Field(description="places of train and test")
-    prompts: dict[str, list[str]] = Field(description="ids of train and test")
-    left_out: list[str] = Field(description="test prompts that are in the training trace too")
-    test_trace: str | None
     top1: list[float] = Field(
         description="share of places at which each head's likeliest token is right"
     )
     top3: list[float] = Field(description="the same of its three likeliest")
 
 
-@dataclass
-class ReadText:
-    """A text of the target's.
+@dataclass(frozen=True)
+class Places:
+    """Places in texts of the target's.
 
     Args:
-        states: `[n, hidden]` the target's normalised last states, each of which predicts a token of
-            the output.
-        output: `[n]` those tokens.
+        prompt: `[n]` ids of their prompts; of several with the same tokens, the first one's.
+        states: `[n, hidden]` the target's normalised last states.
+        ahead: `[n, heads + 1]` the token that the target itself predicts there, and those that the
+            heads shall; `UNKNOWN` after the text's end.
     """
 
-    prompt: str
-    key: tuple[int, ...]
+    prompt: np.ndarray
     states: Tensor
-    output: Tensor
+    ahead: Tensor
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def take(self, rows: np.ndarray) -> Places:
+        """The places of a boolean array."""
+        kept = torch.from_numpy(rows)
+        return Places(self.prompt[rows], self.states[kept], self.ahead[kept])
+
+
+class Blocks(nn.Module):
+    """What the heads learn: of each a layer whose output is added to the state, 0 at first."""
+
+    def __init__(self, heads: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, width, width))
+        self.bias = nn.Parameter(torch.zeros(heads, width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """`[n, hidden]` → `[heads, n, hidden]`."""
+        return h + silu(h @ self.weight.transpose(1, 2) + self.bias[:, None])
 
 
 def train_medusa_heads(
@@ -102,198 +121,102 @@ def train_medusa_heads(
         test: a trace of test prompts, without those that `trace` has too; then all of `trace` is
             trained on.
     Raises:
-        DraftwellError: a trace without the target's own texts (`no_target_texts`), too few prompts
-            (`too_few_prompts`), or a target that returns no hidden states (`no_hidden_states`).
+        DraftwellError: a trace without the target's own texts (`no_target_texts`), a target that
+            returns no hidden states (`no_hidden_states`), or as in `read_train_and_test`.
     """
     settings = settings or MedusaSettings()
-    train, tested, left_out = split(
-        read_target(pair, trace), None if test is None else read_target(pair, test), settings.seed
-    )
-    common = Counter(token for text in train for token in text.output.tolist()).most_common(
-        settings.tokens
-    )
+    read = partial(read_target, pair, settings.heads)
+    train, tested, left_out = read_train_and_test(trace, test, settings.seed, read)
+    common = Counter(train.ahead[:, 0].tolist()).most_common(settings.tokens)
     tokens = torch.tensor(sorted(token for token, _ in common))
     target: Any = pair.models["target"]
     # one that gradients may flow through
     embedding = target.head_rows(tokens).float().cpu().clone()
-    states, labels = examples(train, tokens, settings.heads)
-    weight, bias = fit(states, labels, embedding, settings)
-    heads = MedusaHeads(weight, bias, tokens, provenance)
-    unseen, wanted = examples(tested, tokens, settings.heads)
-    top1, top3 = (accuracy(heads, unseen, wanted, embedding, most) for most in (1, 3))
-    test_trace = None if test is None else test.digest()
+    blocks = train_blocks(train.states, labels_of(train, tokens), embedding, settings)
+    heads = MedusaHeads(blocks.weight.detach(), blocks.bias.detach(), tokens, provenance)
+    wanted = labels_of(tested, tokens)
+    top1, top3 = (accuracy(blocks, tested.states, wanted, embedding, most) for most in (1, 3))
     recipe = {"heads": settings.heads, "tokens": len(tokens), "epochs": settings.epochs}
-    report = MedusaReport(
-        **recipe,
-        rows={"train": len(states), "test": len(unseen)},
-        left_out=left_out,
-        test_trace=test_trace,
-        prompts={
-            "train": sorted({text.prompt for text in train}),
-            "test": sorted({text.prompt for text in tested}),
-        },
-        top1=top1,
-        top3=top3,
-    )
+    split = describe_split(train, tested, left_out, test)
+    report = MedusaReport(**recipe, **split, top1=top1, top3=top3)
     metrics = {
         f"{name}_{k}": value
         for name, found in (("top1", top1), ("top3", top3))
         for k, value in enumerate(found, start=1)
     }
-    heads.provenance = provenance.model_copy(
-        update={
-            "parameters": {
-                **provenance.parameters,
-                **recipe,
-                "seed": settings.seed,
-                "test_trace": test_trace,
-            },
-            "metrics": {**provenance.metrics, **metrics},
-        }
+    heads.provenance = provenance.extended(
+        {**recipe, "seed": settings.seed, "test_trace": report.test_trace}, metrics
     )
     return heads, report
 
 
-def read_target(pair: LoadedPair, trace: TraceSet) -> list[ReadText]:
-    """The target's states over each text that it wrote."""
-    found, model = [], pair.models["target"]
+def read_target(pair: LoadedPair, heads: int, trace: TraceSet) -> Places:
+    """The target's states over each text that it wrote, and the tokens ahead of them."""
+    prompts, states, ahead = list[str](), list[Tensor](), list[Tensor]()
+    model, same = pair.models["target"], first_of_the_same(trace)
     for rows in target_texts(trace.read(COLUMNS)):
         prompt, output = rows.column("prompt_tokens")[0].as_py(), rows.column("token").to_pylist()
-        slot = model.open()
-        try:
-            read = model.forward(
-                [Forward("target", slot, (*prompt, *output[:-1]), keep=len(output), prefill=True)]
-            )[0]
-        finally:
-            model.close(slot)
+        read = read_text(model, "target", (*prompt, *output[:-1]), len(output))
         if read.hidden is None:
             raise DraftwellError(
-                (
-                    f"the target of pair {pair.name} returns no hidden states, which Medusa's "
-                    "heads read: choose another pair"
-                ),
+                f"the target of pair {pair.name} returns no hidden states, which Medusa's "
+                "heads read: choose another pair",
                 code="no_hidden_states",
             )
-        found.append(
-            ReadText(
-                rows.column("prompt_id")[0].as_py(),
-                tuple(prompt),
-                read.hidden.cpu().clone(),
-                torch.tensor(output),
-            )
-        )
-    if not found:
-        raise DraftwellError(
-            f"{trace.folder} holds no text written by the target: collect some with "
-            "`draftwell collect --kinds target --fresh`",
-            code="no_target_texts",
-        )
-    return found
+        name = rows.column("prompt_id")[0].as_py()
+        prompts += [same.get(name, name)] * len(output)
+        states.append(read.hidden.cpu().clone())
+        padded = torch.tensor([*output, *[UNKNOWN] * heads])
+        ahead.append(padded.unfold(0, heads + 1, 1))
+    return Places(np.array(prompts), torch.cat(states), torch.cat(ahead))
 
 
-def split(
-    texts: list[ReadText], test: list[ReadText] | None, seed: int
-) -> tuple[list[ReadText], list[ReadText], list[str]]:
-    """Texts to train on, texts to test on, without a common prompt, and the ids of the test prompts
-    that were left out for that."""
-    if test is not None:
-        known = {text.key for text in texts}
-        unseen = [text for text in test if text.key not in known]
-        if not unseen:
-            raise DraftwellError(
-                (
-                    "every prompt of the test trace is in the training trace too: collect a "
-                    "test trace of other prompts"
-                ),
-                code="too_few_prompts",
-            )
-        return texts, unseen, sorted({text.prompt for text in test if text.key in known})
-    keys = sorted({text.key for text in texts})
-    if len(keys) < LEAST_PROMPTS:
-        raise DraftwellError(
-            (
-                f"{len(keys)} prompts are too few to train and to test on: collect at least "
-                f"{LEAST_PROMPTS}"
-            ),
-            code="too_few_prompts",
-        )
-    order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed)).tolist()
-    held = {keys[i] for i in order[: max(1, round(TEST_SHARE * len(keys)))]}
-    return (
-        [text for text in texts if text.key not in held],
-        [text for text in texts if text.key in held],
-        [],
-    )
+def labels_of(places: Places, tokens: Tensor) -> Tensor:
+    """`[n, heads]` for each head the place in `tokens` of the token that it shall predict;
+    `UNKNOWN` where there is none, or it is not among them."""
+    ahead = places.ahead[:, 1:].contiguous()
+    place = torch.searchsorted(tokens, ahead).clamp(max=len(tokens) - 1)
+    return torch.where(tokens[place] == ahead, place, UNKNOWN)
 
 
-def examples(texts: Sequence[ReadText], tokens: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """States `[n, hidden]` and, of each head, the place in `tokens` of the token that it shall
-    predict, `[n, heads]`: `UNKNOWN` where there is none, after the text's end or because it is not
-    among them."""
-    columns = []
-    for text in texts:
-        place = torch.searchsorted(tokens, text.output).clamp(max=len(tokens) - 1)
-        place[tokens[place] != text.output] = UNKNOWN
-        ahead = torch.full((len(place), heads), UNKNOWN)
-        for k in range(1, min(heads, len(place) - 1) + 1):
-            ahead[: len(place) - k, k - 1] = place[k:]
-        columns.append(ahead)
-    return torch.cat([text.states for text in texts]), torch.cat(columns)
-
-
-def fit(
+def train_blocks(
     states: Tensor, labels: Tensor, embedding: Tensor, settings: MedusaSettings
-) -> tuple[Tensor, Tensor]:
-    """Weights `[K, hidden, hidden]` and biases `[K, hidden]`; the same examples and settings give
-    the same ones.
+) -> Blocks:
+    """The blocks, trained; the same examples and settings give the same ones.
 
     Args:
         embedding: `[tokens, hidden]` float32.
     """
     known = (labels != UNKNOWN).any(1)
     states, labels = states[known], labels[known]
-    weight = torch.zeros(settings.heads, states.shape[1], states.shape[1], requires_grad=True)
-    bias = torch.zeros(settings.heads, states.shape[1], requires_grad=True)
-    optimiser = torch.optim.AdamW([weight, bias], lr=RATE, weight_decay=0.0)
-    steps = settings.epochs * math.ceil(len(states) / BATCH)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_at(step, steps))
-    generator = torch.Generator().manual_seed(settings.seed)
-    for _ in range(settings.epochs):
-        for rows in torch.randperm(len(states), generator=generator).split(BATCH):
-            h = states[rows].float()
-            optimiser.zero_grad()
-            losses = [
-                DECAY ** (k + 1)
-                * cross_entropy(
-                    (h + silu(h @ weight[k].T + bias[k])) @ embedding.T,
-                    labels[rows, k],
-                    ignore_index=UNKNOWN,
-                    reduction="sum",
-                )
-                / max(1, int((labels[rows, k] >= 0).sum()))
-                for k in range(settings.heads)
-            ]
-            torch.stack(losses).sum().backward()
-            optimiser.step()
-            schedule.step()
-    return weight.detach(), bias.detach()
+    blocks = Blocks(settings.heads, states.shape[1])
+
+    def loss(rows: Tensor, _: int) -> tuple[Tensor, dict[str, float]]:
+        losses = [
+            DECAY ** (k + 1)
+            * cross_entropy(said @ embedding.T, wanted, ignore_index=UNKNOWN, reduction="sum")
+            / max(1, int((wanted >= 0).sum()))
+            for k, (said, wanted) in enumerate(
+                zip(blocks(states[rows].float()), labels[rows].T, strict=True)
+            )
+        ]
+        return torch.stack(losses).sum(), {}
+
+    budget = passes_budget(settings.epochs, math.ceil(len(states) / BATCH))
+    fit(blocks, loss, budget, shuffled_rows(len(states), BATCH, settings.seed))
+    return blocks
 
 
 @torch.no_grad()
 def accuracy(
-    heads: MedusaHeads, states: Tensor, labels: Tensor, embedding: Tensor, most: int
+    blocks: Blocks, states: Tensor, labels: Tensor, embedding: Tensor, most: int
 ) -> list[float]:
     """Of each head the share of places that have a label whose label is among its `most` likeliest
     tokens; 0 without any."""
-    right, places = torch.zeros(len(heads)), (labels != UNKNOWN).sum(0)
-    for at in range(0, len(states), BATCH):
-        h = states[at : at + BATCH].float()
-        for k in range(len(heads)):
-            best = (
-                ((h + silu(h @ heads.weight[k].T + heads.bias[k])) @ embedding.T)
-                .topk(min(most, len(embedding)))
-                .indices
-            )
-            right[k] += (best == labels[at : at + BATCH, k, None]).any(1).sum()
+    right, places = torch.zeros(labels.shape[1]), (labels != UNKNOWN).sum(0)
+    for h, wanted in zip(states.split(BATCH), labels.split(BATCH), strict=True):
+        logits = blocks(h.float()) @ embedding.T  # [heads, n, tokens]
+        best = logits.topk(min(most, len(embedding))).indices
+        right += (best == wanted.T[..., None]).any(-1).sum(1)
     found: list[float] = (right / places.clamp(min=1)).tolist()
     return found

@@ -3,9 +3,17 @@ MLflow."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+
+from draftwell.serving.recording.trace import TraceSet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from draftwell.components.train.examples import OfPrompts
 
 Interval = tuple[float, float]
 """Lower and upper end of a 95 % interval by a bootstrap over prompts."""
@@ -80,36 +88,6 @@ class VerifierMetrics(Ranking):
     kinds: dict[str, Ranking] = Field(description="prefix kind → ranking of its rows")
 
 
-class TaskTransfer(Report):
-    """A verifier that was trained on one task."""
-
-    prompts: int
-    auc: dict[str, float] = Field(description="by tested task")
-
-
-class Transfer(Report):
-    """AUC of a verifier for each task on each task."""
-
-    tasks: list[str] = Field(description="that are tested on")
-    test_prompts: dict[str, int]
-    trained: dict[str, TaskTransfer]
-    all: dict[str, float] = Field(description="AUC of the verifier of all tasks")
-    baseline: dict[str, float] = Field(description="AUC of the score C")
-    left_out: dict[str, str] = Field(description="task → reason")
-    means: dict[str, float | None] = Field(
-        description="over cells: own (a task on itself), other, all, baseline"
-    )
-
-
-class ScoreCost(Report):
-    """Median microseconds of a score and of the draft forward pass whose token it judges, and their
-    ratio."""
-
-    score_us: float
-    draft_us: float
-    share: float
-
-
 class TrainingReport(Report):
     """The parts that all training reports share."""
 
@@ -117,27 +95,25 @@ class TrainingReport(Report):
     prompts: dict[str, list[str]] = Field(description="ids of train and test")
     left_out: list[str] = Field(description="test prompts that are in the training trace too")
     test_trace: str | None = Field(description="digest of the test trace, where there is one")
-    cost: ScoreCost | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON: the metrics at the top level with everything else, without the cost where it
-        was not measured."""
-        values = self.model_dump(mode="json", exclude={"cost"} if self.cost is None else None)
-        flat: dict[str, Any] = {}
-        for name in self.order():
-            flat |= (
-                values[name]
-                if name == "metrics"
-                else {name: values[name]}
-                if name in values
-                else {}
-            )
-        return flat
+        """Plain JSON, with the metrics at the top level."""
+        values = self.model_dump(mode="json")
+        metrics = values.pop("metrics", {})
+        return {**values, **metrics}
 
-    @classmethod
-    def order(cls) -> tuple[str, ...]:
-        """Fields in the order of the JSON."""
-        raise NotImplementedError
+
+def describe_split(
+    train: OfPrompts, tested: OfPrompts, left_out: list[str], test: TraceSet | pa.Table | None
+) -> dict[str, Any]:
+    """The fields of a `TrainingReport`."""
+    sides = {"train": train, "test": tested}
+    return {
+        "rows": {name: len(side) for name, side in sides.items()},
+        "prompts": {name: np.unique(side.prompt).tolist() for name, side in sides.items()},
+        "left_out": left_out,
+        "test_trace": test.digest() if isinstance(test, TraceSet) else None,
+    }
 
 
 class VerifierReport(TrainingReport):
@@ -157,32 +133,11 @@ class VerifierReport(TrainingReport):
     lambda_grid: dict[str, RankingWithRoc | None] = Field(
         description="lambda → ranking with the same features and penalty"
     )
-    transfer: Transfer | None = Field(description="None where no two tasks have enough prompts")
-
-    @classmethod
-    def order(cls) -> tuple[str, ...]:
-        return (
-            "features",
-            "label",
-            "ratio",
-            "temperature",
-            "strength",
-            "threshold",
-            "validation_auc",
-            "candidates",
-            "rows",
-            "prompts",
-            "left_out",
-            "test_trace",
-            "metrics",
-            "lambda_grid",
-            "transfer",
-            "cost",
-        )
 
 
-class HeadMetrics(Report):
-    """An acceptance head on test prompts."""
+class HeadMetrics(Ranking):
+    """An acceptance head on test prompts; it ranks what the target accepts, at the trace's
+    temperature."""
 
     loss: float = Field(description="weighted cross-entropy")
     constant_loss: float = Field(
@@ -192,13 +147,6 @@ class HeadMetrics(Report):
     correlation: float = Field(description="of prediction and label")
     mean_label: float
     mean_prediction: float
-    prevalence: float = Field(
-        description="share of tokens that the target accepts, at the trace's temperature"
-    )
-    auc: float | None
-    constant_auc: float | None = Field(description="a constant ranks nothing: .5")
-    confidence_auc: float | None = Field(description="of the score C")
-    intervals: dict[str, Interval] | None
     reliability: list[ReliabilityBin] = Field(description="predictions against the soft label")
     calibration_error: float
 
@@ -211,18 +159,3 @@ class HeadReport(TrainingReport):
     mismatch_weight: float
     epochs: int
     metrics: HeadMetrics
-
-    @classmethod
-    def order(cls) -> tuple[str, ...]:
-        return (
-            "blocks",
-            "mixing",
-            "mismatch_weight",
-            "epochs",
-            "rows",
-            "prompts",
-            "left_out",
-            "test_trace",
-            "metrics",
-            "cost",
-        )

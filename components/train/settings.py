@@ -6,9 +6,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
-from draftwell.serving.errors import DraftwellError
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class LabelKind(StrEnum):
@@ -28,9 +26,6 @@ class LabelKind(StrEnum):
 class VerifierSettings(BaseModel):
     """How a verifier is trained.
 
-    Raises:
-        DraftwellError: a ratio or a rate out of range (`out_of_range`).
-
     >>> VerifierSettings().ratio
     1.2
     """
@@ -41,10 +36,12 @@ class VerifierSettings(BaseModel):
         LabelKind.RATIO, description="what is predicted: ratio, argmax or soft"
     )
     ratio: float = Field(
-        1.2, description="lambda of the label ratio, positive (SPRINTER, section A.10)"
+        1.2, gt=0, description="lambda of the label ratio, positive (SPRINTER, section A.10)"
     )
     eta_fp: float | None = Field(
         0.1,
+        ge=0,
+        le=1,
         description="share in [0, 1] of the tokens that should be rejected which the threshold may "
         "keep, on "
         "held-out prompts; None sets the threshold to .5",
@@ -56,19 +53,3 @@ class VerifierSettings(BaseModel):
     seed: int = Field(
         0, description="of the split into prompts to train on and to test on, and of the folds"
     )
-
-    @field_validator("ratio")
-    @classmethod
-    def _positive(cls, ratio: float) -> float:
-        if not ratio > 0:
-            raise DraftwellError(
-                f"ratio (lambda) must be positive, not {ratio}", code="out_of_range"
-            )
-        return ratio
-
-    @field_validator("eta_fp")
-    @classmethod
-    def _a_rate(cls, eta_fp: float | None) -> float | None:
-        if eta_fp is not None and not 0 <= eta_fp <= 1:
-            raise DraftwellError(f"eta_fp must be in [0, 1], not {eta_fp}", code="out_of_range")
-        return eta_fp

@@ -5,21 +5,17 @@ What it predicts is a setting (`VerifierLabel`). The score is linear (`logistic`
 penalty, scaling and threshold are chosen by cross-validation over prompts. Then it is fitted to all
 training prompts. Every metric of the report is measured on the test prompts, on which nothing was
 chosen. (The published code splits rows, selects the epoch on its test rows and reads features at
-padding: its figures are not comparable. `draftwell.components.train.row_split` shows by how much.)
-
-A chat pair drafts nothing inside a user's message. Collections have no such positions
-(`draftwell.components.collect.continuations`), and those of older traces, of kind bare, are left
-out.
+padding: its figures are not comparable.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from scipy.special import expit
 
 from draftwell.components.collect.repeated_prompts import prompts_of
 from draftwell.components.train.examples import (
@@ -36,7 +32,6 @@ from draftwell.components.train.logistic import (
     cross_validate,
     fit,
     platt,
-    sigmoid,
 )
 from draftwell.components.train.metrics import (
     of_one_class,
@@ -45,9 +40,8 @@ from draftwell.components.train.metrics import (
     roc_points,
     verifier_metrics,
 )
-from draftwell.components.train.reports import RankingWithRoc, VerifierReport
+from draftwell.components.train.reports import RankingWithRoc, VerifierReport, describe_split
 from draftwell.components.train.settings import LabelKind, VerifierSettings
-from draftwell.components.train.transfer import transfer_table
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.errors import DraftwellError
@@ -56,8 +50,6 @@ from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Log = Callable[[str, float, int], None]
 
 RATIOS = (1.0, 1.2, 1.5)
 """SPRINTER's lambdas (section A.10)."""
@@ -91,8 +83,6 @@ def train_verifier(
     settings: VerifierSettings | None = None,
     *,
     test: TraceSet | pa.Table | None = None,
-    chat: bool = False,
-    log: Log | None = None,
 ) -> tuple[Verifier, VerifierReport]:
     """Choose features and threshold, train, and test.
 
@@ -101,9 +91,6 @@ def train_verifier(
         settings: default: `VerifierSettings()`.
         test: a trace of test prompts, without those that `trace` has too; None holds out a fifth of
             the prompts.
-        chat: the pair's prompts are messages in a chat template: texts of kind bare are left out.
-        log: called with ("validation_auc", value, number of the candidate) and with the metrics of
-            the test.
     Raises:
         DraftwellError: an empty trace or one of a single class (`one_class`), values that are not
             finite, labels that the trace does not give (`VerifierLabel.targets`), too few prompts
@@ -113,16 +100,14 @@ def train_verifier(
     settings = settings or VerifierSettings()
     label, seed = VerifierLabel(settings.label, settings.ratio), settings.seed
     require_sklearn()
-    read = partial(read_examples, without_kinds=("bare",) if chat else ())
-    train, tested, left_out = read_train_and_test(trace, test, seed, read)
-    for name, part in (("training", train), ("test", tested)):
-        check_classes(name, label.targets(part))
-    names, aucs, validation = choose(train, label, settings.features, seed, log)
-    slope, shift = platt(validation.logits, label.targets(train))
-    line = fit(train, names, label, validation.strength).scaled(slope, shift)
-    threshold = choose_threshold(
-        label.rejected(train), sigmoid(validation.logits * slope + shift), settings.eta_fp
-    )
+    train, tested, left_out = read_train_and_test(trace, test, seed, read_examples)
+    check_classes("training", label.targets(train))
+    check_classes("test", label.targets(tested))
+    names, aucs, validation = choose(train, label, settings.features, seed)
+    scaling = platt(validation.logits, label.targets(train))
+    line = fit(train, names, label, validation.strength).scaled(*scaling)
+    score = expit(validation.logits * scaling[0] + scaling[1])
+    threshold = choose_threshold(label.rejected(train), score, settings.eta_fp)
     report = VerifierReport(
         features=list(names),
         label=settings.label.value,
@@ -132,36 +117,14 @@ def train_verifier(
         threshold=threshold,
         validation_auc=validation.auc,
         candidates={"+".join(tried): auc for tried, auc in aucs.items()},
-        rows={"train": len(train), "test": len(tested)},
-        prompts={
-            "train": np.unique(train.prompt).tolist(),
-            "test": np.unique(tested.prompt).tolist(),
-        },
-        left_out=left_out,
-        test_trace=test.digest() if isinstance(test, TraceSet) else None,
-        metrics=verifier_metrics(tested, sigmoid(line.logits(tested)), label, threshold),
+        **describe_split(train, tested, left_out, test),
+        metrics=verifier_metrics(tested, expit(line.logits(tested)), label, threshold),
         lambda_grid=lambda_grid(train, tested, line, label, validation.strength),
-        transfer=transfer_table(train, tested, line, label, validation.strength),
     )
     metrics = logged_metrics(report)
-    if log:
-        for name, value in metrics.items():
-            log(name, value, 0)
-    made = provenance.model_copy(
-        update={
-            "parameters": {**provenance.parameters, **recorded(trace, train, settings, report)},
-            "metrics": {**provenance.metrics, **metrics},
-        }
-    )
-    return Verifier(
-        torch.from_numpy(line.weight),
-        line.bias,
-        names,
-        threshold,
-        settings.ratio,
-        made,
-        settings.label.value,
-    ), report
+    made = provenance.extended(recorded(trace, train, settings, report), metrics)
+    weight, kind = torch.from_numpy(line.weight), settings.label.value
+    return Verifier(weight, line.bias, names, threshold, settings.ratio, made, kind), report
 
 
 def recorded(
@@ -184,8 +147,6 @@ def recorded(
 def logged_metrics(report: VerifierReport) -> dict[str, float]:
     """The metrics of a report that its artifact carries; undefined ones are left out."""
     found = {name: getattr(report.metrics, name) for name in LOGGED}
-    if report.transfer:
-        found |= {f"transfer_{name}_auc": value for name, value in report.transfer.means.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -221,7 +182,6 @@ def choose(
     label: VerifierLabel,
     features: Literal["auto"] | Sequence[str],
     seed: int,
-    log: Log | None,
 ) -> tuple[tuple[str, ...], dict[tuple[str, ...], float], Validation]:
     """The best feature set, the validation AUC of each that was tried, and the cross-validation of
     the best on all rows."""
@@ -229,10 +189,8 @@ def choose(
     few = train if step == 1 else train.take(np.arange(0, len(train), step))
     held_out = folds(few, seed)
     tried: dict[tuple[str, ...], Validation] = {}
-    for number, names in enumerate(candidates(train, features)):
+    for names in candidates(train, features):
         tried[names] = cross_validate(few, held_out, names, label)
-        if log:
-            log("validation_auc", tried[names].auc, number)
     best = max(tried, key=lambda names: tried[names].auc)
     validation = (
         tried[best] if step == 1 else cross_validate(train, folds(train, seed), best, label)
@@ -254,7 +212,7 @@ def lambda_grid(
         if any(of_one_class(wanted.targets(part)) for part in (train, test)):
             grid[f"{ratio:g}"] = None
             continue
-        score = sigmoid(
+        score = expit(
             (line if wanted == label else fit(train, line.names, wanted, strength)).logits(test)
         )
         grid[f"{ratio:g}"] = RankingWithRoc(

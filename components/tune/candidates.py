@@ -3,28 +3,15 @@ replay can predict."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from draftwell.components.prompts.prompt import Prompt, prompts_digest
-from draftwell.components.tune.constraints import ConstraintChecker
-from draftwell.components.tune.evaluator import Evaluate, QualityOf
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.constraints import losses
+from draftwell.components.tune.evaluator import Evaluate, Measured, QualityOf
 from draftwell.components.tune.evidence import Trial
-from draftwell.components.tune.search.pyramid_model import predict_pyramids
-from draftwell.components.tune.search.rescue_model import (
-    RESCUING,
-    RescueModel,
-    estimate_rescues,
-    fastest_for_losses,
-)
 from draftwell.components.tune.search.search import Search
 from draftwell.components.tune.search.space import MEASURED, REPLAYED
-from draftwell.components.tune.settings import Constraints, TuneSettings
-from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.components.tune.settings import TuneSettings
 from draftwell.serving.artifacts.kinds import other_temperature
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.pair import LoadedPair
@@ -51,7 +38,10 @@ def choose_strategies(
     for name in settings.strategies if settings.strategies is not None else [*REPLAYED, *MEASURED]:
         if name == PLAIN.name:
             continue  # always measured
-        problem = reason_not_tunable(pair, resources, name, settings, quality)
+        if not find_strategy(name).lossless and settings.constraints.lossless_only:
+            problem: str | None = "it is lossy, and only lossless strategies are allowed"
+        else:
+            problem = unfit(pair, resources, name, settings.temperature, quality)
         if problem is None:
             names.append(name)
         elif settings.strategies is not None:
@@ -63,38 +53,21 @@ def choose_strategies(
     return names, left_out
 
 
-def reason_not_tunable(
+def unfit(
     pair: LoadedPair,
     resources: StrategyResources,
     name: str,
-    settings: TuneSettings,
+    temperature: float,
     quality: QualityOf | None,
 ) -> str | None:
-    """Why a strategy cannot be tuned, or None."""
+    """Why a strategy cannot be measured here, or None; constraints are no reason."""
     cls = find_strategy(name)
-    if name not in REPLAYED and name not in MEASURED:
-        return f"it has no search space, choose from {', '.join([*REPLAYED, *MEASURED])}"
-    if not cls.lossless and settings.constraints.lossless_only:
-        return "it is lossy, and only lossless strategies are allowed"
     if not cls.lossless and quality is None:
         return "it is lossy, and nothing measures its quality"
-    lacking = lacking_for(pair, resources, name)
-    return (
-        f"it needs {lacking}, which is not available"
-        if lacking
-        else made_for_others(resources, name, settings.temperature)
-    )
-
-
-def made_for_others(resources: StrategyResources, name: str, temperature: float) -> str | None:
-    """The first artifact of a strategy that was made for the other class of temperatures, or
-    None."""
-    used = (
-        resources.artifacts[kind]
-        for kind in find_strategy(name).reads()
-        if kind in resources.artifacts
-    )
-    return other_temperature(used, temperature)
+    if lacking := lacking_for(pair, resources, name):
+        return f"it needs {lacking}, which is not available"
+    read = (resources.artifacts[kind] for kind in cls.reads() if kind in resources.artifacts)
+    return other_temperature(read, temperature)
 
 
 def unfit_champion(
@@ -104,25 +77,15 @@ def unfit_champion(
     quality: QualityOf | None,
     temperature: float = 0.0,
 ) -> str | None:
-    """Why the champion cannot be measured here, or None; constraints are no reason, they only keep
-    it from being chosen."""
+    """Why the champion cannot be measured here, or None."""
     if champion is None:
         return None
     try:
         build_strategy(champion.name, dict(champion.parameters))
     except DraftwellError as error:
         return str(error)
-    lacking = lacking_for(pair, resources, champion.name)
-    if lacking:
-        return f"it is {champion.name}, which needs {lacking}, and that is not available"
-    if why := made_for_others(resources, champion.name, temperature):
-        return f"it is {champion.name}, and {why}"
-    lossy = not find_strategy(champion.name).lossless
-    return (
-        f"it is {champion.name}, which is lossy, and nothing measures its quality"
-        if lossy and quality is None
-        else None
-    )
+    why = unfit(pair, resources, champion.name, temperature, quality)
+    return None if why is None else f"{champion.name}: {why}"
 
 
 def lacking_for(pair: LoadedPair, resources: StrategyResources, name: str) -> str | None:
@@ -133,113 +96,35 @@ def lacking_for(pair: LoadedPair, resources: StrategyResources, name: str) -> st
     return next(iter([*roles, *kinds]), None)
 
 
-@dataclass(frozen=True)
-class Explorer:
-    """Tries configurations that no replay can predict, on a few prompts.
+def explore(
+    search: Search,
+    names: Sequence[str],
+    count: int,
+    evaluate: Evaluate,
+    quality: QualityOf | None,
+    prompts: Sequence[Prompt],
+) -> list[Trial]:
+    """Trials of configurations that no replay can predict: `count` of each strategy, each measured
+    on the first few prompts."""
+    few = prompts[:EXPLORE_PROMPTS]
 
-    Args:
-        rescues: estimates what configurations that rescue tokens do; None where the trace cannot
-            (`RescueModel.read`).
-        most_lost: of the target's own tokens, by a configuration that is chosen; None: no limit.
-    """
+    def measured(choice: StrategyChoice) -> Measured:
+        [result] = evaluate([choice], few, max_tokens=EXPLORE_TOKENS, fresh=True)
+        return result
 
-    pair: LoadedPair
-    search: Search
-    evaluate: Evaluate
-    quality: QualityOf | None
-    prompts: Sequence[Prompt]
-    profile: HardwareProfile
-    rescues: RescueModel | None = None
-    most_lost: float | None = None
-
-    @property
-    def few(self) -> Sequence[Prompt]:
-        """The prompts that are explored on."""
-        return self.prompts[:EXPLORE_PROMPTS]
-
-    @property
-    def subject(self) -> dict[str, Any]:
-        """What explored values depend on besides the search."""
-        return {
-            "prompts": prompts_digest(self.few),
-            "tokens": EXPLORE_TOKENS,
-            "device_class": self.profile.provenance.device_class,
-            "padded_to": self.pair.padded_to,
-            "fingerprint": self.pair.fingerprint,
-            "threads": torch.get_num_threads(),
-        }
-
-    def describe(self, name: str) -> dict[str, Any]:
-        """The description of a strategy's study, replayed or explored."""
-        return self.search.describe(name, None if name in REPLAYED else self.subject)
-
-    def run(self, names: Sequence[str], count: int) -> tuple[list[Trial], list[Trial]]:
-        """The trials of all strategies, and the estimates that some of them began with."""
-        pyramids, rescues = (
-            predict_pyramids(self.pair, names, self.few, self.profile),
-            estimate_rescues(names, self.rescues),
+    trials = []
+    for choice in (choice for name in names for choice in search.choices(name, count)):
+        result, divergence = measured(choice), 0.0
+        if quality is not None and not find_strategy(choice.name).lossless:
+            divergence = losses(quality, few, result, measured(PLAIN))["quality_loss"] or 0.0
+        trials.append(
+            Trial.of(
+                choice,
+                predicted_seconds_per_token=result.pace,
+                exact=False,
+                target_calls_per_token=result.calls_per_token,
+                divergence=divergence,
+                source="measured",
+            )
         )
-        best = [
-            trial
-            for name in RESCUING
-            for trial in fastest_for_losses(
-                [t for t in rescues if t.strategy == name], self.most_lost, count
-            )
-        ]
-        first = starting_points([*pyramids, *best])
-        trials = [
-            trial
-            for name in names
-            for trial in self.search.explore(
-                name, count, self.measure, first.get(name, ()), self.subject
-            )
-        ]
-        return trials, [*pyramids, *rescues]
-
-    def measure(self, choice: StrategyChoice) -> Trial:
-        """One choice as a trial."""
-        few = self.few
-        [result] = self.evaluate([choice], few, max_tokens=EXPLORE_TOKENS, fresh=True)
-        divergence, least = 0.0, None
-        if not find_strategy(choice.name).lossless:
-            # the resume file answers from the second time on
-            [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)
-            checker = ConstraintChecker(Constraints(), self.quality, None, {})
-            divergence, *_ = checker.losses(choice, few, result, plain)
-            least = max(
-                0.0,
-                min(
-                    checker.least(choice, few, result, plain)["quality_loss"],
-                    least_share(divergence, sum(result.tokens)),
-                ),
-            )
-        return Trial.of(
-            choice,
-            predicted_seconds_per_token=result.pace,
-            exact=False,
-            target_calls_per_token=result.calls_per_token,
-            divergence=divergence,
-            least_divergence=least,
-            source="measured",
-        )
-
-
-def least_share(share: float, count: int, z: float = 1.96) -> float:
-    """Lower end of Wilson's 95 % interval of a share of `count` tokens.
-
-    Two prompts that happen to lose alike leave a bound over prompts no width; the tokens still say
-    how little was seen.
-
-    >>> round(least_share(6 / 47, 47), 3), round(least_share(0.0, 47), 3)
-    (0.06, 0.0)
-    """
-    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, (share + z * z / (2 * count) - spread) / (1 + z * z / count))
-
-
-def starting_points(estimates: Sequence[Trial]) -> dict[str, list[StrategyChoice]]:
-    """Strategy → the choices that an estimate ranks best."""
-    first: dict[str, list[StrategyChoice]] = {}
-    for trial in estimates:
-        first.setdefault(trial.strategy, []).append(trial.choice)
-    return first
+    return trials

@@ -3,30 +3,17 @@ learnt from one rung to the next."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import median_low
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from draftwell.components.bench.answers.rouge import mean_rouge_l
-from draftwell.components.bench.runner import (
-    WARMUP_TOKENS,
-    Generation,
-    Progress,
-    StrategyContender,
-    interleaved,
-)
+from draftwell.components.bench.interleaved import WARMUP_TOKENS, Progress
+from draftwell.components.bench.runner import Generation, StrategyContender, interleaved
 from draftwell.components.bench.target_agreement import TargetAgreement, agreement
 from draftwell.components.prompts.prompt import Prompt, ids_of
-from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
-
-DISTURBED, STALL = 2.5, 0.25
-"""Target calls that took so many times as long as the rivals' on the same prompt, and so many
-seconds longer in all, were held up by another process: longer drafts and half of the cores explain
-less."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +89,7 @@ class QualityOf(Protocol):
     def __call__(self, prompts: Sequence[Prompt], measured: Measured) -> Quality: ...
 
 
+@dataclass
 class Evaluator:
     """Measures strategies of a pair; every choice has online state of its own, which lives as long
     as the evaluator.
@@ -115,25 +103,13 @@ class Evaluator:
         progress: called with (done, total, strategy) within each call.
     """
 
-    def __init__(
-        self,
-        pair: LoadedPair,
-        resources: StrategyResources,
-        *,
-        max_tokens: int = 64,
-        seed: int = 0,
-        temperature: float = 0.0,
-        progress: Progress | None = None,
-    ):
-        self.pair, self.resources, self.max_tokens, self.seed, self.progress = (
-            pair,
-            resources,
-            max_tokens,
-            seed,
-            progress,
-        )
-        self.temperature = temperature
-        self._contenders: dict[StrategyChoice, StrategyContender] = {}
+    pair: LoadedPair
+    resources: StrategyResources
+    max_tokens: int = 64
+    seed: int = 0
+    temperature: float = 0.0
+    progress: Progress | None = None
+    _contenders: dict[StrategyChoice, StrategyContender] = field(default_factory=dict, init=False)
 
     def __call__(
         self,
@@ -143,31 +119,13 @@ class Evaluator:
         max_tokens: int | None = None,
         fresh: bool = False,
     ) -> list[Measured]:
-        base = self.pair.sampling(
-            max_tokens=max_tokens or self.max_tokens, temperature=self.temperature
+        sampling = self.pair.sampling(
+            max_tokens=max_tokens or self.max_tokens, temperature=self.temperature, seed=self.seed
         )
         contenders = [
             self._contender(choice, ids_of(self.pair, prompts[0]), fresh) for choice in choices
         ]
-        sampling = replace(base, seed=self.seed)
         runs = interleaved(self.pair, contenders, prompts, sampling, progress=self.report)
-        held_up = (
-            []
-            if fresh
-            else [
-                i
-                for i in range(len(prompts))
-                if disturbed([generations[i] for generations in runs])
-            ]
-        )
-        # by all, so that none has two chances where its rivals have one; a confirmation takes its
-        # times as they are
-        for i in held_up:
-            repeated = interleaved(
-                self.pair, contenders, [prompts[i]], replace(sampling, seed=sampling.seed + i)
-            )
-            for generations, [again] in zip(runs, repeated, strict=True):
-                generations[i] = min(generations[i], again, key=lambda run: run.pace)
         return [as_measured(generations) for generations in runs]
 
     def report(self, done: int, total: int, label: str) -> None:
@@ -191,23 +149,6 @@ class Evaluator:
         elif fresh:
             known.reset()
         return known
-
-
-def disturbed(rivals: Sequence[Generation]) -> list[int]:
-    """Indices of the generations of one prompt that something else than their strategy held up: the
-    prompt is decoded again.
-
-    A rung has two prompts, so one stall would drop the fastest. What strategies learn from a prompt
-    they then learn twice.
-    """
-    calls = [max(1, run.stats.target_calls) for run in rivals]
-    paces = [run.stats.target_seconds / count for run, count in zip(rivals, calls, strict=True)]
-    usual = median_low(paces)
-    return [
-        i
-        for i, (pace, count) in enumerate(zip(paces, calls, strict=True))
-        if pace > DISTURBED * usual and (pace - usual) * count > STALL
-    ]
 
 
 def as_measured(runs: Sequence[Generation]) -> Measured:
@@ -252,41 +193,3 @@ class QualityReader:
         if what not in self._known:
             self._known[what] = agreement(self.pair, ids, output, self.temperature)
         return self._known[what]
-
-
-def measure_all(
-    evaluate: Evaluate,
-    choices: Sequence[StrategyChoice],
-    prompts: Sequence[Prompt],
-    *,
-    max_tokens: int | None = None,
-    fresh: bool = False,
-) -> list[Measured]:
-    """What `evaluate` measures, checked.
-
-    Raises:
-        DraftwellError: a result too few, a prompt without tokens, or seconds that are not a
-            positive number (`measurement_incomplete`, `measurement_not_finite`).
-    """
-    results = list(evaluate(choices, prompts, max_tokens=max_tokens, fresh=fresh))
-    if len(results) != len(choices) or any(
-        len(part) != len(prompts) for r in results for part in (r.seconds, r.outputs, r.calls)
-    ):
-        raise DraftwellError(
-            f"the measurement gave {len(results)} results for {len(choices)} "
-            f"configurations on {len(prompts)} prompts: "
-            "measure them all",
-            code="measurement_incomplete",
-        )
-    for choice, result in zip(choices, results, strict=True):
-        if not all(math.isfinite(seconds) and seconds > 0 for seconds in result.seconds) or not all(
-            result.tokens
-        ):
-            raise DraftwellError(
-                (
-                    f"{choice}: every measured prompt needs positive seconds and at least one "
-                    "token: measure again"
-                ),
-                code="measurement_not_finite",
-            )
-    return results

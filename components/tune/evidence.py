@@ -2,15 +2,13 @@
 typed models.
 
 On disk it is JSON: in the artifact `decoding_config` and in `<device>/reports/tuning.json`. A field
-that was never set is not written, and a field that an older version lacks reads as its default.
-Evidence without `schema_version` is version 0.
+that was never set is not written.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -24,9 +22,9 @@ from pydantic import (
 
 from draftwell.components.tune.settings import Constraints
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.runtime.strategies.choice import PLAIN, StrategyChoice
+from draftwell.serving.runtime.strategies.choice import StrategyChoice
 
-EVIDENCE_VERSION = 2
+EVIDENCE_VERSION = 3
 
 
 def _as_choice(value: Any) -> StrategyChoice:
@@ -70,29 +68,27 @@ class Trial(Row):
     """A configuration that was tried, and its three objectives (`search.search` defines them).
 
     Args:
-        predicted_seconds_per_token: by replay, by an estimate, or by a first short measurement: see
-            `source`.
+        predicted_seconds_per_token: by replay, or by a first short measurement: see `source`.
         exact: False where a draft was longer than the trace's rollouts, so that the replay is an
             estimate.
-        target_calls_per_token: None of an estimate for PyramidSD.
-        divergence: 0..1; None of an estimate for PyramidSD.
-        least_divergence: the least that the few prompts of a short measurement leave possible
-            (lower bound, 5 %); else None.
+        divergence: 0..1.
     """
 
     predicted_seconds_per_token: float
     exact: bool = True
-    target_calls_per_token: float | None = None
-    divergence: float | None = None
-    least_divergence: float | None = None
-    source: Literal["replayed", "measured", "estimated"] = "replayed"
+    target_calls_per_token: float
+    divergence: float = 0.0
+    source: Literal["replayed", "measured"] = "replayed"
 
     @property
-    def values(self) -> tuple[float, float, float]:
-        """The objectives, all to be small: `search.search` defines them."""
-        assert self.target_calls_per_token is not None
-        assert self.divergence is not None
-        return self.predicted_seconds_per_token, self.target_calls_per_token, self.divergence
+    def seconds(self) -> float:
+        """Seconds per token."""
+        return self.predicted_seconds_per_token
+
+    @property
+    def was_measured(self) -> bool:
+        """Whether these are measured."""
+        return self.source == "measured"
 
 
 class Metrics(Row):
@@ -109,12 +105,11 @@ class Metrics(Row):
     """
 
     seconds_per_token: float
-    median_seconds_per_token: float | None = None
-    prompts: int | None = None
-    target_calls_per_token: float | None = None
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
+    prompts: int
+    target_calls_per_token: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
     lossless: bool | None = None
     quality_loss: float | None = None
     rouge_l_lost: float | None = None
@@ -126,22 +121,22 @@ class Metrics(Row):
     confirmed: bool | None = None
 
     @property
-    def prediction_error(self) -> float | None:
-        """|predicted − measured| / measured seconds per token; None where one of them is
-        missing."""
-        if not usable(self.predicted_seconds_per_token) or not usable(self.seconds_per_token):
-            return None
-        assert self.predicted_seconds_per_token is not None
-        return abs(self.predicted_seconds_per_token / self.seconds_per_token - 1)
+    def seconds(self) -> float:
+        """Seconds per token."""
+        return self.seconds_per_token
 
-    def filled_from(self, other: Metrics) -> Metrics:
-        """With the fields that only `other` has."""
-        return self.model_copy(
-            update={
-                name: getattr(other, name)
-                for name in other.model_fields_set - self.model_fields_set
-            }
-        )
+    @property
+    def was_measured(self) -> bool:
+        """Whether these are measured."""
+        return True
+
+    @property
+    def prediction_error(self) -> float | None:
+        """|predicted − measured| / measured seconds per token; None where nothing was
+        predicted."""
+        if self.predicted_seconds_per_token is None:
+            return None
+        return abs(self.predicted_seconds_per_token / self.seconds_per_token - 1)
 
 
 class Dropped(Row):
@@ -174,22 +169,6 @@ class Confirmation(_Part):
 
     tail: float | None = None
     figures: list[Metrics] = []
-
-
-class PredictionErrorRow(Row):
-    """Seconds per token of a replayed configuration: predicted, measured, and predicted / measured
-    − 1."""
-
-    predicted: float
-    measured: float
-    error: float
-
-
-class PredictionErrors(_Part):
-    """How far replay was from what was measured; `median` is of the absolute errors."""
-
-    median: float | None = None
-    configs: list[PredictionErrorRow] = []
 
 
 class Rollouts(_Part):
@@ -234,16 +213,14 @@ class TuningEvidence(_Part):
 
     Args:
         trials: every configuration that was replayed or explored.
-        front: indices into `trials` of the Pareto front. Values of replayed and of measured trials
-            come from different prompts: `source` distinguishes them.
-        measured: the last metrics of every configuration that was measured, plain decoding's first.
+        measured: the last metrics of every configuration that was measured, plain decoding's first:
+            of the confirmation, else of its last rung.
         left_out: strategy → why it was not tried; "champion" → why the champion was not measured.
         artifacts: kind → digest of what was tuned with.
         max_tokens, replayed_tokens: tokens per prompt as measured and as predicted.
-        temperature: of the requests that the choice is for; None of older evidence, which is
-            greedy.
+        temperature: of the requests that the choice is for.
         training_prompts: hashes of the prompts of its traces and measurements
-            (`draftwell.components.prompts.overlap`); None of older evidence.
+            (`draftwell.components.prompts.overlap`).
         unknown_prompts: what it was tuned with whose prompts are not recorded, so that
             `training_prompts` lacks them.
     """
@@ -252,11 +229,9 @@ class TuningEvidence(_Part):
     choice: Choice
     reason: str = ""
     trials: list[Trial] = []
-    front: list[int] = []
     rungs: list[Rung] = []
     confirmation: Confirmation | None = None
     measured: list[Metrics] = []
-    prediction_error: PredictionErrors | None = None
     champion: Choice | None = None
     constraints: Constraints | None = None
     left_out: dict[str, str] = {}
@@ -289,24 +264,15 @@ class TuningEvidence(_Part):
 
     @classmethod
     def read(cls, value: Mapping[str, Any], where: str = "the tuning evidence") -> TuningEvidence:
-        """The evidence that JSON holds, of this version or an older one.
+        """The evidence that JSON holds.
 
         Args:
             value: evidence, or a `tuning.json`, which has `strategy` and `parameters` at its top,
                 too.
             where: what holds it, for the error.
         Raises:
-            DraftwellError: a newer version, or values that cannot be read (`evidence_too_new`,
-                `evidence_unreadable`).
+            DraftwellError: values that cannot be read (`evidence_unreadable`).
         """
-        version = value.get("schema_version", 0)
-        if isinstance(version, int) and version > EVIDENCE_VERSION:
-            raise DraftwellError(
-                f"{where} has schema version {version}, and this release reads up to "
-                f"{EVIDENCE_VERSION}: upgrade "
-                "Draftwell, or run `draftwell tune` again",
-                code="evidence_too_new",
-            )
         try:
             return cls.model_validate(
                 {"choice": value, **value} if "choice" not in value else dict(value)
@@ -330,60 +296,6 @@ class TuningEvidence(_Part):
         return self.model_copy(update={"choice": choice, "reason": reason})
 
     @property
-    def timed_trials(self) -> list[Trial]:
-        """The trials that have a time."""
-        return [trial for trial in self.trials if usable(trial.predicted_seconds_per_token)]
-
-    @property
-    def front_trials(self) -> list[Trial]:
-        """The trials on the Pareto front."""
-        return [self.trials[i] for i in self.front]
-
-    @property
     def confirmed(self) -> list[Metrics]:
         """The metrics that decided; none where an older tuner had no confirmation."""
         return self.confirmation.figures if self.confirmation is not None else []
-
-    def latest_metrics(self) -> list[Metrics]:
-        """What was measured of every configuration, plain decoding first: of the confirmation, else
-        of its last rung.
-
-        Each has what its trial knew, too: target calls, divergence, and the predicted time where
-        that was predicted, not measured.
-        """
-        found: dict[StrategyChoice, Metrics] = {}
-        for metrics in self._measurements():
-            if usable(metrics.seconds_per_token):
-                found[metrics.choice] = (
-                    found[metrics.choice].filled_from(metrics)
-                    if metrics.choice in found
-                    else metrics
-                )
-        trials = {trial.choice: trial for trial in self.trials}
-        filled = [_with_trial(metrics, trials.get(choice)) for choice, metrics in found.items()]
-        return sorted(filled, key=lambda metrics: metrics.strategy != PLAIN.name)
-
-    def _measurements(self) -> Iterator[Metrics]:
-        """All metrics, those that count most first."""
-        yield from self.confirmed
-        yield from self.measured
-        for rung in reversed(self.rungs):
-            yield from rung.figures
-
-
-def _with_trial(metrics: Metrics, trial: Trial | None) -> Metrics:
-    """Metrics with what the trial of the same choice predicted."""
-    known: dict[str, Any] = {}
-    if trial is not None:
-        names = {"predicted_seconds_per_token", "target_calls_per_token", "divergence"}
-        known = {name: getattr(trial, name) for name in names - metrics.model_fields_set}
-        if trial.source == "measured":
-            known["predicted_seconds_per_token"] = None
-    if metrics.quality_loss is not None:  # the same measure, of more text than the trial's
-        known["divergence"] = metrics.quality_loss
-    return metrics.model_copy(update=known)
-
-
-def usable(value: float | None) -> bool:
-    """Whether a time is there and is a positive, finite number."""
-    return value is not None and math.isfinite(value) and value > 0

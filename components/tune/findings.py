@@ -1,64 +1,37 @@
-"""What a tuning found, as parts of its evidence: what was tried and measured, and how far
-predictions were from measurements."""
+"""What a tuning found, as parts of its evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from draftwell.components.tune.evidence import (
-    EVIDENCE_VERSION,
-    Confirmation,
-    Metrics,
-    PredictionErrorRow,
-    PredictionErrors,
-    Rollouts,
-    Trial,
-)
-from draftwell.components.tune.pareto import front
+from draftwell.components.tune.evidence import Confirmation, Metrics, Rollouts, Rung, Trial
 from draftwell.components.tune.search.search import Search, artifact_digest
 from draftwell.components.tune.search.space import combinations
-from draftwell.components.tune.successive_halving import HalvingResult
-from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
+from draftwell.serving.runtime.strategies import StrategyResources
 
 
-def findings_of(
-    tried: Sequence[Trial],
-    halved: HalvingResult,
-    confirmed: Sequence[Metrics],
-    references: Sequence[Trial],
-) -> dict[str, Any]:
-    """The fields of `TuningEvidence` that report what was tried and measured.
-
-    Args:
-        references: trials that are not candidates: plain decoding, vanilla SD at its fastest gamma,
-            estimates.
-    """
-    trials = [*tried, *references]
-    latest: dict[StrategyChoice, Metrics] = {}
-    for figure in [*(figure for rung in halved.rungs for figure in rung.figures), *confirmed]:
-        latest[figure.choice] = figure
-    plain = latest.pop(PLAIN)
-    final = {figure.choice for figure in confirmed}
-    figures = [
-        figure.model_copy(
-            update={
-                "confirmed": figure.choice in final,
-                "predicted_seconds_per_token": predicted(trials, figure),
-            }
-        )
-        for figure in [plain, *latest.values()]
-    ]
-    return {
-        "schema_version": EVIDENCE_VERSION,
-        "trials": list(tried),
-        "front": front([trial.values for trial in tried]),
-        "rungs": halved.rungs,
-        "confirmation": Confirmation(tail=halved.tail, figures=list(confirmed)),
-        "measured": figures,
-        "prediction_error": prediction_errors(trials, figures),
-    }
+def latest_figures(
+    rungs: Sequence[Rung], confirmation: Confirmation, trials: Iterable[Trial]
+) -> list[Metrics]:
+    """The last metrics of every configuration that was measured, plain decoding's first, with what
+    its trial predicted: a short measurement predicts nothing, and the loss of more text than the
+    trial's goes before the trial's."""
+    tried = {trial.choice: trial for trial in trials}
+    confirmed = {figure.choice for figure in confirmation.figures}
+    figures = [figure for rung in rungs for figure in rung.figures] + confirmation.figures
+    found = []
+    for choice, figure in {figure.choice: figure for figure in figures}.items():
+        trial, seconds, divergence = tried.get(choice), None, figure.quality_loss
+        if trial is not None:
+            seconds = trial.predicted_seconds_per_token if trial.source == "replayed" else None
+            divergence = trial.divergence if divergence is None else divergence
+        update = {
+            "confirmed": choice in confirmed,
+            "predicted_seconds_per_token": seconds,
+            "divergence": divergence,
+        }
+        found.append(figure.model_copy(update=update))
+    return found
 
 
 def rollouts_of(search: Search, names: Sequence[str], replayed: Sequence[Trial]) -> Rollouts:
@@ -69,35 +42,6 @@ def rollouts_of(search: Search, names: Sequence[str], replayed: Sequence[Trial])
         beyond={name: count for name, count in beyond.items() if count},
         inexact=sum(not trial.exact for trial in replayed),
         replayed=len(replayed),
-    )
-
-
-def prediction_errors(trials: Sequence[Trial], figures: Sequence[Metrics]) -> PredictionErrors:
-    """How far replay was from what was measured: predicted seconds per token over measured ones,
-    minus 1."""
-    replayed = [trial for trial in trials if trial.source == "replayed"]
-    rows = []
-    for figure in figures:
-        seconds = predicted(replayed, figure)
-        if seconds is not None:
-            rows.append(
-                PredictionErrorRow.of(
-                    figure.choice,
-                    predicted=seconds,
-                    measured=figure.seconds_per_token,
-                    error=seconds / figure.seconds_per_token - 1,
-                )
-            )
-    return PredictionErrors(
-        median=median(abs(row.error) for row in rows) if rows else None, configs=rows
-    )
-
-
-def predicted(trials: Sequence[Trial], figure: Metrics) -> float | None:
-    """What was predicted for a measured choice."""
-    return next(
-        (trial.predicted_seconds_per_token for trial in trials if trial.choice == figure.choice),
-        None,
     )
 
 

@@ -13,48 +13,42 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
-from draftwell.components.bench.runner import Progress
-from draftwell.components.report.intervals import expanded_tail, paired_bootstrap_ratio
+from draftwell.components.bench.interleaved import Progress
+from draftwell.components.calibrate.hardware_profile import measure_profile
+from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.components.report.intervals import Timed, ratio_of
+from draftwell.components.report.provenance import provenance
 from draftwell.components.tune.constraints import ConstraintChecker
-from draftwell.components.tune.evaluator import Evaluator, Measured, QualityReader
+from draftwell.components.tune.evaluator import Evaluator, QualityReader
 from draftwell.components.tune.evidence import Metrics
-from draftwell.components.tune.search.space import grid
+from draftwell.components.tune.search.space import Space, grid
 from draftwell.components.tune.settings import Constraints, TuneSettings
 from draftwell.components.tune.successive_halving import compare_with_plain
 from draftwell.components.tune.tune import TuneInputs, tune_strategy
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_atomically
 from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.pair import LoadSettings, load_pair
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
-GRID = [
-    *(
-        StrategyChoice("vanilla_sd", point)
-        for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})
-    ),
-    *(
-        StrategyChoice("svip", point)
-        for point in grid({"threshold": (0.15, 0.3, 0.45, 0.6), "max_draft": (8, 40)})
-    ),
-    *(
-        StrategyChoice("spide", point)
-        for point in grid(
-            {"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)}
-        )
-    ),
-    *(
-        StrategyChoice("csd", point)
-        for point in grid(
-            {"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)}
-        )
-    ),
-]
+SPACES: dict[str, Space] = {
+    "vanilla_sd": {"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)},
+    "svip": {"threshold": (0.15, 0.3, 0.45, 0.6), "max_draft": (8, 40)},
+    "spide": {"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)},
+    "csd": {"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)},
+}
+PROMPTS = 8
+"""Fewer choose plain decoding."""
+GRID = [StrategyChoice(name, point) for name, space in SPACES.items() for point in grid(space)]
 """What a user without a tuner would measure."""
 SETTINGS = TuneSettings(
     constraints=Constraints(
@@ -65,11 +59,32 @@ SETTINGS = TuneSettings(
     measure_top=4,
     max_tokens=32,
 )
-"""Of the tuner. The whole grid is replayed, and csd's estimated, so that the best of each kind
-(serial and parallel SPIDE are two) are enough to measure: four, and two of csd's. Successive
-halving leaves two of them after two rungs of two prompts. On 8 prompts these, the confirmation and
-the trials of csd are 1,616 requested tokens; the grid has 7,936. The limits are those of
-registry/gates.yaml."""
+"""Of the tuner. The whole grid is replayed, so that the best of each kind (serial and parallel
+SPIDE are two) are enough to measure: four, and two of csd's. Successive halving leaves two of them
+after two rungs of two prompts. On 8 prompts these, the confirmation and the trials of csd are 1,616
+requested tokens; the grid has 7,936. The limits are those of registry/gates.yaml."""
+
+
+class Regret(BaseModel):
+    """How far a choice is behind the best of a grid, both measured again, in turn: the best of a
+    grid is partly the best by luck.
+
+    Args:
+        best: label of the fastest of the others.
+        regret: seconds per token of the choice over those of the best, minus 1.
+        low, high: of the interval over prompts.
+    """
+
+    best: str
+    regret: float
+    low: float
+    high: float
+
+
+def regret_of(best: str, chosen: Timed, rival: Timed, seed: int = 0) -> Regret:
+    """The regret, by what the choice and the best took for the same prompts."""
+    ratio, low, high = ratio_of(chosen, rival, seed=seed)
+    return Regret(best=best, regret=ratio - 1, low=low - 1, high=high - 1)
 
 
 @dataclass(frozen=True)
@@ -81,25 +96,20 @@ class RegretStudy:
             tuner's seconds.
         choices: the grid; lossy ones count where they keep to the settings' constraints on these
             prompts.
-        repeats: passes over the prompts of the last comparison.
     """
 
     inputs: TuneInputs
     settings: TuneSettings = SETTINGS
     choices: Sequence[StrategyChoice] = tuple(GRID)
-    repeats: int = 2
     progress: Progress | None = None
 
     def run(self) -> dict[str, Any]:
         """Tune, measure the complete grid, and compare the choice with the grid's best.
 
         Returns:
-            plain JSON: `choice`, `best`, `regret` (seconds per token of the choice over the best's,
-                minus 1) with `regret_low` and
-            `regret_high` (5 % at each end), `tune_seconds`, `grid_seconds`, `time_share`,
-            `regret_percent` and `time_percent` (the same for people, rounded), `grid` (figures of
-            every configuration, with `objection`), `prompts`, `max_tokens`, `padded_to`, and the
-            tuner's `evidence`.
+            plain JSON: `choice`, the fields of `Regret`, `tune_seconds`, `grid_seconds`, `grid`
+            (figures of every configuration, with `objection`), `prompts`, `max_tokens`,
+            `padded_to`, and the tuner's `evidence`.
         """
         started = time.perf_counter()
         evidence = tune_strategy(
@@ -110,18 +120,11 @@ class RegretStudy:
         figures = self.measure_grid()
         grid_seconds = time.perf_counter() - started
         best = fastest(figures)
-        ratio, low, high = self.compare(evidence.choice, best)
         return {
             "choice": evidence.choice.to_json(),
-            "best": best.to_json(),
-            "regret": ratio - 1,
-            "regret_low": low - 1,
-            "regret_high": high - 1,
+            **self.compare(evidence.choice, best).model_dump(),
             "tune_seconds": tune_seconds,
             "grid_seconds": grid_seconds,
-            "time_share": tune_seconds / grid_seconds,
-            "regret_percent": round(100 * (ratio - 1), 2),
-            "time_percent": round(100 * tune_seconds / grid_seconds, 1),
             "grid": [figure.model_dump(exclude_unset=True) for figure in figures],
             "prompts": len(self.inputs.prompts),
             "max_tokens": self.settings.max_tokens,
@@ -143,35 +146,23 @@ class RegretStudy:
         """Figures of every choice on every prompt, plain decoding's first, with the constraint that
         it breaks, if any."""
         entrants, prompts = [PLAIN, *self.choices], self.inputs.prompts
-        measured = list(zip(entrants, self.evaluator()(entrants, prompts), strict=True))
-        checker = ConstraintChecker(
-            self.settings.constraints, QualityReader(self.inputs.pair), None, {}
-        )
+        measured = dict(zip(entrants, self.evaluator()(entrants, prompts), strict=True))
+        checker = ConstraintChecker(self.settings.constraints, QualityReader(self.inputs.pair))
         return [
             figure.model_copy(
-                update={"objection": checker.objection(choice, prompts, result, measured[0][1])}
+                update=checker.metrics(choice, prompts, measured[choice], measured[PLAIN])
             )
-            for figure, (choice, result) in zip(
-                compare_with_plain(measured, seed=self.settings.seed), measured, strict=True
+            for choice, figure in zip(
+                entrants, compare_with_plain(measured, seed=self.settings.seed), strict=True
             )
         ]
 
-    def compare(self, choice: StrategyChoice, best: StrategyChoice) -> tuple[float, float, float]:
-        """Seconds per token of the choice over those of the grid's best, with its interval, both
-        measured again, in turn."""
+    def compare(self, choice: StrategyChoice, best: StrategyChoice) -> Regret:
+        """The choice and the grid's best measured again, in turn."""
         if choice == best:
-            return 1.0, 1.0, 1.0
-        evaluator, prompts = self.evaluator(), self.inputs.prompts
-        passes = [evaluator([choice, best], prompts, fresh=True) for _ in range(self.repeats)]
-        chosen, rival = (sum_of(results) for results in zip(*passes, strict=True))
-        return paired_bootstrap_ratio(
-            chosen.seconds,
-            chosen.tokens,
-            rival.seconds,
-            rival.tokens,
-            seed=self.settings.seed,
-            tail=expanded_tail(0.05, len(prompts)),
-        )
+            return Regret(best=str(best), regret=0.0, low=0.0, high=0.0)
+        chosen, rival = self.evaluator()([choice, best], self.inputs.prompts, fresh=True)
+        return regret_of(str(best), chosen, rival, self.settings.seed)
 
 
 def fastest(figures: Sequence[Metrics]) -> StrategyChoice:
@@ -182,31 +173,15 @@ def fastest(figures: Sequence[Metrics]) -> StrategyChoice:
     ).choice
 
 
-def sum_of(passes: Sequence[Measured]) -> Measured:
-    """One measurement of several passes over the same prompts: for each prompt all its seconds and
-    all its tokens."""
-    return Measured(
-        [sum(seconds) for seconds in zip(*(p.seconds for p in passes), strict=True)],
-        [
-            list(chain.from_iterable(outputs))
-            for outputs in zip(*(p.outputs for p in passes), strict=True)
-        ],
-        [sum(calls) for calls in zip(*(p.calls for p in passes), strict=True)],
-    )
-
-
 def summary(report: Mapping[str, Any]) -> str:
     """A report in four lines."""
-    choice, best = (
-        f"{config['strategy']} {config['parameters']}"
-        for config in (report["choice"], report["best"])
-    )
+    choice, tuned, whole = report["choice"], report["tune_seconds"], report["grid_seconds"]
     return (
-        f"chosen: {choice}\nthe grid's best: {best}\n"
-        f"regret {report['regret_percent']} % [{100 * report['regret_low']:.2f}, "
-        f"{100 * report['regret_high']:.2f}]\n"
-        f"time {report['time_percent']} % of the grid's ({report['tune_seconds']:.0f} of "
-        f"{report['grid_seconds']:.0f} s)"
+        f"chosen: {choice['strategy']} {choice['parameters']}\n"
+        f"the grid's best: {report['best']}\n"
+        f"regret {100 * report['regret']:.2f} % [{100 * report['low']:.2f}, "
+        f"{100 * report['high']:.2f}]\n"
+        f"time {100 * tuned / whole:.1f} % of the grid's ({tuned:.0f} of {whole:.0f} s)"
     )
 
 
@@ -227,70 +202,22 @@ def main(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="JSON file of the report.")] = Path("regret.json"),
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSONL of prompts; default: the shipped ones.")
-    ] = None,
-    limit: Annotated[
-        int,
-        typer.Option(min=1, help="Use the first N prompts; fewer than 8 choose plain decoding."),
-    ] = 8,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens per prompt.")
-    ] = SETTINGS.max_tokens,
-    trials: Annotated[
-        int | None, typer.Option(min=1, help="Configurations replayed, at most; default: all.")
-    ] = SETTINGS.trials,
-    explore: Annotated[
-        int, typer.Option(min=1, help="Configurations of csd that are tried on two prompts.")
-    ] = SETTINGS.explore,
-    measure_top: Annotated[
-        int, typer.Option(min=1, help="Replayed configurations that are measured.")
-    ] = SETTINGS.measure_top,
     pad_target: Annotated[
         float | None, typer.Option(help="Pad the target with zeros to so many parameters.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; default: all cores.")
-    ] = None,
 ) -> None:
     """Measure the tuner's regret on a pair (one parameter for each flag)."""
-    from draftwell.components.calibrate.hardware_profile import measure_profile
-    from draftwell.components.prompts.prompt import demo_prompts, read_prompts
-    from draftwell.components.report.machine import using_threads
-    from draftwell.components.report.provenance import provenance
-    from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-    from draftwell.serving.artifacts.correction_memory import CorrectionMemory
-    from draftwell.serving.artifacts.pair_files import PairFiles
-    from draftwell.serving.runtime.pair import LoadSettings, load_pair
-
-    rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
-    with using_threads(threads):
-        files = PairFiles(target.name, target, draft, qualifier)
-        pair = load_pair(
-            files,
-            LoadSettings.model_validate(
-                {"dtype": dtype, "pad_target": pad_target, "qualifier": False}
-            ),
-        )
-        tables: Any = {
-            cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
-            for cls in (AcceptanceTable, CorrectionMemory)
-        }
-        made = measure_profile(pair, provenance(pair))
-        resources = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
-        inputs = TuneInputs(
-            pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, resources, made
-        )
-        settings = SETTINGS.model_copy(
-            update={
-                "trials": trials,
-                "explore": explore,
-                "measure_top": measure_top,
-                "max_tokens": max_tokens,
-            }
-        )
-        report = RegretStudy(inputs, settings, progress=show_finished).run()
+    files = PairFiles(target.name, target, draft, qualifier)
+    pair = load_pair(files, LoadSettings(dtype="bfloat16", pad_target=pad_target, qualifier=False))
+    tables: Any = {
+        cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
+        for cls in (AcceptanceTable, CorrectionMemory)
+    }
+    made = measure_profile(pair, provenance(pair))
+    resources = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
+    trace = TraceSet(traces, fingerprint=pair.fingerprint)
+    inputs = TuneInputs(pair, trace, demo_prompts(PROMPTS), resources, made)
+    report = RegretStudy(inputs, progress=show_finished).run()
     write_atomically(out, (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
     typer.echo(summary(report))
 

@@ -15,6 +15,32 @@ class _TuneSettings(Settings):
     called, error_code = "tuning setting", "bad_tune_setting"
 
 
+LIMITS = (
+    (
+        "quality_loss",
+        "max_quality_loss",
+        "it loses {:.3f} of the target's own tokens, and at most {:g} is allowed",
+    ),
+    (
+        "rouge_l_lost",
+        "max_rouge_l_loss",
+        "it loses {:.1f} points of ROUGE-L, and at most {:g} are allowed",
+    ),
+    (
+        "surprisal_shift",
+        "max_surprisal_shift",
+        "the target finds its samples {:.3f} nats a token more or less likely than plain "
+        "decoding's, and at most {:g} are allowed",
+    ),
+    (
+        "cost_ratio",
+        "max_cost_ratio",
+        "it costs {:.2f} times the target calls of vanilla SD, and at most {:g} times is allowed",
+    ),
+)
+"""A metric, the field with its limit, and what to say of one that is above it."""
+
+
 class Constraints(_TuneSettings):
     """Limits that a choice must keep to."""
 
@@ -51,33 +77,10 @@ class Constraints(_TuneSettings):
         """Why metrics of `ConstraintChecker.metrics` break a limit, or None."""
         if not metrics["lossless"] and self.lossless_only:
             return "it is lossy, and only lossless strategies are allowed"
-        loss, lost, cost = metrics["quality_loss"], metrics["rouge_l_lost"], metrics["cost_ratio"]
-        shift = metrics.get("surprisal_shift")
-        if self.max_quality_loss is not None and loss > self.max_quality_loss:
-            return (
-                f"it loses {loss:.3f} of the target's own tokens, and at most "
-                f"{self.max_quality_loss:g} is allowed"
-            )
-        if lost is not None and self.max_rouge_l_loss is not None and lost > self.max_rouge_l_loss:
-            return (
-                f"it loses {lost:.1f} points of ROUGE-L, and at most {self.max_rouge_l_loss:g} "
-                "are allowed"
-            )
-        if (
-            shift is not None
-            and self.max_surprisal_shift is not None
-            and shift > self.max_surprisal_shift
-        ):
-            return (
-                f"the target finds its samples {shift:.3f} nats a token more or less "
-                "likely than plain decoding's, and at most "
-                f"{self.max_surprisal_shift:g} are allowed"
-            )
-        if self.max_cost_ratio is not None and cost is not None and cost > self.max_cost_ratio:
-            return (
-                f"it costs {cost:.2f} times the target calls of vanilla SD, and at most "
-                f"{self.max_cost_ratio:g} times is allowed"
-            )
+        for name, limit_name, words in LIMITS:
+            value, limit = metrics[name], getattr(self, limit_name)
+            if value is not None and limit is not None and value > limit:
+                return words.format(value, limit)
         return None
 
 
@@ -125,9 +128,6 @@ class TuneSettings(_TuneSettings):
         ),
     )
     seed: int = 0
-    overlap: bool = Field(
-        True, description="whether forward passes that a strategy overlaps run at once"
-    )
 
 
 DEFAULTS = TuneSettings()

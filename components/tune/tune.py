@@ -10,7 +10,7 @@ that had none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,36 +20,33 @@ import torch
 from draftwell.components.collect.decoding import encode_all
 from draftwell.components.collect.trace_checks import check_temperature
 from draftwell.components.prompts.prompt import Prompt, prompts_digest
-from draftwell.components.replay.head_scores import score_rollouts
 from draftwell.components.replay.sampled import texts_of
-from draftwell.components.replay.texts import Texts
+from draftwell.components.report.intervals import TAIL
 from draftwell.components.report.machine import describe_machine
-from draftwell.components.tune.candidates import (
-    EXPLORE_TOKENS,
-    Explorer,
-    choose_strategies,
-    unfit_champion,
-)
-from draftwell.components.tune.constraints import ConstraintChecker, VanillaBaseline
-from draftwell.components.tune.decision import decide
+from draftwell.components.results import Results
+from draftwell.components.tune.candidates import choose_strategies, explore, unfit_champion
+from draftwell.components.tune.constraints import ConstraintChecker
+from draftwell.components.tune.decision import Contender, choosable, why_chosen, why_plain
 from draftwell.components.tune.evaluator import Evaluate, QualityOf
-from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
-from draftwell.components.tune.findings import artifacts_of, findings_of, rollouts_of
+from draftwell.components.tune.evidence import (
+    EVIDENCE_VERSION,
+    Confirmation,
+    Trial,
+    TuningEvidence,
+)
+from draftwell.components.tune.findings import artifacts_of, latest_figures, rollouts_of
 from draftwell.components.tune.resume import ResumableEvaluator
-from draftwell.components.tune.search.rescue_model import RescueModel
 from draftwell.components.tune.search.search import (
-    Log,
     Progress,
     Search,
     Spread,
     fastest_vanilla,
     shortlist,
+    trials_in,
 )
-from draftwell.components.tune.search.space import MEASURED, REPLAYED
-from draftwell.components.tune.search.trial_log import TrialLog
+from draftwell.components.tune.search.space import MEASURED, REPLAYED, nearest_default
 from draftwell.components.tune.settings import TuneSettings
-from draftwell.components.tune.successive_halving import HalvingResult, successive_halving
-from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.components.tune.successive_halving import successive_halving
 from draftwell.serving.artifacts.base import ArtifactError
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.errors import DraftwellError
@@ -62,7 +59,16 @@ from draftwell.serving.runtime.strategies import (
     find_strategy,
 )
 
-SPECDEC_PP = "specdec_pp"
+MEASURED_WITH = (
+    "fingerprint",
+    "device_class",
+    "artifacts",
+    "max_tokens",
+    "temperature",
+    "padded_to",
+)
+"""Fields of the evidence that measurements depend on besides choices and prompts: those that were
+made with others are not resumed from."""
 ALWAYS_CONFIRMED = "hybrid"
 """It needs no thresholds and weighs every draft, so two prompts of a rung are no reason to leave it
 out."""
@@ -89,59 +95,18 @@ class TuneInputs:
     champion: StrategyChoice | None = None
 
 
-@dataclass(frozen=True)
-class TuneFiles:
-    """Where an interrupted tuning can resume from; None keeps nothing.
-
-    Args:
-        study: file of trials (`search.trial_log`).
-        named: the user chose that file, so a search of another kind in it is refused.
-        rungs: JSON file of what was measured; whoever keeps the result removes it.
-    """
-
-    study: Path | None = None
-    named: bool = False
-    rungs: Path | None = None
-
-
-@dataclass(frozen=True)
-class TuneHooks:
-    """Who helps, and who is kept informed.
-
-    Args:
-        spread: has replays made by workers, except SpecDec++'s, whose rollouts the draft that is
-            loaded here scores (`without_scores`). Measurements are always made here, one at a time,
-            because they are timings.
-        log: called with ("predicted_seconds_per_token/<strategy>", value, trial).
-        progress: called with (replays done, all, strategy).
-    """
-
-    spread: Spread | None = None
-    log: Log | None = None
-    progress: Progress | None = None
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """What the search found: trials by replay and by first measurements, estimates, and two
-    references."""
-
-    search: Search
-    few: Sequence[Prompt]
-    replayed: list[Trial]
-    explored: list[Trial]
-    estimates: list[Trial]
-    plain: Trial
-    vanilla: Trial | None
-
-    @property
-    def tried(self) -> list[Trial]:
-        return [*self.replayed, *self.explored]
-
-    @property
-    def references(self) -> list[Trial]:
-        """Trials that are evidence only."""
-        return [self.plain, *([self.vanilla] if self.vanilla else []), *self.estimates]
+def prepared(
+    inputs: TuneInputs, settings: TuneSettings, quality: QualityOf | None
+) -> tuple[TuneInputs, list[str], dict[str, str]]:
+    """The inputs, checked and without a champion that is unfit here; the strategies to try, and
+    those that are left out with the reason."""
+    inputs = check_inputs(inputs, settings)
+    pair, resources = inputs.pair, inputs.resources
+    names, left_out = choose_strategies(pair, resources, settings, quality)
+    if why := unfit_champion(pair, resources, inputs.champion, quality, settings.temperature):
+        left_out["champion"], inputs = why, replace(inputs, champion=None)
+    check_contexts(inputs, names, settings.max_tokens)
+    return inputs, names, left_out
 
 
 def tune_strategy(
@@ -149,77 +114,110 @@ def tune_strategy(
     settings: TuneSettings,
     evaluate: Evaluate,
     quality: QualityOf | None = None,
-    files: TuneFiles | None = None,
-    hooks: TuneHooks | None = None,
+    *,
+    study: Path | None = None,
+    rungs: Path | None = None,
+    spread: Spread | None = None,
+    progress: Progress | None = None,
 ) -> TuningEvidence:
-    """Choose a strategy and its parameters.
+    """Choose a strategy and its parameters; `progress` gets (replays done, all, strategy).
 
     Args:
         evaluate: measures (`evaluator.Evaluator`).
-        quality: judges outputs (`evaluator.QualityReader`); needed for lossy strategies.
+        quality: judges outputs; needed for lossy strategies.
+        study: file of replays, which later tunings use too.
+        rungs: file of what was measured, from which a tuning resumes; the caller removes it.
+        spread: has replays made by workers; measurements, which are timings, are made here.
     Returns:
         the choice, the reason, and all that it rests on.
     Raises:
-        ContextTooLong: a prompt is too long for a model that may read it; nothing has been replayed
-            or measured then.
+        ContextTooLong: a prompt is too long for a model that may read it; nothing is measured then.
         DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit
-            strategy, a study of another search, a measurement that is not a number.
+            strategy, a study that is no file of trials.
     """
-    files, hooks = files or TuneFiles(), hooks or TuneHooks()
-    inputs = check_inputs(inputs, settings)
-    names, left_out = choose_strategies(inputs.pair, inputs.resources, settings, quality)
-    if why := unfit_champion(
-        inputs.pair, inputs.resources, inputs.champion, quality, settings.temperature
-    ):
-        left_out["champion"], inputs = why, replace(inputs, champion=None)
-    check_contexts(inputs, names, settings.max_tokens)
-    evaluate = ResumableEvaluator(evaluate, files.rungs, resume_subject(inputs, settings))
-    found = find_candidates(inputs, settings, names, evaluate, quality, files, hooks)
-    checker = checker_for(found, settings, evaluate, quality)
-    allowed = [
-        trial
-        for trial in found.tried
-        if settings.constraints.objection(trial_metrics(trial, checker, found.few)) is None
-    ]
-    best = [
-        *shortlist([t for t in allowed if t.source == "replayed"], settings.measure_top),
-        *shortlist([t for t in allowed if t.source == "measured"], (settings.measure_top + 1) // 2),
-    ]
-    halved = successive_halving(
+    inputs, names, left_out = prepared(inputs, settings, quality)
+    about = circumstances_of(inputs, settings)
+    bound = {name: about[name] for name in MEASURED_WITH} | {"threads": torch.get_num_threads()}
+    evaluate = ResumableEvaluator(evaluate, rungs, bound)
+    search = search_of(inputs, settings, trials_in(study))
+    to_replay, to_explore = ([one for one in names if one in kind] for kind in (REPLAYED, MEASURED))
+    replayed = search.run(to_replay, settings.trials, spread=spread, progress=progress)
+    explored = explore(search, to_explore, settings.explore, evaluate, quality, inputs.prompts)
+    tried = [*replayed, *explored]
+    vanilla = fastest_vanilla(search, replayed) if "draft" in inputs.pair.models else None
+    references = [search.predict(PLAIN), *([vanilla] if vanilla else [])]
+    calls = {trial.choice: trial.target_calls_per_token for trial in [*references, *replayed]}
+    fastest = vanilla.choice if vanilla else None
+    halved, confirmation = successive_halving(
         evaluate,
-        [trial.choice for trial in best],
+        candidates_of(replayed, explored, vanilla, settings),
         inputs.prompts,
+        ConstraintChecker(settings.constraints, quality, evaluate, fastest, calls),
         champion=inputs.champion,
-        default=default_among(allowed),
+        default=default_among(tried),
         seed=settings.seed,
-        violates=checker.violation,
     )
-    confirmed = with_constraints(halved, checker, inputs.prompts)
-    choice, reason = decide(confirmed, halved.tail, len(found.tried), len(allowed))
+    choice, reason = decide(confirmation, len(tried))
     return TuningEvidence(
-        **findings_of(found.tried, halved, confirmed, found.references),
-        **circumstances_of(inputs, settings, found.search),
+        **about,
+        trials=tried,
+        rungs=halved,
+        confirmation=confirmation,
+        measured=latest_figures(halved, confirmation, [*references, *tried]),
         choice=choice,
         reason=reason,
         left_out=left_out,
-        rollouts=rollouts_of(found.search, names, found.replayed),
+        rollouts=rollouts_of(search, names, replayed),
     )
 
 
-def default_among(allowed: Sequence[Trial]) -> StrategyChoice | None:
-    """The strategy that is always confirmed, with its default parameters or else as it was fastest;
-    None where it was not tried, or may not be chosen."""
-    fits = [trial for trial in allowed if trial.choice.name == ALWAYS_CONFIRMED]
-    usual = find_strategy(ALWAYS_CONFIRMED).Config().model_dump()
-    best = min(
-        fits,
-        key=lambda one: (
-            {**usual, **one.choice.parameters} != usual,
-            one.predicted_seconds_per_token,
-        ),
-        default=None,
-    )
-    return None if best is None else best.choice
+def search_of(inputs: TuneInputs, settings: TuneSettings, trials: Results[Trial]) -> Search:
+    """The search over the trace's texts."""
+    texts = texts_of(inputs.trace)
+    budget = min(settings.max_tokens, texts.max_tokens)
+    digest = inputs.trace.digest()
+    return Search(texts, inputs.resources, inputs.profile, budget, trials, digest, settings.seed)
+
+
+def candidates_of(
+    replayed: Sequence[Trial],
+    explored: Sequence[Trial],
+    vanilla: Trial | None,
+    settings: TuneSettings,
+) -> list[StrategyChoice]:
+    """What is measured at length: the best by replay that do not cost too much, and the best of
+    those that were explored."""
+    limits = settings.constraints
+    if limits.max_cost_ratio is not None and vanilla is not None:
+        most_calls = limits.max_cost_ratio * vanilla.target_calls_per_token
+        replayed = [trial for trial in replayed if trial.target_calls_per_token <= most_calls]
+    best = [
+        *shortlist(replayed, settings.measure_top),
+        *shortlist(explored, (settings.measure_top + 1) // 2, limits.max_quality_loss),
+    ]
+    return [trial.choice for trial in best]
+
+
+def decide(confirmation: Confirmation, tried: int) -> tuple[StrategyChoice, str]:
+    """The choice and why, in a sentence; `tried` is how many configurations there were."""
+    contenders = [
+        Contender(
+            one.choice, str(one.choice), one.speedup, one.speedup_low, one.prompts, one.objection
+        )
+        for one in confirmation.figures[1:]
+    ]
+    if ranked := choosable(contenders):
+        return ranked[0].setting, why_chosen(ranked[0], str(PLAIN), confirmation.tail or TAIL)
+    if tried and not contenders:
+        return PLAIN, f"{PLAIN}, because none of {tried} configurations keeps to the constraints"
+    return PLAIN, why_plain(contenders, str(PLAIN))
+
+
+def default_among(tried: Sequence[Trial]) -> StrategyChoice | None:
+    """The strategy that is always confirmed, as near to its defaults as it was tried; None where it
+    was not."""
+    found = [trial.choice for trial in tried if trial.strategy == ALWAYS_CONFIRMED]
+    return nearest_default(ALWAYS_CONFIRMED, found) if found else None
 
 
 def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
@@ -276,167 +274,14 @@ def check_contexts(inputs: TuneInputs, names: Sequence[str], max_tokens: int) ->
     )
 
 
-def resume_subject(inputs: TuneInputs, settings: TuneSettings) -> dict[str, Any]:
-    """What measurements depend on besides choices and prompts: a resume file of anything else is
-    not used."""
-    pair = inputs.pair
-    return {
-        "fingerprint": pair.fingerprint,
-        "device_class": inputs.profile.provenance.device_class,
-        "artifacts": artifacts_of(inputs.resources),
-        "max_tokens": settings.max_tokens,
-        "temperature": settings.temperature,
-        "padded_to": pair.padded_to,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def find_candidates(
-    inputs: TuneInputs,
-    settings: TuneSettings,
-    names: Sequence[str],
-    evaluate: Evaluate,
-    quality: QualityOf | None,
-    files: TuneFiles,
-    hooks: TuneHooks,
-) -> _Candidates:
-    """Search the strategies' spaces: by replay where a trace predicts them, else by short
-    measurements."""
-    texts = texts_for(inputs.pair, inputs.trace, inputs.resources, names)
-    log = TrialLog(files.study, named=files.named)
-    search = Search(
-        texts,
-        inputs.resources,
-        inputs.profile,
-        min(settings.max_tokens, texts.max_tokens),
-        settings.overlap,
-        log,
-        inputs.trace.digest(),
-        settings.seed,
-    )
-    rescues = (
-        None
-        if settings.temperature > 0
-        else RescueModel.read(
-            inputs.trace, texts, inputs.resources, inputs.profile, search.max_tokens
-        )
-    )
-    explorer = Explorer(
-        inputs.pair,
-        search,
-        evaluate,
-        quality,
-        inputs.prompts,
-        inputs.profile,
-        rescues,
-        settings.constraints.max_quality_loss,
-    )
-    log.check({name: explorer.describe(name) for name in names})
-    spread = without_scores(hooks.spread) if hooks.spread is not None else None
-    replayed = search.run(
-        [name for name in names if name in REPLAYED],
-        settings.trials,
-        spread=spread,
-        log=hooks.log,
-        progress=hooks.progress,
-    )
-    explored, estimates = explorer.run(
-        [name for name in names if name in MEASURED], settings.explore
-    )
-    vanilla = fastest_vanilla(search, replayed) if "draft" in inputs.pair.models else None
-    return _Candidates(
-        search, explorer.few, replayed, explored, estimates, search.predict(PLAIN), vanilla
-    )
-
-
-def without_scores(spread: Spread) -> Spread:
-    """The same for all but SpecDec++, whose rollouts were scored by the draft that is loaded
-    here."""
-
-    def others(
-        search: Search, choices: Sequence[StrategyChoice], found: Callable[[Trial], None]
-    ) -> None:
-        if rest := [choice for choice in choices if choice.name != SPECDEC_PP]:
-            spread(search, rest, found)
-
-    return others
-
-
-def texts_for(
-    pair: LoadedPair, trace: TraceSet, resources: StrategyResources, names: Sequence[str]
-) -> Texts:
-    """The trace's texts; with the acceptance head's predictions along their rollouts where
-    SpecDec++ is to be replayed."""
-    head: Any = resources.artifacts.get(AcceptanceHead.kind)
-    return (
-        texts_of(trace, lambda texts: score_rollouts(pair, texts, head))
-        if SPECDEC_PP in names
-        else texts_of(trace)
-    )
-
-
-def checker_for(
-    found: _Candidates, settings: TuneSettings, evaluate: Evaluate, quality: QualityOf | None
-) -> ConstraintChecker:
-    """What compares configurations with the constraints."""
-    calls = {
-        trial.choice: float(trial.target_calls_per_token or 0)
-        for trial in [found.plain, *found.replayed]
-    }
-    if found.vanilla is None:
-        return ConstraintChecker(settings.constraints, quality, None, calls)
-    return ConstraintChecker(
-        settings.constraints,
-        quality,
-        found.vanilla.target_calls_per_token,
-        calls,
-        VanillaBaseline(evaluate, found.vanilla.choice),
-    )
-
-
-def trial_metrics(
-    trial: Trial, checker: ConstraintChecker, few: Sequence[Prompt]
-) -> dict[str, Any]:
-    """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: prompts that
-    explored ones were measured on.
-
-    So few tokens leave much open: what loses too much is dropped here only if it surely does, later
-    rungs see more of it.
-    """
-    calls = trial.target_calls_per_token
-    loss = trial.divergence if trial.least_divergence is None else trial.least_divergence
-    return {
-        "lossless": find_strategy(trial.strategy).lossless,
-        "quality_loss": loss or 0.0,
-        "rouge_l_lost": None,
-        "surprisal_shift": None,
-        "cost_ratio": None
-        if calls is None
-        else checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS),
-    }
-
-
-def with_constraints(
-    halved: HalvingResult, checker: ConstraintChecker, prompts: Sequence[Prompt]
-) -> list[Metrics]:
-    """The confirmation's figures with quality, cost and the constraint that each breaks, if any."""
-    plain = halved.confirmed[0][1]
-    confirmed = []
-    for figure, (choice, measured) in zip(halved.confirmation, halved.confirmed, strict=True):
-        found = checker.metrics(choice, prompts, measured, plain)
-        confirmed.append(
-            figure.model_copy(update={**found, "objection": checker.constraints.objection(found)})
-        )
-    return confirmed
-
-
-def circumstances_of(inputs: TuneInputs, settings: TuneSettings, search: Search) -> dict[str, Any]:
+def circumstances_of(inputs: TuneInputs, settings: TuneSettings) -> dict[str, Any]:
     """What the evidence's figures depend on."""
     pair = inputs.pair
     return {
+        "schema_version": EVIDENCE_VERSION,
         "champion": inputs.champion,
         "constraints": settings.constraints,
-        "trace_digest": search.trace_digest,
+        "trace_digest": inputs.trace.digest(),
         "artifacts": artifacts_of(inputs.resources),
         "fingerprint": pair.fingerprint,
         "padded_to": pair.padded_to,
@@ -445,7 +290,7 @@ def circumstances_of(inputs: TuneInputs, settings: TuneSettings, search: Search)
         "prompts": len(inputs.prompts),
         "prompts_digest": prompts_digest(inputs.prompts),
         "max_tokens": settings.max_tokens,
-        "replayed_tokens": search.max_tokens,
+        "replayed_tokens": min(settings.max_tokens, inputs.trace.header.max_tokens),
         "temperature": settings.temperature,
         "seed": settings.seed,
     }

@@ -26,7 +26,7 @@ INCLUDED = {
     "serving/runtime/strategies/PAPERS.md": "strategy_papers.md",
 }
 """File of the repository -> page of the site."""
-NAMED_MODELS = ("Gates", "PairSpec", "ModelSource", "PackageFile", "DriftLimits")
+NAMED_MODELS = ("Thresholds", "PairSpec", "ModelSource", "PackageFile", "DriftLimits")
 """Models that people write as YAML; classes called ...Settings are found by their name."""
 
 

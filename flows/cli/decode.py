@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,31 @@ from draftwell.flows.cli.options import (
     set_threads,
     wide_console,
 )
+from draftwell.flows.workspace import Workspace, parse_settings
+from draftwell.registry.bundles.vllm.build import bundles_of
+from draftwell.registry.pairs import find_pair, list_pairs
+from draftwell.registry.pairs.fitting import device_gigabytes, export_only
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.main import app as server
+
+if TYPE_CHECKING:
+    from draftwell.serving.runtime.session.stats import Stats
+
+SHOWN_STATS = (
+    "emitted",
+    "drafted",
+    "judged",
+    "accepted",
+    "rescued",
+    "target_calls",
+    "draft_calls",
+    "qualifier_calls",
+    "inner_acceptance_rate",
+    "acceptance_rate",
+    "mat",
+    "wall_seconds",
+)
+"""Counters of an answer that `generate --json` prints."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,8 +69,6 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
 
     Example: draftwell pairs
     """
-    from draftwell.registry.pairs import list_pairs
-    from draftwell.registry.pairs.fitting import device_gigabytes, export_only
 
     found, memory = list_pairs(), device_gigabytes()
     if as_json:
@@ -146,16 +168,20 @@ def parameter_line(name: str, parameter: dict[str, Any]) -> str:
     return f"{name} = {'(required)' if parameter['required'] else parameter['default']}{bounds}"
 
 
+Prompt = Annotated[str, typer.Option("--prompt", help="The user's message.")]
+Strategy = Annotated[str, typer.Option("--strategy", help="See `draftwell strategies`.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the strategy as key=value; may be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")]
+
+
 def generate(
-    prompt: Annotated[str, typer.Option("--prompt", help="The user's message.")],
+    prompt: Prompt,
     pair: Pair = "default",
-    strategy: Annotated[
-        str, typer.Option("--strategy", help="See `draftwell strategies`.")
-    ] = "vanilla_sd",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the strategy as key=value; may be repeated."),
-    ] = None,
+    strategy: Strategy = "vanilla_sd",
+    settings: Settings = None,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -165,16 +191,15 @@ def generate(
     threads: Threads = None,
     pad_target: PadTarget = None,
     artifacts: Artifacts = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of the text.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate one answer and report acceptance, speed and model calls.
 
     Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a
     prime number?"
     """
-    from draftwell.flows.workspace import Workspace, parse_settings
+    from draftwell.flows.steps.profile import find_or_measure_profile
+    from draftwell.serving.runtime.engine.thread_governor import governor_for
     from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy
 
     parameters = parse_settings(settings or [])
@@ -182,69 +207,54 @@ def generate(
         raise DraftwellError("--prompt is empty: give the model something to answer")
     build_strategy(strategy, parameters)
     check_artifacts(artifacts)
-    chosen_device = pick_device(device)
-    chosen_draft_device = pick_draft_device(draft_device, chosen_device)
-    workspace = Workspace(pair, dtype, say, chosen_device)
+    on = pick_device(device)
+    workspace = Workspace(pair, dtype, say, on)
     set_threads(threads)
     loaded = workspace.load(
-        device=chosen_device,
-        draft_device=chosen_draft_device,
+        device=on,
+        draft_device=pick_draft_device(draft_device, on),
         pad_target=pad_target,
         strategies=[StrategyChoice(strategy, parameters)],
     )
-    [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
+    profile = find_or_measure_profile(workspace, loaded, [strategy], artifacts)
+    wanted = [(strategy, parameters)]
+    [chosen] = workspace.strategies(loaded, wanted, folder=artifacts, profile=profile)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    from draftwell.serving.runtime.engine.thread_governor import governor_for
-
-    job = loaded.engine(governor=governor_for(threads, chosen_device)).generate(
-        loaded.encode_prompt(prompt), sampling, chosen
-    )
+    engine = loaded.engine(governor=governor_for(threads, on))
+    job = engine.generate(loaded.encode_prompt(prompt), sampling, chosen)
     text, stats = loaded.decode(job.output), job.session.stats
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "pair": workspace.spec.name,
-                    "strategy": strategy,
-                    "parameters": chosen.config.model_dump(),
-                    "dtype": workspace.dtype,
-                    "padded_to": loaded.padded_to,
-                    "prompt": prompt,
-                    "text": text,
-                    "token_ids": job.output,
-                    "finish_reason": job.session.text.finish_reason,
-                    "stats": {
-                        "emitted": stats.emitted,
-                        "drafted": stats.drafted,
-                        "judged": stats.judged,
-                        "accepted": stats.accepted,
-                        "rescued": stats.rescued,
-                        "target_calls": stats.target_calls,
-                        "draft_calls": stats.draft_calls,
-                        "qualifier_calls": stats.qualifier_calls,
-                        "inner_acceptance_rate": stats.inner_acceptance_rate,
-                        "acceptance_rate": stats.acceptance_rate,
-                        "mat": stats.mat,
-                        "wall_seconds": stats.wall_seconds,
-                        "ttft_seconds": stats.first_token_seconds,
-                        "tokens_per_second": stats.emitted / stats.wall_seconds,
-                    },
-                }
-            )
-        )
+    if not as_json:
+        typer.echo(text)
+        say(told(stats, loaded.padded_to))
         return
-    typer.echo(text)
+    answer = {
+        **{"pair": workspace.spec.name, "strategy": strategy, "dtype": workspace.dtype},
+        **{"prompt": prompt, "text": text, "token_ids": job.output, "stats": shown(stats)},
+        "parameters": chosen.config.model_dump(),
+        "padded_to": loaded.padded_to,
+        "finish_reason": job.session.text.finish_reason,
+    }
+    typer.echo(json.dumps(answer))
+
+
+def shown(stats: Stats) -> dict[str, Any]:
+    """Statistics of a request as JSON."""
+    return {
+        **{name: getattr(stats, name) for name in SHOWN_STATS},
+        "ttft_seconds": stats.first_token_seconds,
+        "tokens_per_second": stats.emitted / stats.wall_seconds,
+    }
+
+
+def told(stats: Stats, padded_to: int | None) -> str:
+    """What came of a request, in a line."""
     rate = (
         f"{stats.acceptance_rate:.0%} of judged draft tokens accepted, "
         if stats.acceptance_rate is not None
         else ""
     )
-    padded = (
-        ""
-        if loaded.padded_to is None
-        else f"; the target is padded to {loaded.padded_to:,} parameters"
-    )
-    say(
+    padded = "" if padded_to is None else f"; the target is padded to {padded_to:,} parameters"
+    return (
         f"{stats.emitted} tokens in {stats.wall_seconds:.2f} s "
         f"({stats.emitted / stats.wall_seconds:.1f} tokens/s), "
         f"{rate}{stats.target_calls} target calls after the prompt{padded}"
@@ -262,25 +272,6 @@ def serve(
         ),
     ] = None,
     engine: EngineOption = EngineName.draftwell,
-    replica: Annotated[
-        int | None,
-        typer.Option(
-            "--replica",
-            min=1,
-            help="With --engine vllm: number of a process that shares its port with others; on "
-            "CPUs 2 takes the cores "
-            "after those of the first.",
-        ),
-    ] = None,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart",
-            help="With --engine vllm: start nothing but processes that take the place of those "
-            "that serve an earlier bundle of "
-            "the pair here, one after the other, on the same ports.",
-        ),
-    ] = False,
 ) -> None:
     """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve
     (see `draftwell-serve --help`): --host, --port, --slots, --threads, --queue, --allow-parameters,
@@ -291,18 +282,11 @@ def serve(
 
     Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
-    from draftwell.registry.pairs import find_pair
 
     if engine is EngineName.vllm:
-        from draftwell.flows.cli.engine import restart_elsewhere, serve_elsewhere
-        from draftwell.registry.bundles.vllm.build import bundles_of
+        from draftwell.flows.cli.engine import serve_elsewhere
 
         name = find_pair(pair).name
-        if restart:
-            restart_elsewhere(
-                bundle, name, [*([] if replica is None else ["--replica"]), *context.args]
-            )
-            return
         found = bundle or bundles_of(Path("dist"), name) / "current"
         if not (found / "serve.sh").is_file():
             raise DraftwellError(
@@ -312,14 +296,7 @@ def serve(
                 ),
                 code="no_bundle",
             )
-        serve_elsewhere(found, name, context.args, replica)
-    if restart or replica is not None:
-        raise DraftwellError(
-            f"{'--restart' if restart else '--replica'} means nothing with --engine "
-            "draftwell, whose server follows the "
-            "link `current` by itself: leave it out",
-            code="engine_option",
-        )
+        serve_elsewhere(found, name, context.args)
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
         raise DraftwellError(
@@ -329,7 +306,6 @@ def serve(
             ),
             code="no_bundle",
         )
-    from draftwell.serving.server.main import app as server
 
     code = server(
         ["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from draftwell.components.engines.vllm_methods import METHODS
+from draftwell.components.bench.schema import BenchReport
+from draftwell.components.engines.ports import refuse_taken
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
+from draftwell.flows.cli.engine_options import on_other_engine, settings_of
 from draftwell.flows.cli.options import (
+    EXIT_FAILED,
+    EXIT_UNDECIDED,
     DeviceOption,
     DtypeOption,
     EngineName,
     EngineOption,
+    Fresh,
+    Levels,
+    Methods,
+    Minutes,
     Pair,
     Threads,
+    check_folder,
     pick_device,
     say,
     wide_console,
 )
-from draftwell.flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
+from draftwell.flows.cli.signals import ends_what_it_started
+from draftwell.flows.failures import reaching_prefect
+from draftwell.flows.loading import prompts_of
+from draftwell.flows.progress import settle_prefect
+from draftwell.flows.settings import OF_VLLM, PipelineSettings
+from draftwell.flows.steps.verdict import sentence, unmet
+from draftwell.registry.pairs import find_pair
+from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
+from draftwell.serving.device import cuda_available, default_device, device_class
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.temperature import SERVED_TEMPERATURE
 
-if TYPE_CHECKING:
-    from draftwell.components.bench.schema import BenchReport
-
+LOOP = PipelineSettings(device="cpu")
 KNOWN_BAD = (
     (
         "fastapi",
@@ -55,23 +71,71 @@ NEEDED = (
 )
 """(package, what alone needs it; nothing for the base)."""
 
-ONLY_ELSEWHERE = (
-    "minutes",
-    "methods",
-    "levels",
-    "max_tokens",
-    "tune_prompts",
-    "train_minutes",
-    "serve_seconds",
-    "port",
-    "out",
-    "grid",
-    "fresh",
-)
-"""Options of `draftwell demo` that mean nothing on our own engine."""
 SPEEDS = ("speedup", "sampled speedup")
 """The gate's checks of speed, which are shown below the table. It has the first one's figures;
 sampled requests have a run of their own."""
+
+
+DemoPrompts = Annotated[
+    Path | None,
+    typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts."),
+]
+BenchPrompts = Annotated[
+    int,
+    typer.Option("--bench-prompts", min=2, help="Prompts of the gate, and of the final table."),
+]
+SampledTemperature = Annotated[
+    float,
+    typer.Option(
+        "--sampled-temperature",
+        min=0.0,
+        max=2.0,
+        help="Temperature of the sampled requests to tune for besides greedy ones; 0: greedy ones "
+        "only.",
+    ),
+]
+MaxTokens = Annotated[
+    int,
+    typer.Option("--max-tokens", min=8, help="With --engine vllm: tokens of an answer at most."),
+]
+TunePrompts = Annotated[
+    int, typer.Option("--tune-prompts", min=2, help="With --engine vllm: prompts of the tuning.")
+]
+TrainMinutes = Annotated[
+    float | None,
+    typer.Option(
+        "--train-minutes",
+        min=0.01,
+        help="With --engine vllm: train an EAGLE-3 head for so long; default: only where the pair "
+        "has none, in a fifth of the time.",
+    ),
+]
+ServeSeconds = Annotated[
+    float,
+    typer.Option(
+        "--serve-seconds",
+        min=1.0,
+        help="With --engine vllm: how long what was deployed is asked.",
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        min=1,
+        max=65535,
+        help="With --engine vllm: where it listens meanwhile; default: a free port.",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", help="With --engine vllm: folder of bundles.")]
+Grid = Annotated[
+    bool,
+    typer.Option(
+        "--grid",
+        help="With --engine vllm: at last measure all settings again on all prompts, for the "
+        "regret: takes long.",
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -83,116 +147,24 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     context: typer.Context,
     pair: Pair = "default",
-    prompts: Annotated[
-        Path | None,
-        typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts."),
-    ] = None,
+    prompts: DemoPrompts = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
-    bench_prompts: Annotated[
-        int,
-        typer.Option("--bench-prompts", min=2, help="Prompts of the gate, and of the final table."),
-    ] = 16,
-    sampled_temperature: Annotated[
-        float,
-        typer.Option(
-            "--sampled-temperature",
-            min=0.0,
-            max=2.0,
-            help=(
-                "Temperature of the sampled requests to tune for besides greedy ones; 0: "
-                "greedy ones only."
-            ),
-        ),
-    ] = SERVED_TEMPERATURE,
+    bench_prompts: BenchPrompts = LOOP.bench_prompts,
+    sampled_temperature: SampledTemperature = SERVED_TEMPERATURE,
     engine: EngineOption = EngineName.draftwell,
-    minutes: Annotated[
-        float,
-        typer.Option(
-            "--minutes",
-            min=1.0,
-            help=(
-                "With --engine vllm: time for the whole loop; the tuning measures what there "
-                "is time for."
-            ),
-        ),
-    ] = 45.0,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            help=(
-                f"With --engine vllm: comma-separated names out of {', '.join(METHODS[1:])}; "
-                "default: all that are possible."
-            ),
-        ),
-    ] = None,
-    levels: Annotated[
-        str,
-        typer.Option(
-            "--levels",
-            help="With --engine vllm: requests at once, from 1; several give draft lengths by "
-            "load. "
-            "The highest that was measured is what the bundle serves at once.",
-        ),
-    ] = "1,8",
-    max_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-tokens", min=1, help="With --engine vllm: tokens of an answer at most."
-        ),
-    ] = 64,
-    tune_prompts: Annotated[
-        int,
-        typer.Option("--tune-prompts", min=2, help="With --engine vllm: prompts of the tuning."),
-    ] = 12,
-    train_minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--train-minutes",
-            min=0.01,
-            help="With --engine vllm: train an EAGLE-3 head for so long; default: only where "
-            "the pair has "
-            "none, in a fifth of the time.",
-        ),
-    ] = None,
-    serve_seconds: Annotated[
-        float,
-        typer.Option(
-            "--serve-seconds",
-            min=1.0,
-            help="With --engine vllm: how long what was deployed is asked.",
-        ),
-    ] = 90.0,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port",
-            min=1,
-            max=65535,
-            help="With --engine vllm: where it listens meanwhile; default: a free port.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", help="With --engine vllm: folder of bundles.")
-    ] = Path("dist"),
-    grid: Annotated[
-        bool,
-        typer.Option(
-            "--grid",
-            help=(
-                "With --engine vllm: at last measure all settings again on all prompts, for "
-                "the regret: takes long."
-            ),
-        ),
-    ] = False,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh", help="With --engine vllm: begin again instead of with what is there."
-        ),
-    ] = False,
+    minutes: Minutes = LOOP.minutes,
+    methods: Methods = None,
+    levels: Levels = "1,8",
+    max_tokens: MaxTokens = OF_VLLM["tune_tokens"],
+    tune_prompts: TunePrompts = OF_VLLM["tune_prompts"],
+    train_minutes: TrainMinutes = LOOP.train_minutes,
+    serve_seconds: ServeSeconds = LOOP.serve_seconds,
+    port: Port = LOOP.port,
+    out: Out = LOOP.out,
+    grid: Grid = LOOP.grid,
+    fresh: Fresh = LOOP.fresh,
 ) -> None:
     """Run the complete loop: collect, train, calibrate, tune, gate, publish, deploy; then print one
     table.
@@ -201,93 +173,63 @@ def demo(
     evidence; the last line says what serves. Where there is no champion, plain decoding takes the
     place of a choice that does not pass, and is judged in its turn.
 
-    With --engine vllm the loop is that of vLLM: collect, train a head if the pair has none, tune,
-    gate, deploy, serve for a while, monitor. A run that was stopped continues when it is started
-    again. Exit codes are those of the gate.
+    With --engine vllm a head is trained if the pair has none, and what is deployed serves a trial
+    first. A run that was stopped continues when it is started again.
 
     Example: draftwell demo
     """
-    from draftwell.flows.cli.engine import numbers, refuse_options
+    elsewhere = on_other_engine(context)
+    if elsewhere:
+        tokens = dict.fromkeys(("collect_tokens", "tune_tokens", "bench_tokens"), max_tokens)
+        check_elsewhere(settings := settings_of(context, PipelineSettings, **tokens))
+    else:
+        settings = settings_of(context, PipelineSettings, device=pick_device(device))
+    with ends_what_it_started():
+        result = run_loop(settings)
+    if elsewhere:
+        from draftwell.flows.cli.demo_engine import engine_lines, engine_table
 
-    if refuse_options(
-        context,
-        engine,
-        ("prompts", "bench_prompts", *ONLY_ELSEWHERE),
-        only_elsewhere=ONLY_ELSEWHERE,
-    ):
-        from draftwell.flows.cli.demo_engine import demo_elsewhere
+        wide_console().print(engine_table(result))
+        for line in engine_lines(result, settings):
+            typer.echo(line)
+    else:
+        from draftwell.components.bench.report.tables import bench_table
 
-        demo_elsewhere(
-            pair,
-            dtype,
-            device,
-            threads,
-            prompts=prompts,
-            methods=methods,
-            levels=numbers(levels),
-            judged=bench_prompts,
-            tuned=tune_prompts,
-            minutes=minutes,
-            max_tokens=max_tokens,
-            train_minutes=train_minutes,
-            serve_seconds=serve_seconds,
-            port=port,
-            out=out,
-            grid=grid,
-            fresh=fresh,
-        )
-        return
-    from draftwell.flows.progress import settle_prefect
-
-    settle_prefect()
-    from draftwell.components.bench.schema import BenchReport
-    from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
-    from draftwell.components.gate.verdict_report import bench_table
-    from draftwell.flows.loading import prompts_of
-    from draftwell.flows.settings import PipelineSettings
-    from draftwell.registry.pairs import find_pair
-
-    settings = PipelineSettings(
-        pair=pair,
-        prompts=prompts,
-        dtype=dtype,
-        device=pick_device(device),
-        threads=threads,
-        bench_prompts=bench_prompts,
-        sampled_temperature=sampled_temperature,
-    )
-    # a user's mistake is reported here, in one line; inside the flow it would be retried, with a
-    # traceback
-    find_pair(pair)
-    prompts_of(settings)
-    say("starting Prefect (about 10 s)")
-    from draftwell.flows.failures import reaching_prefect
-    from draftwell.flows.orchestration.pipeline_flow import pipeline
-
-    with reaching_prefect():
-        result = pipeline(settings)
-    for table in tables(BenchReport.from_json(result["report"])):
-        wide_console().print(bench_table(table))
-    for line in outcome_lines(result, pair, settings.device):
-        wide_console().print(line)
+        wide_console().print(bench_table(BenchReport.model_validate(result["report"])))
+        for line in outcome_lines(result, settings):
+            wide_console().print(line)
     raise typer.Exit({PASSED: 0, FAILED: EXIT_FAILED, UNDECIDED: EXIT_UNDECIDED}[result["verdict"]])
 
 
-def tables(report: BenchReport) -> Iterator[BenchReport]:
-    """What the gate measured, and after that what it measured again, which alone counts then."""
-    yield report
-    if report.in_doubt is not None:
-        say("no clear pass: the gate measured these again, and judged them by this table")
-        yield report.model_copy(
-            update={"strategies": report.in_doubt, "in_doubt": None, "headlines": []}
-        )
+def check_elsewhere(settings: PipelineSettings) -> None:
+    """Refuse now what would be noticed after half an hour."""
+    from draftwell.flows.steps.engine.space import space_of
+    from draftwell.flows.steps.engine.tune import engine_settings
+
+    engine_settings(settings)
+    check_folder(settings.out)
+    if settings.port is not None:
+        refuse_taken(settings.port)
+    space_of(settings)
 
 
-def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[str]:
+def run_loop(settings: PipelineSettings) -> dict[str, Any]:
+    """The outcome of the flow with these settings."""
+    settle_prefect()  # before Prefect is imported
+    # a user's mistake is reported here, in one line
+    find_pair(settings.pair)
+    prompts_of(settings)
+    say("starting Prefect (about 10 s)")
+    from draftwell.flows.orchestration.loop_flow import draftwell
+
+    with reaching_prefect():
+        return draftwell(settings)
+
+
+def outcome_lines(result: dict[str, Any], settings: PipelineSettings) -> Iterator[str]:
     """What was chosen, how fast the gate found it, and what serves now. All figures of what was
     chosen are of the gate's tables: those of tuning are of another run, and never quite the
     same."""
-    from draftwell.flows.steps.verdict import sentence, unmet
 
     yield f"greedy requests: {chosen(result)}"
     if (sampled := result["sampled"]) is not None:
@@ -303,7 +245,7 @@ def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[st
     elif result["passed"]:
         yield (
             f"release {result['release']} passed and waits to be promoted: `draftwell "
-            f"promote --pair {pair} --device {device} "
+            f"promote --pair {settings.pair} --device {settings.device} "
             f"--release {result['release']}`"
         )
     else:
@@ -392,8 +334,6 @@ def devices() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what models can run on, and of the default pair."""
     import torch
 
-    from draftwell.serving.device import cuda_available, default_device, device_class
-
     rows: list[tuple[str, str, str, bool]] = [
         ("cpu", device_class("cpu"), f"{torch.get_num_threads()} threads", True)
     ]
@@ -412,7 +352,6 @@ def devices() -> list[tuple[str, str, str, bool]]:
 
 def compiling() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what compiled layers need: neither is needed to run."""
-    from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
     from draftwell.serving.runtime.models.compiled_library import compiler
 
     kept = len(list(libraries_folder().glob(f"*/{LIBRARY}")))

@@ -1,183 +1,73 @@
-"""`draftwell demo --engine vllm`: the loop of `draftwell.flows.steps.engine.loop`, and what it ends
-with: a table and a few lines."""
+"""What `draftwell demo --engine vllm` ends with: a table and a few lines."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from draftwell.flows.cli.engine import open_engine
-from draftwell.flows.cli.options import check_folder, say, set_threads, wide_console
-from draftwell.flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
-from draftwell.flows.cli.signals import ends_what_it_started
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.bench.engines.table import figure_table
+from draftwell.flows.steps.verdict import sentence, unmet
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLUMNS = (
-    "setting",
-    "measured by",
-    "at once",
-    "tokens/s",
-    "times plain",
-    "interval",
-    "lower bound",
-)
+    from draftwell.flows.settings import PipelineSettings
 
 
-def demo_elsewhere(
-    pair: str,
-    dtype: str | None,
-    device: str | None,
-    threads: int | None,
-    *,
-    prompts: Path | None,
-    methods: str | None,
-    port: int | None,
-    out: Path,
-    **wanted: Any,
-) -> None:
-    """Run the loop, print what it found, and leave with the gate's exit code.
-
-    Args:
-        wanted: fields of `LoopSettings`.
-    """
-    from draftwell.components.engines.ports import refuse_taken
-    from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
-    from draftwell.components.prompts.prompt import demo_prompts, mixed, read_prompts
-    from draftwell.flows.steps.engine.loop import EngineLoop, LoopSettings
-    from draftwell.flows.steps.monitor import load_limits
-    from draftwell.flows.steps.verdict import result_of
-    from draftwell.registry.gates import load_gates
-
-    named = (
-        None
-        if methods is None
-        else tuple(part.strip() for part in methods.split(",") if part.strip())
-    )
-    wishes = LoopSettings(methods=named, port=port, out=out, **wanted)
-    # a mistake in methods or levels is refused now, and not after texts were collected
-    wishes.tuning()
-    rows = read_prompts(prompts) if prompts else mixed(demo_prompts())
-    check_folder(out)
-    if port is not None:
-        refuse_taken(port)  # now, and not after half an hour
-    set_threads(threads)
-    with ends_what_it_started(), open_engine("demo", pair, dtype, device, threads) as space:
-        loop = EngineLoop(
-            space, rows, wishes, Thresholds.of(load_gates().model_dump()), load_limits(None), say
-        )
-        report = loop.run()
-    wide_console().print(figures_table(report))
-    for line in outcome(report):
-        typer.echo(line)
-    raise typer.Exit(
-        {PASSED: 0, FAILED: EXIT_FAILED, UNDECIDED: EXIT_UNDECIDED}[result_of(report["record"])]
+def engine_table(result: Mapping[str, Any]) -> Table:
+    """The settings that were measured on all prompts of the tuning, and what the gate measured of
+    the choice, each beside plain decoding."""
+    measured = result["measured"]
+    rows = [("tuning", figure) for figure in (*measured["confirmed"], *measured["scheduled"])]
+    rows += [("gate", figure) for figure in result["figures"]]
+    figures = [
+        Figure.model_validate_json(json.dumps({**figure, "label": f"{figure['label']}, {name}"}))
+        for name, figure in rows
+    ]
+    return figure_table(
+        figures,
+        f"{result['pair']} in {result['dtype']} on {result['device_class']}, {result['engine']} "
+        f"{result['version']}, {result['threads']} threads; each setting beside plain decoding",
     )
 
 
-def figures_table(report: Mapping[str, Any]) -> Table:
-    """Plain decoding, the settings that were measured on all prompts of the tuning, and what the
-    gate measured of the choice."""
-    from draftwell.components.report.tables import rich_table
-
-    choice, record = report["choice"], report["record"]
-    tuned = [("tuning", figure) for figure in (*choice["confirmed"], *choice["scheduled"])]
-    judged = [("gate", figure) for figure in record["figures"]]
-    rows = []
-    for name, figure in [judged[0]] if judged else tuned[:1]:
-        rows.append(
-            [
-                f"{report['engine']}, plain",
-                name,
-                str(figure["at_once"]),
-                f"{figure['plain_tokens_per_second']:.1f}",
-                "1",
-                "–",
-                "–",
-            ]
-        )
-    for name, figure in (*tuned, *judged):
-        rows.append(
-            [
-                figure["label"],
-                name,
-                str(figure["at_once"]),
-                f"{figure['tokens_per_second']:.1f}",
-                f"{figure['ratio']:.3f}",
-                f"{figure['low']:.3f}–{figure['high']:.3f}",
-                f"{figure['low']:.3f}",
-            ]
-        )
-    return rich_table(
-        COLUMNS,
-        rows,
-        f"{report['pair']} in {report['dtype']} on {report['device_class']}, {report['engine']} "
-        f"{report['version']}, {report['threads']} threads; each setting beside plain decoding",
-    )
-
-
-def outcome(report: Mapping[str, Any]) -> Iterator[str]:
+def engine_lines(result: Mapping[str, Any], settings: PipelineSettings) -> Iterator[str]:
     """What was chosen and why, its regret, the verdict, where it is, and how it was served."""
-    from draftwell.components.tune.engines.choice import Final
-    from draftwell.flows.steps.engine.loop import clock_time
-    from draftwell.flows.steps.verdict import sentence, unmet
-
-    seconds = report["seconds"]
-    yield from (f"final: {Final.model_validate(final)}" for final in report["choice"]["finals"])
-    yield f"chosen: {report['choice']['reason']}"
-    yield regret_line(report["regret"], "by the tuning's own figures")
-    if grid := report.get("grid"):
-        yield (
-            regret_line(grid["regret"], "by the whole grid on all prompts of the tuning")
-            if grid["regret"]
-            else "regret by the whole grid: unknown, because the choice could not be measured again"
-        )
-        if final := grid["final"]:
-            yield (
-                "the choice and the best of the others in the grid once more: "
-                f"{Final.model_validate(final)}"
-            )
+    yield f"chosen: {result['reason']}"
+    if grid := result.get("grid"):
+        yield regret_line(grid)
         yield from (
             f"left out of the grid: {name}, {why}" for name, why in grid["left_out"].items()
         )
-    against = "; ".join(f"{check['name']}, {check['detail']}" for check in unmet(report["record"]))
-    yield sentence(report["record"]) + (f": {against}" if against else "")
-    if "bundle" in report:
-        served = report["served"]
-        yield (
-            f"served: {served['requests']} requests, {served['tokens_per_second']:.1f} "
-            "tokens/s with "
-            f"{served['clients']} at once, ready after {served['start_seconds']:.0f} s"
-        )
-        yield f"drafts since the tuning: {report['drift']['verdict']}, {report['drift']['why']}"
-    yield (
-        f"{clock_time(sum(seconds.values()))} of {report['minutes']:g} minutes: "
-        + ", ".join(f"{name} {clock_time(taken)}" for name, taken in seconds.items())
-    )
-    if "bundle" in report:
-        yield (
-            f"the bundle decodes up to {served['clients']} requests at once, further ones "
-            "wait: other numbers with --levels, such as "
-            "--levels 1,8, and minutes enough to measure them"
-        )
-        yield f"bundle {report['bundle']}. Next: `make serve ENGINE={report['engine']}`"
-    else:
+    against = "; ".join(f"{check['name']}, {check['detail']}" for check in unmet(result))
+    yield sentence(result) + (f": {against}" if against else "")
+    yield f"{result['seconds'] / 60:.1f} of {settings.minutes:g} minutes"
+    if result["bundle"] is None:
         yield "nothing was deployed; what was deployed before stays"
-
-
-def regret_line(regret: Mapping[str, Any], by: str) -> str:
-    """How far the choice is behind the best that was measured."""
-    interval = (
-        ""
-        if regret["low"] is None
-        else f" ({100 * regret['low']:.1f} to {100 * regret['high']:.1f})"
+        return
+    served, drift = result["served"], result["since_tuning"]
+    yield (
+        f"served: {served['requests']} requests, {served['tokens_per_second']:.1f} tokens/s with "
+        f"{served['clients']} at once, ready after {served['start_seconds']:.0f} s"
     )
-    best = f", {regret['best']}," if regret["regret"] else ""
+    yield f"drafts since the tuning: {drift['verdict']}, {drift['why']}"
+    yield (
+        f"the bundle decodes up to {served['clients']} requests at once, further ones "
+        "wait: other numbers with --levels, such as "
+        "--levels 1,8, and minutes enough to measure them"
+    )
+    yield f"bundle {result['bundle']}. Next: `make serve ENGINE={result['engine']}`"
+
+
+def regret_line(grid: Mapping[str, Any]) -> str:
+    """How far the choice is behind the best of a grid that was measured again."""
+    regret = grid["regret"]
+    if regret is None:
+        return "regret: unknown, because the choice could not be measured again"
+    low, mid, high = (100 * regret[name] for name in ("low", "regret", "high"))
     return (
-        f"regret {by}: {100 * regret['regret']:.1f} %{interval}: the best of "
-        f"{regret['settings']} settings{best} over what was chosen"
+        f"regret {mid:.1f} % ({low:.1f} to {high:.1f}): the choice beside {regret['best']}, the "
+        f"best of the others of {len(grid['figures'])} settings, on all prompts of the tuning"
     )

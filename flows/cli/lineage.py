@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftwell.flows.steps.lineage import lineage as walk
+
 if TYPE_CHECKING:
     from draftwell.flows.steps.lineage import Node
 
@@ -33,8 +35,6 @@ def lineage(
     Example: draftwell lineage release.default.cpu@champion
     """
     import json
-
-    from draftwell.flows.steps.lineage import lineage as walk
 
     nodes = walk(what)
     if as_json:

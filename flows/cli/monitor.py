@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from draftwell.components.drift.report import drift_json, drift_table
+from draftwell.flows.cli.engine_options import NEEDED, named, on_other_engine
 from draftwell.flows.cli.options import (
+    EXIT_FAILED,
+    EXIT_UNDECIDED,
     DeviceOption,
     DtypeOption,
     EngineName,
     EngineOption,
+    Fresh,
+    Levels,
+    Methods,
+    Minutes,
     Pair,
     Threads,
     check_folder,
@@ -19,13 +28,68 @@ from draftwell.flows.cli.options import (
     say,
     wide_console,
 )
+from draftwell.flows.workspace import Workspace
 from draftwell.serving.errors import DraftwellError
+
+if TYPE_CHECKING:
+    from draftwell.components.drift.schema import DriftReport
 
 DRIFT = 3
 """Exit code of drift; 0 is none, or not enough traffic yet, 2 a mistake."""
 
-OF_RECALIBRATE = ("prompts", "restart", "minutes", "methods", "levels", "threads", "fresh")
-"""Options that go with --recalibrate alone."""
+
+Spool = Annotated[
+    Path | None,
+    typer.Option(
+        "--spool",
+        help="Folder of recorded requests, which a server writes. Default: "
+        "$DRAFTWELL_HOME/spool/<pair>.",
+    ),
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        "--reference",
+        help="Traces to compare with. Default: those that the champion was calibrated on.",
+    ),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        help="Folder for drift.json, drift.md and the plots. Default: the workspace's reports.",
+    ),
+]
+Limits = Annotated[
+    Path | None,
+    typer.Option("--limits", help="YAML file of limits. Default: registry/drift.yaml."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder of bundles, to see what is served.")]
+Recalibrate = Annotated[
+    bool,
+    typer.Option(
+        "--recalibrate",
+        help="With --engine vllm: where there is drift, tune again on recorded prompts, gate, "
+        "deploy after a trial, and restart what serves.",
+    ),
+]
+Recorded = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        help="With --recalibrate: file or folder of recorded requests (JSONL). Default: those in "
+        "the spool.",
+    ),
+]
+Restart = Annotated[
+    str | None,
+    typer.Option(
+        "--restart",
+        help="With --recalibrate: command of a shell that restarts the servers. Default: "
+        "nothing is restarted.",
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,94 +100,23 @@ def add_to(app: typer.Typer) -> None:
 def monitor(
     context: typer.Context,
     pair: Pair = "default",
-    spool: Annotated[
-        Path | None,
-        typer.Option(
-            "--spool",
-            help=(
-                "Folder of recorded requests, which a server writes. Default: "
-                "$DRAFTWELL_HOME/spool/<pair>."
-            ),
-        ),
-    ] = None,
-    reference: Annotated[
-        Path | None,
-        typer.Option(
-            "--reference",
-            help="Traces to compare with. Default: those that the champion was calibrated on.",
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            help="Folder for drift.json, drift.md and the plots. Default: the workspace's reports.",
-        ),
-    ] = None,
-    limits: Annotated[
-        Path | None,
-        typer.Option("--limits", help="YAML file of limits. Default: registry/drift.yaml."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder of bundles, to see what is served.")
-    ] = Path("dist"),
+    spool: Spool = None,
+    reference: Reference = None,
+    report: Report = None,
+    limits: Limits = None,
+    as_json: AsJson = False,
+    out: Out = Path("dist"),
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     engine: EngineOption = EngineName.draftwell,
-    recalibrate: Annotated[
-        bool,
-        typer.Option(
-            "--recalibrate",
-            help="With --engine vllm: where there is drift, tune again on recorded prompts, "
-            "gate, deploy after a "
-            "trial, and restart what serves.",
-        ),
-    ] = False,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            help=(
-                "With --recalibrate: file or folder of recorded requests (JSONL). Default: "
-                "those in the spool."
-            ),
-        ),
-    ] = None,
-    restart: Annotated[
-        str | None,
-        typer.Option(
-            "--restart",
-            help="With --recalibrate: command of a shell that restarts the servers. Default: "
-            "processes of the new bundle "
-            "take the place of those that you run on this machine.",
-        ),
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option("--minutes", min=1.0, help="With --recalibrate: for all of it.")
-    ] = 45.0,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            help=(
-                "With --recalibrate: ways to speculate, with commas. Default: all that are "
-                "possible."
-            ),
-        ),
-    ] = None,
-    levels: Annotated[
-        str,
-        typer.Option("--levels", help="With --recalibrate: requests at once that are measured."),
-    ] = "1,8",
+    recalibrate: Recalibrate = False,
+    prompts: Recorded = None,
+    restart: Restart = None,
+    minutes: Minutes = 45.0,
+    methods: Methods = None,
+    levels: Levels = "1,8",
     threads: Threads = None,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="With --recalibrate: tune and judge again, also on prompts of an earlier one.",
-        ),
-    ] = False,
+    fresh: Fresh = False,
 ) -> None:
     """Compare served traffic with what the champion was calibrated on; exit code 3 if it has
     drifted, 2 on an error, else 0.
@@ -136,71 +129,60 @@ def monitor(
 
     Example: draftwell monitor --pair default --spool .draftwell/spool/smollm2-135m
     """
-    import json
+    if not on_other_engine(context):
+        show(*check_own(context), as_json)
+    if recalibrate:
+        answer_elsewhere(context)
+    from draftwell.flows.cli.engine import monitor_elsewhere
 
-    from draftwell.components.drift.report import drift_json, drift_table
-    from draftwell.flows.cli.engine import monitor_elsewhere, named, refuse_options
-    from draftwell.flows.cli.recalibrate_engine import recalibrate_elsewhere
-    from draftwell.flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
-    from draftwell.flows.steps import monitor as monitor_step
-    from draftwell.flows.steps.engine.recalibrate import REFUSED, UNDECIDED_STATE, said_of
-    from draftwell.flows.workspace import Workspace
-
-    if refuse_options(
-        context,
-        engine,
-        ("spool", "limits", "as_json", "out", "recalibrate", *OF_RECALIBRATE),
-        only_elsewhere=("recalibrate", *OF_RECALIBRATE),
-    ):
-        if recalibrate:
-            outcome = recalibrate_elsewhere(
-                pair,
-                dtype,
-                device,
-                spool=spool,
-                limits=limits,
-                out=out,
-                prompts=prompts,
-                restart=restart,
-                minutes=minutes,
-                methods=methods,
-                levels=levels,
-                threads=threads,
-                fresh=fresh,
-            )
-            typer.echo(json.dumps(outcome, indent=2) if as_json else said_of(outcome))
-            raise typer.Exit(
-                {REFUSED: EXIT_FAILED, UNDECIDED_STATE: EXIT_UNDECIDED}.get(outcome["state"], 0)
-            )
-        if wrong := next((name for name in OF_RECALIBRATE if named(context, name)), None):
-            raise DraftwellError(
-                f"--{wrong} means nothing without --recalibrate: name both, or leave it out",
-                code="engine_option",
-            )
-        found = monitor_elsewhere(pair, dtype, device, spool=spool, limits=limits, out=out)
-        typer.echo(
-            json.dumps(found.model_dump(mode="json"), indent=2)
-            if as_json
-            else f"{found.verdict}: {found.why}"
+    needed = NEEDED["restart"]["monitor"]
+    if wrong := next((name for name in needed if named(context, name)), None):
+        raise DraftwellError(
+            f"--{wrong} means nothing without --recalibrate: name both, or leave it out",
+            code="engine_option",
         )
-        raise typer.Exit(DRIFT if found.drifted else 0)
-    if report is not None:
-        check_folder(report)
-    on = release_device(device)
-    space = Workspace(pair, dtype, say, on)
-    found_here, _ = monitor_step.check(
+    show(monitor_elsewhere(context), None, as_json)
+
+
+def check_own(context: typer.Context) -> tuple[DriftReport, Path]:
+    """What our own engine served, compared, and the report's file."""
+    from draftwell.flows.steps import monitor as step
+
+    given = context.params
+    folder: Path | None = given["report"]
+    if folder is not None:
+        check_folder(folder)
+    on = release_device(given["device"])
+    space = Workspace(given["pair"], given["dtype"], say, on)
+    found, _ = step.check(
         space,
-        spool=monitor_step.spool_of(space, spool),
+        spool=step.spool_of(space, given["spool"]),
         device=on,
-        reference=reference,
-        out=out,
-        limits=None if limits is None else monitor_step.load_limits(limits),
+        reference=given["reference"],
+        out=given["out"],
+        limits=step.load_limits(given["limits"]),
     )
-    files = monitor_step.write_report(found_here, report or space.device_reports / "drift")
+    return found, step.write_report(found, folder or space.device_reports / "drift")[1]
+
+
+def show(report: DriftReport, file: Path | None, as_json: bool) -> NoReturn:
+    """Print a report, and end with its exit code."""
+
     if as_json:
-        typer.echo(json.dumps(drift_json(found_here), indent=2, allow_nan=False))
+        typer.echo(dumps(drift_json(report), indent=2, allow_nan=False))
     else:
-        wide_console().print(drift_table(found_here))
-        typer.echo(str(files[1]))
-    if found_here.drifted:
-        raise typer.Exit(DRIFT)
+        wide_console().print(drift_table(report))
+        if file is not None:
+            typer.echo(str(file))
+    raise typer.Exit(DRIFT if report.drifted else 0)
+
+
+def answer_elsewhere(context: typer.Context) -> NoReturn:
+    """Check another engine, and answer drift; the exit code is the gate's where it did not pass."""
+    from draftwell.flows.cli.engine import recalibrate_elsewhere
+    from draftwell.flows.steps.engine.recalibrate import said_of
+
+    outcome = recalibrate_elsewhere(context)
+    typer.echo(dumps(outcome, indent=2) if context.params["as_json"] else said_of(outcome))
+    codes = {"refused": EXIT_FAILED, "undecided": EXIT_UNDECIDED}
+    raise typer.Exit(codes.get(outcome["state"], 0))

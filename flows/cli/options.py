@@ -6,14 +6,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftwell.components.engines.vllm_methods import METHODS
+from draftwell.serving.device import (
+    checked_device,
+    cuda_available,
+    default_device,
+    known_device,
+    set_threads as fix_threads,
+)
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_atomically
+from draftwell.serving.settings import read_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
+EXIT_FAILED, EXIT_UNDECIDED = 1, 3
+"""Exit codes of the gate, with 0 for passed and 2 for an error."""
 
 
 class Dtype(StrEnum):
@@ -72,7 +84,6 @@ DraftDevice = Annotated[
 
 def read_thread_count(text: str) -> int | None:
     """What --threads says; None: auto."""
-    from draftwell.serving.settings import read_threads
 
     threads = read_threads(text)
     if threads is not None and (not isinstance(threads, int) or threads < 1):
@@ -148,8 +159,53 @@ EngineOption = Annotated[
 ]
 Fresh = Annotated[
     bool,
+    typer.Option("--fresh", help="With --engine vllm: begin again instead of with what is there."),
+]
+
+
+def read_methods(text: str) -> tuple[str, ...]:
+    """Names that are written with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def read_levels(text: str) -> tuple[int, ...]:
+    """Numbers that are written with commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise DraftwellError(
+            f"--levels {text!r}: write numbers above 0 with commas, such as 1,4,16",
+            code="bad_levels",
+        )
+    return tuple(map(int, parts))
+
+
+Methods = Annotated[
+    Any,
     typer.Option(
-        "--fresh", help="With --engine vllm: measure again what an earlier run has measured."
+        "--methods",
+        parser=read_methods,
+        metavar="NAMES",
+        help=f"With --engine vllm: ways to speculate to choose among, with commas, out of "
+        f"{', '.join(METHODS[1:])}. Default: all that are possible.",
+    ),
+]
+Levels = Annotated[
+    Any,
+    typer.Option(
+        "--levels",
+        parser=read_levels,
+        metavar="NUMBERS",
+        help="With --engine vllm: requests at once, from 1; several, such as 1,4,16, give draft "
+        "lengths by load. The highest that was measured is what the bundle serves at once.",
+    ),
+]
+Minutes = Annotated[
+    float,
+    typer.Option(
+        "--minutes",
+        min=1.0,
+        help="With --engine vllm: time for the whole loop; the tuning measures what there is time "
+        "for.",
     ),
 ]
 Artifacts = Annotated[
@@ -176,7 +232,6 @@ def wide_console() -> Console:
 def pick_device(device: str | None) -> str:
     """The device to run on; one that is picked where there is a choice is named, and asking for
     CUDA where there is none is an error."""
-    from draftwell.serving.device import checked_device, cuda_available, default_device
 
     if device is not None:
         return checked_device(device)
@@ -189,7 +244,6 @@ def pick_device(device: str | None) -> str:
 def release_device(device: str | None) -> str:
     """The device of the releases to work on, which this machine need not have: the same default as
     for running."""
-    from draftwell.serving.device import known_device
 
     return pick_device(None) if device is None else known_device(device)
 
@@ -209,7 +263,6 @@ def pick_draft_device(draft_device: str | None, device: str) -> str | None:
 def set_threads(threads: int | None) -> None:
     """Fix the number of CPU threads before the first forward pass; None takes one for each usable
     core."""
-    from draftwell.serving.device import set_threads as fix_threads
 
     fix_threads(threads)
 
@@ -269,8 +322,6 @@ def check_artifacts(folder: Path | None) -> None:
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file atomically."""
     import json
-
-    from draftwell.serving.files import write_atomically
 
     check_output(path)
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

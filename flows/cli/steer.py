@@ -15,6 +15,9 @@ from draftwell.flows.cli.options import (
     say,
     wide_console,
 )
+from draftwell.flows.steps.deploy import sync_champion
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.composing import parse_pins
 
 
 def add_to(app: typer.Typer) -> None:
@@ -25,14 +28,14 @@ def add_to(app: typer.Typer) -> None:
 
 def release(
     pin: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--pin",
             help="kind=version, such as verifier=3 or acceptance_table=champion; repeatable. "
-            "Other kinds come from the "
-            "champion, else the newest.",
+            "Default: versions with the alias picked. Other kinds come from the champion, else the "
+            "newest.",
         ),
-    ],
+    ] = None,
     pair: Pair = "default",
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -44,11 +47,9 @@ def release(
     from rich.table import Table
 
     from draftwell.flows.steps.publish import publish_picked
-    from draftwell.flows.workspace import Workspace
-    from draftwell.registry.composing import parse_pins
 
     device = release_device(device)
-    made = publish_picked(Workspace(pair, dtype, say), device, parse_pins(pin))
+    made = publish_picked(Workspace(pair, dtype, say), device, parse_pins(pin or ()))
     table = Table("kind", "version", "from", title=made.release.name)
     for kind, version in made.composition.versions.items():
         table.add_row(kind, str(version.version), made.composition.origin(kind))
@@ -84,8 +85,6 @@ def sync(
 
     Example: draftwell sync --pair default
     """
-    from draftwell.flows.steps.deploy import sync_champion
-    from draftwell.flows.workspace import Workspace
 
     device = release_device(device)
     done = sync_champion(Workspace(pair, say=say), device, out)

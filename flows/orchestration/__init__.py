@@ -1,1 +1,1 @@
-"""Prefect flows, tasks and deployments around the steps."""
+"""Prefect flows: the loop, monitoring, and what deploys them."""

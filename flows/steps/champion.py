@@ -9,34 +9,26 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from draftwell.flows.workspace import Workspace
-
-if TYPE_CHECKING:
-    from draftwell.registry.releases import ReleaseVersion
-    from draftwell.registry.store import Store
-    from draftwell.serving.artifacts.base import Artifact
-    from draftwell.serving.bundle.manifest import Manifest
+from draftwell.registry.connection import registry_exists
+from draftwell.registry.releases import ReleaseVersion, find_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.kinds import find_kind
+from draftwell.serving.bundle.manifest import BundleError, Manifest, read_bundle_manifest
 
 
 def champion_number(space: Workspace, device: str) -> int | None:
     """The release that an alias names for the pair on a device; None where none does, or where
     there is no registry, which is not made for this question."""
-    from draftwell.registry.connection import registry_exists
-
     if not registry_exists():
         return None
-    from draftwell.registry.store import Store
-
     return Store().get_aliases("release", f"{space.spec.name}.{device}").get("champion")
 
 
 def champion_of(space: Workspace, device: str) -> ReleaseVersion | None:
     """The same release, read; None as for `champion_number`."""
-    from draftwell.registry.releases import find_release
-    from draftwell.registry.store import Store
-
     number = champion_number(space, device)
     return None if number is None else find_release(Store(), space.spec.name, device, number)
 
@@ -44,8 +36,6 @@ def champion_of(space: Workspace, device: str) -> ReleaseVersion | None:
 def current_manifest(space: Workspace, out: Path) -> Manifest | None:
     """The manifest of the bundle that `current` leads to; None where there is no link, or no bundle
     that can be read behind it."""
-    from draftwell.serving.bundle.manifest import BundleError, read_bundle_manifest
-
     try:
         return read_bundle_manifest((out / space.spec.name / "current").resolve())
     except (BundleError, OSError):
@@ -55,10 +45,6 @@ def current_manifest(space: Workspace, out: Path) -> Manifest | None:
 def serving_release(space: Workspace, device: str, out: Path) -> ReleaseVersion | None:
     """The release behind `current`, where that is a bundle for the device and the registry knows
     it; else the champion."""
-    from draftwell.registry.connection import registry_exists
-    from draftwell.registry.releases import find_release
-    from draftwell.registry.store import Store
-
     served = current_manifest(space, out)
     if served is not None and served.device == device and registry_exists():
         store = Store()
@@ -79,8 +65,6 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
     The pair's fingerprint covers the draft's weights, so a release with another draft is refused
     with its artifacts.
     """
-    from draftwell.serving.artifacts.kinds import find_kind
-
     found: dict[str, Artifact] = {}
     with tempfile.TemporaryDirectory() as place:
         for kind, version in release.pins.items():

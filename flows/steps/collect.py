@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwell.flows.context import StepContext
+from draftwell.components.collect.collect import collect_traces
+from draftwell.components.collect.continuations import turns_of
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.flows.context import StepContext, encoder_of
+from draftwell.flows.loading import worker_pool_of
+from draftwell.flows.workers.task_runners import spread_shards
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
-    from draftwell.components.collect.settings import CollectionSettings
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.flows.settings import PipelineSettings
     from draftwell.flows.workers.task_runners import WorkerPool
@@ -37,7 +41,6 @@ def run_collect(
     folder: Path | None = None,
     fresh: bool = False,
     pool: WorkerPool | None = None,
-    log: Callable[[str, float, int], None] | None = None,
 ) -> TraceSet:
     """Collect traces of the pair on prompts; a collection that was cut short resumes where it
     stopped.
@@ -46,18 +49,16 @@ def run_collect(
         folder: of the trace; None takes the workspace's for this temperature.
         fresh: replace traces of other prompts or settings in the folder.
         pool: how shards are spread over workers; None writes them here.
-        log: as in `draftwell.components.collect.collect.collect_traces`.
     """
-    from draftwell.components.collect.collect import collect_traces
 
+    if folder is None:
+        step.workspace.begin()
     traces = folder or step.workspace.traces_at(settings.temperature)
     spread = None
     if pool is not None:
-        from draftwell.flows.workers.task_runners import spread_shards
-
         spread = spread_shards(pool, step, prompts, traces, settings)
     return collect_traces(
-        step.pair, prompts, traces, settings, fresh=fresh, spread=spread, progress=step.bar, log=log
+        step.pair, prompts, traces, settings, fresh=fresh, spread=spread, progress=step.bar
     )
 
 
@@ -65,7 +66,6 @@ def collection_at(settings: PipelineSettings, temperature: float) -> CollectionS
     """What the flows collect at a temperature: greedy texts of all kinds, which verifier and memory
     are made from; of sampled ones those of the target alone, without hidden states, which are all
     that replay and the acceptance table read."""
-    from draftwell.components.collect.settings import CollectionSettings
 
     if class_of(temperature) == "greedy":
         return CollectionSettings(max_tokens=settings.collect_tokens)
@@ -87,7 +87,6 @@ def collect_classes(
     Sampled texts are written for the first `settings.sampled_prompts` of the same prompts, so that
     no further ones are learnt from.
     """
-    from draftwell.flows.loading import worker_pool_of
 
     found = {}
     for temperature in settings.temperatures:
@@ -124,15 +123,9 @@ def context_for(
     Returns:
         None where they need all that the models can read, or what these are loaded with anyway.
     """
-    from draftwell.components.collect.continuations import turns_of
-    from draftwell.serving.runtime.model_files import load_tokenizer
-    from draftwell.serving.runtime.pair import LoadedPair
 
-    files, spec, max_tokens = workspace.files(), workspace.spec, settings.max_tokens
-    # Without models it can only encode, but just as the pair will.
-    encoder = LoadedPair(
-        spec.name, spec.number_format, "cpu", {}, {}, load_tokenizer(files.target), "", spec.chat
-    )
+    files, max_tokens = workspace.files(), settings.max_tokens
+    encoder = encoder_of(workspace)
 
     def length(prompt: Prompt) -> int:
         if prompt.raw:

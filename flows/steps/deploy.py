@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Literal
 from draftwell.flows.progress import announce
 from draftwell.flows.steps.champion import champion_number, current_manifest
 from draftwell.flows.workspace import Workspace
+from draftwell.registry.bundles.build import build_bundle, relink
+from draftwell.registry.bundles.judged import deviation
+from draftwell.registry.promotion import adopt, promote, withdrawal
+from draftwell.registry.releases import find_release, gate_record, objection
+from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -41,22 +46,22 @@ def promote_and_deploy(
             "the hourly flow, deploys it"
         )
         return None
-    from draftwell.registry.bundles.build import build_bundle
-    from draftwell.registry.promotion import promote
-    from draftwell.registry.store import Store
 
     store = Store()
-    promoted = promote(store, space.spec.name, device, release)
-    return announced(
-        build_bundle(store, space.spec, space.files(), alias=str(release), device=device, out=out),
-        promoted,
+    return linked(store, space, promote(store, space.spec.name, device, release), out)
+
+
+def linked(store: Store, space: Workspace, release: ReleaseVersion, out: Path) -> Path:
+    """The bundle of a release, which `current` leads to from now on; built where it is missing,
+    with a line where it is not the one that the gate judged."""
+    bundle = relink(store, release, out) or build_bundle(
+        store,
+        space.spec,
+        space.files(),
+        alias=str(release.version),
+        device=release.device,
+        out=out,
     )
-
-
-def announced(bundle: Path, release: ReleaseVersion) -> Path:
-    """The bundle, after a line where it is not the one that the gate judged."""
-    from draftwell.registry.bundles.judged import deviation
-
     if line := deviation(bundle, release):
         announce(line)
     return bundle
@@ -70,20 +75,13 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
         the bundle's folder; None for a champion that no gate passed or that was rolled back, which
         a person chose.
     """
-    from draftwell.registry.bundles.build import build_bundle, relink
-    from draftwell.registry.promotion import withdrawal
-    from draftwell.registry.releases import find_release, gate_record, objection
-    from draftwell.registry.store import Store
 
     store = Store()
     champion = find_release(store, space.spec.name, device, "champion")
     if why := objection(champion, gate_record(champion)) or withdrawal(champion):
         announce(f"{champion.name}, the champion, is not deployed: {why}")
         return None
-    bundle = relink(store, champion, out) or build_bundle(
-        store, space.spec, space.files(), device=device, out=out
-    )
-    return announced(bundle, champion)
+    return linked(store, space, champion, out)
 
 
 @dataclass(frozen=True)
@@ -113,10 +111,6 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
         DraftwellError: the champion has no passed gate record, or was rolled back, or `current` is
             of another device: nothing was changed.
     """
-    from draftwell.registry.bundles.build import build_bundle, relink
-    from draftwell.registry.promotion import adopt, withdrawal
-    from draftwell.registry.releases import find_release, gate_record, objection
-    from draftwell.registry.store import Store
 
     name, served = space.spec.name, current_manifest(space, out)
     if (number := champion_number(space, device)) is None:
@@ -127,8 +121,8 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
     if served is not None and served.device != device:
         raise DraftwellError(
             f"{current} serves {name} on {served.device}, not {device}: give each device a "
-            "folder with --out (in flows "
-            f"--set out=…), or replace it with `draftwell deploy --device {device}`",
+            "folder with --out (in "
+            f"prefect.yaml `out:`), or replace it with `draftwell deploy --device {device}`",
             code="current_of_another_device",
         )
     if served is not None and served.release_digest == champion.published.digest:
@@ -143,11 +137,9 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
             "that passed",
             code="champion_not_deployable",
         )
-    bundle = relink(store, champion, out) or build_bundle(
-        store, space.spec, space.files(), device=device, out=out
-    )
+    bundle = linked(store, space, champion, out)
     # it serves already; a registry that only lets us read keeps its aliases
     with contextlib.suppress(DraftwellError):
         adopt(store, champion)
     announce(f"{champion.name} is deployed: {current} leads to {bundle.name}")
-    return Synced("deployed", number, announced(bundle, champion))
+    return Synced("deployed", number, bundle)

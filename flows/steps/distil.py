@@ -10,6 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.collect.plan import exclusive_folder
+from draftwell.components.distil.distil import (
+    LONGEST_PROMPT,
+    SHARD,
+    Source,
+    distil_draft,
+    ids_that_fit,
+    own_outputs_on,
+    target_alone,
+)
+from draftwell.components.distil.family import check_layers, default_layers
+from draftwell.components.distil.instructions import UNTOUCHED, kept_instructions, split
+from draftwell.components.distil.training import Recipe
+from draftwell.components.distil.writers import Writer
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import demo_prompts, ids_of
+from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import (
     NAME,
     ModelSource,
@@ -19,21 +36,19 @@ from draftwell.registry.pairs import (
     list_pairs,
     write_pair,
 )
-from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home
+from draftwell.serving.artifacts.base import MANIFEST, read_manifest
+from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home, weights_digest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 from draftwell.serving.number_format import dtype_of, weights_of
+from draftwell.serving.runtime.engine.thread_governor import governor_for
 
 if TYPE_CHECKING:
-    from draftwell.components.distil.distil import Source
-    from draftwell.components.distil.training import Log, Recipe
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.serving.runtime.pair import LoadedPair
 
 Say = Callable[[str], None]
-SHARD = 64
-"""Prompts of a shard of the corpus, at most what a killed run writes again."""
-AT_ONCE = {"cpu": 16, "cuda": 64}
+AT_ONCE = {"cpu": 32, "cuda": 64}
 """Requests in one batch of the engine, by device."""
 
 
@@ -80,17 +95,13 @@ class Distilled:
     report: dict[str, Any]
 
 
-def run_distil(
-    wanted: DistilRequest, *, say: Say = print, log: Log = lambda name, value, step: None
-) -> Distilled:
+def run_distil(wanted: DistilRequest, *, say: Say = print) -> Distilled:
     """Make a draft, put it into its folder, and describe the pair of both in
     `$DRAFTWELL_HOME/pairs/<name>.yaml`.
 
     Everything that a user can get wrong is refused before models are loaded; an earlier draft is
     replaced only by a finished one.
     """
-    from draftwell.components.distil.distil import distil_draft
-    from draftwell.components.distil.instructions import split
 
     source, known = find_target(wanted.target)
     name = wanted.name or name_of(wanted.target)
@@ -114,15 +125,8 @@ def run_distil(
     recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
     with exclusive_pair(name, work_of(wanted, name)):
         pair = load_target(files, spec, wanted, longest, say)
-        folder = f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}"
-        artifact, report = distil_draft(
-            source_of(pair, files, wanted, chosen, say),
-            recipe,
-            work_of(wanted, name),
-            folder=folder,
-            log=log,
-            say=say,
-        )
+        asked = source_of(pair, files, wanted, chosen, say)
+        artifact, report = distil_draft(asked, recipe, work_of(wanted, name), say=say)
         artifact.save(out)
         write_pair(spec, file)
     return Distilled(spec, file, out, report)
@@ -132,7 +136,6 @@ def run_distil(
 def exclusive_pair(name: str, work: Path) -> Iterator[None]:
     """Hold a pair's name and a work folder against other distillations: of two with the same name
     only the last would remain."""
-    from draftwell.components.collect.plan import exclusive_folder
 
     with ExitStack() as held:
         for folder in {
@@ -147,7 +150,6 @@ def exclusive_pair(name: str, work: Path) -> Iterator[None]:
 
 def check_out(out: Path, work: Path) -> None:
     """Refuse a folder with other content: a finished draft replaces the folder."""
-    from draftwell.serving.artifacts.base import MANIFEST, read_manifest
 
     here, there = out.expanduser().absolute(), work.expanduser().absolute()
     if here == there or here in there.parents or there in here.parents:
@@ -176,7 +178,6 @@ def check_out(out: Path, work: Path) -> None:
 
 def keep_report(made: Distilled) -> Path:
     """Write the report into the pair's workspace."""
-    from draftwell.flows.workspace import Workspace
 
     return write_json(Workspace(str(made.file)).reports / "distilled_draft.json", made.report)
 
@@ -187,25 +188,18 @@ def find_target(target: str) -> tuple[ModelSource, PairSpec | None]:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise DraftwellError(
-                (
-                    f"--target {target} holds no model (no config.json): name a model folder "
-                    "of transformers"
-                ),
+                f"--target {target} holds no model (no config.json): name a model folder of "
+                "transformers",
                 code="no_model",
             )
         return ModelSource(path=str(folder.absolute())), None
     if re.fullmatch(r"\w[\w.-]*/[\w.-]+", target) and not target.endswith((".yaml", ".yml")):
         return ModelSource(hub=target, revision="main"), None
-    if "/" in target and not target.endswith((".yaml", ".yml")):
-        raise DraftwellError(
-            f"--target {target}: there is no such folder, and a hub id is ORG/NAME",
-            code="unknown_target",
-        )
     try:
         spec = find_pair(target)
     except DraftwellError as error:
         raise DraftwellError(
-            f"--target {target} is no folder, no hub id (ORG/NAME) and no pair: {error}",
+            f"--target {target}: no such folder, no hub id (ORG/NAME) and no pair: {error}",
             code="unknown_target",
         ) from error
     if spec.target.path is None:
@@ -284,17 +278,20 @@ def read_config(folder: Path) -> Any:
 
 def recipe_of(wanted: DistilRequest, config: Any) -> Recipe:
     """The recipe for a target of this configuration."""
-    from draftwell.components.distil.family import check_layers, default_layers
-    from draftwell.components.distil.training import Recipe
 
     count = config.num_hidden_layers
     layers = default_layers(count) if wanted.layers is None else check_layers(wanted.layers, count)
-    return Recipe(layers, wanted.head_tokens, wanted.loss, wanted.minutes, wanted.tokens)  # type: ignore[arg-type]  # the CLI's enum
+    return Recipe(
+        layers=layers,
+        head_tokens=wanted.head_tokens,
+        loss=wanted.loss,  # type: ignore[arg-type]  # the CLI's enum
+        minutes=wanted.minutes,
+        tokens=wanted.tokens,
+    )
 
 
 def longest_of(wanted: DistilRequest, config: Any) -> int:
     """Positions that a target of this configuration is loaded with."""
-    from draftwell.components.distil.distil import LONGEST_PROMPT
 
     longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
     if longest <= wanted.max_tokens:
@@ -312,22 +309,15 @@ def load_target(
     files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest: int, say: Say
 ) -> LoadedPair:
     """The target alone, with as many slots as its device fills."""
-    from transformers.utils import logging
-
-    from draftwell.serving.runtime.pair import LoadSettings, load_pair
-
-    logging.disable_progress_bar()
     say(f"loading {wanted.target} in {wanted.dtype}")
-    return load_pair(
-        PairFiles(spec.name, files.target),
-        LoadSettings(
-            dtype=spec.number_format,
-            device=wanted.device,
-            slots=AT_ONCE[wanted.device],
-            max_context=longest,
-            chat=spec.chat,
-            keep_modules=True,
-        ),
+    return target_alone(
+        spec.name,
+        files.target,
+        dtype=spec.number_format,
+        device=wanted.device,
+        slots=AT_ONCE[wanted.device],
+        max_context=longest,
+        chat=spec.chat,
     )
 
 
@@ -344,35 +334,24 @@ def source_of(
         chosen: both, of a user's prompts; None has the target invent what it is asked, and measures
             on the shipped demo prompts.
     """
-    from draftwell.components.distil.distil import LONGEST_PROMPT, Source
-    from draftwell.components.distil.instructions import UNTOUCHED, kept_instructions
-    from draftwell.components.distil.writers import writer_of
-    from draftwell.components.prompts.overlap import hashes_of
-    from draftwell.components.prompts.prompt import demo_prompts, ids_of
-    from draftwell.serving.artifacts.pair_files import weights_digest
-    from draftwell.serving.runtime.engine.thread_governor import governor_for
 
     donor = weights_digest(files.target)
-    writer = writer_of(pair, AT_ONCE[wanted.device], governor_for(wanted.threads, wanted.device))
+    writer = Writer(pair, AT_ONCE[wanted.device], governor_for(wanted.threads, wanted.device))
     room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
     learnt, untouched = chosen or (
         kept_instructions(writer, pair, wanted.invented, donor, work_of(wanted, pair.name), say),
         demo_prompts(UNTOUCHED),
     )
-    rows = [ids for p in learnt if 0 < len(ids := ids_of(pair, p)) <= room]
-    if len(rows) < len(learnt):
-        say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")
     kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := ids_of(pair, p)) <= room]
     return Source(
         pair,
         donor,
         writer,
-        rows,
+        ids_that_fit(pair, learnt, room, say),
         kept,
         wanted.max_tokens,
         SHARD,
-        name=pair.name,
-        data=training_summary(wanted),
+        data=own_outputs_on(wanted.prompts),
         hashes=hashes_of(learnt),
     )
 
@@ -380,13 +359,3 @@ def source_of(
 def work_of(wanted: DistilRequest, name: str) -> Path:
     """Folder of shards, instructions and checkpoints."""
     return wanted.work or draftwell_home() / "distill" / name
-
-
-def training_summary(wanted: DistilRequest) -> str:
-    """What the draft was trained on, for its provenance."""
-    asked = (
-        "instructions it invented"
-        if wanted.prompts is None
-        else f"{len(wanted.prompts)} prompts of the user's"
-    )
-    return f"the target's own greedy outputs on {asked}"

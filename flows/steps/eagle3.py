@@ -8,24 +8,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.collect.plan import exclusive_folder
+from draftwell.components.distil.distil import (
+    LONGEST_PROMPT,
+    SHARD,
+    Source,
+    ids_that_fit,
+    own_outputs_on,
+    target_alone,
+)
+from draftwell.components.distil.eagle3.distil import distil_head
+from draftwell.components.distil.eagle3.network import default_features
+from draftwell.components.distil.eagle3.plots import training_plot
+from draftwell.components.distil.eagle3.start import check_startable
+from draftwell.components.distil.eagle3.training import HeadRecipe
+from draftwell.components.distil.instructions import kept_instructions
+from draftwell.components.distil.writers import Writer
+from draftwell.components.prompts.overlap import different, hashes_of
+from draftwell.components.report.drawing import check_drawing, note_artifact
+from draftwell.flows.context import pictures_of, training_prompts
 from draftwell.flows.workspace import Workspace
+from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import digest_of
-from draftwell.serving.artifacts.pair_files import fingerprint
-from draftwell.serving.device import core_ids
+from draftwell.serving.artifacts.pair_files import fingerprint, weights_digest
+from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
+from draftwell.serving.number_format import dtype_of
 
 if TYPE_CHECKING:
-    from draftwell.components.distil.distil import Source
-    from draftwell.components.distil.training import Log
     from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.settings import PipelineSettings
+    from draftwell.flows.steps.engine.space import EngineSpace
     from draftwell.serving.artifacts.eagle3_head import Eagle3Head
     from draftwell.serving.runtime.pair import LoadedPair
 
 Say = Callable[[str], None]
-SHARD = 64
-"""Prompts of a shard of the corpus, at most what a killed run writes again."""
 AT_ONCE = 32
-"""Requests in one batch, where the target writes over the engine's slots."""
+"""Requests in one batch."""
+NEW_TOKENS = 128
+"""Tokens that the target writes after a prompt, at most."""
+
+NO_HEAD = ("unsupported_architecture", "too_shallow")
+"""Codes of targets that no head can be trained for: the loop continues without one."""
 
 
 @dataclass(frozen=True)
@@ -35,79 +59,83 @@ class HeadRequest:
     Args:
         prompts: what the target is asked; None lets it invent `invented` instructions.
         minutes: training time; ignored where `tokens` is given.
-        max_tokens: tokens that the target writes after a prompt at most.
         work: folder of unfinished work; None takes `eagle3` in the workspace.
         seed: of the start and of the order of batches.
     """
 
     prompts: Sequence[Prompt] | None = None
     invented: int = 2000
-    head_tokens: int = 8192
-    unrolled: int = 4
     minutes: float = 60.0
     tokens: int | None = None
-    max_tokens: int = 128
     work: Path | None = None
     seed: int = 0
 
 
 def run_train_eagle3(
-    space: Workspace,
-    wanted: HeadRequest,
-    *,
-    say: Say = print,
-    log: Log = lambda name, value, step: None,
+    space: Workspace, wanted: HeadRequest, *, say: Say = print
 ) -> tuple[Eagle3Head, dict[str, Any]]:
     """Train a head, put it into the workspace, and return it with the report of
     `draftwell.components.distil.eagle3` and the `curves` of training.
 
-    A run that was stopped resumes: shards, checkpoint and curves are in the work folder.
+    A run that was stopped resumes: shards and checkpoint are in the work folder.
 
     Raises:
         DraftwellError: a head cannot start from the target (`start.check_startable`), or it is too
-            shallow; or as in `train_on`.
+            shallow; or as in `train_head`.
     """
-    from draftwell.components.collect.plan import exclusive_folder
-    from draftwell.components.distil.curves import Curves
-    from draftwell.components.distil.eagle3.distil import checkpoint_folder, distil_head
-    from draftwell.components.distil.eagle3.network import default_features
-    from draftwell.components.distil.eagle3.plots import training_plot
-    from draftwell.components.distil.eagle3.recipe import HeadRecipe
-    from draftwell.components.report.drawing import check_drawing, note_artifact
 
     check_drawing()
     work = wanted.work or space.root / "eagle3"
     with exclusive_folder(work, "training of a head", "choose another --work"):
-        pair = load_target(space, wanted, say)
+        pair = load_target(space, say)
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
         recipe = HeadRecipe(
-            layers,
-            head_tokens=wanted.head_tokens,
-            steps=wanted.unrolled,
-            minutes=wanted.minutes,
-            tokens=wanted.tokens,
-            seed=wanted.seed,
+            layers=layers, minutes=wanted.minutes, tokens=wanted.tokens, seed=wanted.seed
         )
         source = source_of(space, pair, wanted, layers, work, say)
-        curves = Curves(checkpoint_folder(source, recipe, work))
-
-        def tell(name: str, value: float, step: int) -> None:
-            curves.add(name, value, step)
-            log(name, value, step)
-
-        made, report = distil_head(source, recipe, work, log=tell, say=say)
-        report["curves"] = curves.read()
+        made, report = distil_head(source, recipe, work, say=say)
         head = made.bound_to(space.spec.name, fingerprint(space.files(), space.dtype))
         folder = space.save(head)
     report["digest"] = digest_of(folder)
     write_json(space.reports / "eagle3_head.json", report)
     note_artifact(training_plot(report, space.reports / "eagle3_head.png"), report["digest"])
     say(
-        f"{work} keeps {size_of(work) / 1e9:.1f} GB of the target's texts and of training: "
-        "remove it when no further head shall be trained "
-        "on these prompts"
+        f"{work} keeps the target's texts and the training: remove it when no further head shall "
+        "be trained on these prompts"
     )
     return head, report
+
+
+def train_as(settings: PipelineSettings, space: EngineSpace, prompts: Sequence[Prompt]) -> str:
+    """A head for another engine with the flows' settings, where the pair has none or time for one
+    was named, on the prompts that texts were collected for; returns what came of it."""
+    own, minutes = space.workspace, settings.train_minutes
+    if settings.methods is not None and "eagle3" not in settings.methods:
+        return "no head is needed for the methods that were named"
+    if minutes is None and space.files.head is not None:
+        return f"the pair has a head: {space.files.head.name}"
+    learnt = training_prompts(own, kinds=("eagle3_head",)).by_name.get("eagle3_head")
+    if not settings.fresh and learnt == frozenset(hashes_of(prompts)):
+        return "the head of an earlier run, trained on the same prompts"
+    minutes = minutes or settings.minutes / 5
+    try:
+        head, report = run_train_eagle3(
+            own, HeadRequest(prompts=prompts, minutes=minutes), say=own.say
+        )
+    except DraftwellError as error:
+        if error.code not in NO_HEAD:
+            raise
+        return f"none is trained: {error}"
+    made = Store().publish(
+        own.folder(head.kind),
+        pair=own.spec.name,
+        metrics=report["curves"],
+        plots=pictures_of(own, head.kind),
+    )
+    return (
+        f"trained for {minutes:g} minutes, {report['accepted_length']:.2f} tokens of a draft are "
+        f"kept; {made.name} {made.version}"
+    )
 
 
 def curves_of(space: Workspace, folder: Path) -> dict[str, Any]:
@@ -120,34 +148,16 @@ def curves_of(space: Workspace, folder: Path) -> dict[str, Any]:
     return dict(report["curves"]) if report.get("digest") == digest_of(folder) else {}
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def load_target(space: Workspace, wanted: HeadRequest, say: Say) -> LoadedPair:
-    """The pair's target alone, in a form that can be trained against."""
-    from transformers.utils import logging
-
-    from draftwell.components.distil.distil import LONGEST_PROMPT
-    from draftwell.components.distil.eagle3.start import check_startable
-    from draftwell.serving.artifacts.pair_files import PairFiles
-    from draftwell.serving.number_format import dtype_of
-    from draftwell.serving.runtime.pair import LoadSettings, load_pair
-
-    logging.disable_progress_bar()
+def load_target(space: Workspace, say: Say) -> LoadedPair:
+    """The pair's target alone."""
     say(f"loading the target of {space.spec.name}")
-    pair = load_pair(
-        PairFiles(space.spec.name, space.files().target),
-        LoadSettings.model_validate(
-            {
-                "dtype": dtype_of(space.dtype),
-                "slots": AT_ONCE,
-                "max_context": LONGEST_PROMPT + wanted.max_tokens,
-                "chat": space.spec.chat,
-                "keep_modules": True,
-            }
-        ),
+    pair = target_alone(
+        space.spec.name,
+        space.files().target,
+        dtype=dtype_of(space.dtype),
+        slots=AT_ONCE,
+        max_context=LONGEST_PROMPT + NEW_TOKENS,
+        chat=space.spec.chat,
     )
     check_startable(pair.modules["target"])
     return pair
@@ -162,38 +172,20 @@ def source_of(
     say: Say,
 ) -> Source:
     """What is learned from: prompts as ids, and a writer that gives the states of the layers."""
-    from draftwell.components.distil.distil import LONGEST_PROMPT, Source
-    from draftwell.components.distil.instructions import kept_instructions
-    from draftwell.components.distil.writers import writer_of
-    from draftwell.components.prompts.overlap import different, hashes_of
-    from draftwell.components.prompts.prompt import ids_of
-    from draftwell.serving.artifacts.pair_files import weights_digest
 
-    donor = weights_digest(space.files().target)
-    writer = writer_of(pair, min(AT_ONCE, 16 * len(core_ids())), features=layers)
-    asked = (
-        wanted.prompts
-        if wanted.prompts is not None
-        else kept_instructions(writer_of(pair, AT_ONCE), pair, wanted.invented, donor, work, say)
-    )
+    donor, writer = weights_digest(space.files().target), Writer(pair, AT_ONCE, features=layers)
+    asked = wanted.prompts
+    if asked is None:
+        asked = kept_instructions(writer, pair, wanted.invented, donor, work, say)
     asked = different(asked)  # a prompt that is repeated would be learned from and held out
-    rows = [ids for p in asked if 0 < len(ids := ids_of(pair, p)) <= LONGEST_PROMPT]
-    if len(rows) < len(asked):
-        say(f"{len(asked) - len(rows)} prompts of more than {LONGEST_PROMPT} tokens are left out")
-    of = (
-        "instructions it invented"
-        if wanted.prompts is None
-        else f"{len(wanted.prompts)} prompts of the user's"
-    )
     return Source(
         pair,
         donor,
         writer,
-        rows,
+        ids_that_fit(pair, asked, LONGEST_PROMPT, say),
         [],
-        wanted.max_tokens,
+        NEW_TOKENS,
         SHARD,
-        name=space.spec.name,
-        data=f"the target's own greedy outputs on {of}",
+        data=own_outputs_on(wanted.prompts),
         hashes=hashes_of(asked),
     )

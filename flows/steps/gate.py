@@ -2,7 +2,7 @@
 and record the verdict.
 
 Its parts: `gate_parts.champion` (whom it is compared with), `bench` (what is measured), `checks`
-(what needs no clock), `counts` (deterministic counts of a checkout), `record` (what is kept).
+(what needs no clock), `record` (what is kept).
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwell.components.bench.schema import BenchReport
+from draftwell.components.gate.own_prompts import JudgingPrompts
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
+from draftwell.components.gate.temperatures import judge_artifacts
 from draftwell.components.gate.verdict import GateVerdict, Thresholds
+from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext, artifact_prompts
 from draftwell.flows.steps.champion import artifacts_of
 from draftwell.flows.steps.gate_parts.bench import (
@@ -32,18 +36,17 @@ from draftwell.flows.steps.gate_parts.checks import (
     weights_check,
 )
 from draftwell.flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
+from draftwell.registry.bundles.build import build_to_judge
+from draftwell.registry.gates import load_gates
+from draftwell.registry.releases import ReleaseVersion, find_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import refuse_other_device
+from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
-
-if TYPE_CHECKING:
-    from draftwell.components.bench.schema import BenchReport
-    from draftwell.components.prompts.prompt import Prompt
-    from draftwell.registry.releases import ReleaseVersion
-    from draftwell.registry.store import Store
-    from draftwell.serving.artifacts.base import Artifact
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
-    from draftwell.serving.runtime.strategies import StrategyResources
+from draftwell.serving.runtime.strategies import StrategyResources
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,7 @@ def gate_release(
     """Measure a release, judge it and keep the verdict with it.
 
     Candidate and champion are measured in one run, prompt by prompt in turn, together with
-    autoregressive decoding; where that is no clear pass, once more in several runs, and only these
-    count. The champion itself can be judged again; its record stays.
+    autoregressive decoding. The champion itself can be judged again; its record stays.
 
     Args:
         prompts: candidates: those that the release's artifacts were made from are left out, and of
@@ -108,17 +110,12 @@ def gate_release(
         of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its
             number), `verdict`.
     """
-    from draftwell.registry.bundles.build import build_to_judge
-    from draftwell.registry.gates import load_gates
-    from draftwell.registry.store import Store
-    from draftwell.serving.bundle.bundle import open_bundle
-
-    store, thresholds = Store(), Thresholds.of(load_gates().model_dump())
+    store, thresholds = Store(), load_gates()
     candidate = open_candidate(step, store, gated_device(step, settings), alias)
     release, rival = candidate.release, find_rival(step, store, candidate.release)
     found = judged(step, prompts, candidate, rival, thresholds, settings)
-    report, verdict = found.report, found.verdict
-    written = [step.report("bench", report.to_json(), per_device=True)]
+    verdict, report = found.verdict, found.report.to_json()
+    written = [step.report("bench", report, per_device=True)]
     with tempfile.TemporaryDirectory() as place:
         bundle = build_to_judge(
             store,
@@ -133,25 +130,19 @@ def gate_release(
             step.workspace.say(f"{release.name} is the champion: its record, from before, is kept")
         elif not settings.dry_run:
             total = sum(beside, start=verdict)
-            record = record_of(
-                release, total, rival.release, open_bundle(bundle).manifest.digest, found.sampled
-            )
-            keep_verdict(
-                store,
-                record,
-                total,
-                report,
-                candidate.greedy(thresholds).entry(report.strategies),
-                written,
-            )
+            digest = open_bundle(bundle).manifest.digest
+            champion = rival.release.version if rival.release else None
+            record = record_of(release, total, champion, digest, found.sampled)
+            entry = candidate.greedy(thresholds).entry(found.report.strategies)
+            keep_verdict(store, record, total, found.report, entry, written)
             if total.passed:
                 keep_bundle(step, bundle, release, rival)
     return {
-        "report": report.to_json(),
+        "report": report,
         "verdict": verdict,
         "passed": verdict.passed,
         "release": release.version,
-        "checks": [vars(c) for c in verdict.checks],
+        "checks": [vars(check) for check in verdict.checks],
     }
 
 
@@ -176,9 +167,6 @@ def open_candidate(step: StepContext, store: Store, device: str, alias: str | in
         DraftwellError: it is for other models than those that are loaded, or holds an artifact of
             another device.
     """
-    from draftwell.registry.releases import find_release
-    from draftwell.serving.runtime.strategies import StrategyResources
-
     release = find_release(store, step.workspace.spec.name, device, alias)
     if release.fingerprint != step.pair.fingerprint:
         raise DraftwellError(
@@ -208,9 +196,6 @@ def judged(
     settings: GateSettings,
 ) -> Judged:
     """The benches, and the verdict on all but the bundle."""
-    from draftwell.components.gate.own_prompts import JudgingPrompts
-    from draftwell.components.gate.temperatures import judge_artifacts
-
     config, resources = candidate.config, candidate.resources
     used = artifact_prompts(candidate.artifacts, step.workspace.files().draft)
     rows = JudgingPrompts.choose(prompts, used, rival.prompts, settings.limit)

@@ -16,14 +16,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.bench.report.tables import label_with_parameters
+from draftwell.registry.lineage import find, lineage_of
+from draftwell.registry.pairs import catalogue, find_pair
+from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import ArtifactError, digest_of
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.device import DEVICES
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.recording.trace_schema import TraceError
 
 if TYPE_CHECKING:
     from draftwell.registry.lineage import Lineage
-    from draftwell.registry.store import Store
 
 VERSION = re.compile(
     r"(?P<kind>[a-z_]+)\.(?P<pair>[A-Za-z0-9._-]+)(@(?P<alias>[\w.-]+)|/(?P<number>\d+))"
@@ -126,74 +131,35 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
-def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, RowOrigins]]:
-    """Label and origins of a report's rows, or of a tuning's choice."""
-    from draftwell.components.bench.report.tables import label_with_parameters
+def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Label and JSON of a report's rows, or of a tuning's choice."""
 
-    strategies = report.get("strategies")
-    if isinstance(strategies, dict):
-        found = {
-            label: RowOrigins.of(entry)
-            for label, entry in strategies.items()
-            if isinstance(entry, dict)
-        }
-        rows = [(label_with_parameters(label, row.parameters), row) for label, row in found.items()]
-    else:
-        choice = RowOrigins.of(report)
-        rows = [
-            (
-                f"choice {label_with_parameters(str(report.get('strategy')), choice.parameters)}",
-                choice,
-            )
-        ]
-    if all(row.artifacts is None and row.trace_digest is None for _, row in rows):
+    rows = report.get("strategies")
+    if not isinstance(rows, dict):
+        rows = {str(report.get("strategy")): report}
+    traced = [row for row in rows.values() if row.get("trace_digest")]
+    if not traced and not any(isinstance(row.get("artifacts"), dict) for row in rows.values()):
         raise DraftwellError(
-            f"{path} names no origins: it was written by an older draftwell, or is no "
-            "report of a bench or tuning; "
-            "bench or tune again",
+            f"{path} names no origins: it is no report of a bench or tuning; bench or tune again",
             code="report_without_origins",
         )
-    return rows
-
-
-@dataclass(frozen=True)
-class RowOrigins:
-    """What a row of a report was made from. Reports of all versions are read, so whatever is
-    missing or of another type is None."""
-
-    parameters: Mapping[str, Any]
-    artifacts: Mapping[str, Any] | None
-    config_digest: str | None
-    trace_digest: str | None
-    fingerprint: str
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> RowOrigins:
-        """The origins in the JSON of a bench's entry or of a tuning."""
-        parameters, artifacts, config, trace = (
-            row.get(name) for name in ("parameters", "artifacts", "config_digest", "trace_digest")
-        )
-        return cls(
-            parameters if isinstance(parameters, dict) else {},
-            artifacts if isinstance(artifacts, dict) else None,
-            config if isinstance(config, str) else None,
-            trace if isinstance(trace, str) else None,
-            str(row.get("fingerprint") or ""),
-        )
+    choice = "" if "strategies" in report else "choice "
+    return [
+        (choice + label_with_parameters(label, row.get("parameters") or {}), row)
+        for label, row in rows.items()
+    ]
 
 
 class Finder:
     """Looks digests up: in the registry, then on this machine."""
 
     def __init__(self) -> None:
-        from draftwell.registry.store import Store
 
         self.store: Store = Store()
 
     @cached_property
     def folders(self) -> dict[str, Path]:
         """digest → folder of the artifacts in the workspaces, and of those that pairs ship with."""
-        from draftwell.registry.pairs import catalogue
 
         shipped = Path(catalogue.__file__).parent
         manifests = [
@@ -218,8 +184,6 @@ class Finder:
     @cached_property
     def traces(self) -> dict[str, Path]:
         """digest → folder of the workspaces' traces, and of those that recalibrations collected."""
-        from draftwell.serving.recording.trace import TraceSet
-        from draftwell.serving.recording.trace_schema import TraceError
 
         found = {}
         home = draftwell_home()
@@ -234,22 +198,20 @@ class Finder:
 
     def version(self, kind: str, pair: str, wanted: str) -> Node:
         """A registered version."""
-        from draftwell.registry.lineage import lineage_of
 
         name = registered_name(kind, pair)
         return self.artifact(
             lineage_of(self.store, self.store.resolve(kind, name, wanted), name, self.folders)
         )
 
-    def row(self, label: str, row: RowOrigins, pair: str) -> Node:
+    def row(self, label: str, row: Mapping[str, Any], pair: str) -> Node:
         """A row of a table: its tuned config, and the artifacts and traces that are not already the
         config's."""
-        from draftwell.registry.lineage import find
 
         children: list[Node] = []
         for kind, digest in [
-            ("decoding_config", row.config_digest),
-            *(row.artifacts or {}).items(),
+            ("decoding_config", row.get("config_digest")),
+            *(row.get("artifacts") or {}).items(),
         ]:
             if not isinstance(digest, str):
                 if kind != "decoding_config":
@@ -257,11 +219,18 @@ class Finder:
             elif digest not in known(children):
                 children.append(
                     self.artifact(
-                        find(self.store, kind, digest, pair, self.folders, row.fingerprint)
+                        find(
+                            self.store,
+                            kind,
+                            digest,
+                            pair,
+                            self.folders,
+                            str(row.get("fingerprint")),
+                        )
                     )
                 )
-        if row.trace_digest is not None and row.trace_digest not in known(children):
-            children.append(self.trace(row.trace_digest))
+        if (traces := row.get("trace_digest")) is not None and traces not in known(children):
+            children.append(self.trace(traces))
         return Node("row", label, children=tuple(children))
 
     def artifact(self, found: Lineage) -> Node:
@@ -287,7 +256,6 @@ def known(nodes: list[Node]) -> set[str | None]:
 def registered_name(kind: str, pair: str) -> str:
     """The pair's own name where an alias was typed; one that the catalogue lacks stays as it is: a
     pair's YAML file may lie anywhere."""
-    from draftwell.registry.pairs import find_pair
 
     base, dot, device = pair.rpartition(".") if kind == "release" else (pair, "", "")
     try:

@@ -9,46 +9,56 @@ serves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pydantic import Field
 
 from draftwell import registry
+from draftwell.components.collect.plan import prompt_hashes
+from draftwell.components.collect.repeated_prompts import first_of_the_same
+from draftwell.components.drift.drift import Subject, WatchedArtifacts, compare_traffic
+from draftwell.components.drift.prompts import untouched_prompts
+from draftwell.components.drift.report import drift_json, drift_markdown, drift_plots
+from draftwell.components.drift.schema import DriftLimits, DriftReport
+from draftwell.components.drift.spool import RecentTraffic, read_spool
+from draftwell.components.drift.traffic import (
+    COLUMNS,
+    HIDDEN,
+    Traffic,
+    prompts_of_the_other_sort,
+    read_traffic,
+    shared_kinds,
+)
+from draftwell.components.train.examples import LEAST_PROMPTS
 from draftwell.flows.failures import will_pass
-from draftwell.flows.settings import TrafficSettings
+from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.reference_traces import Served, find_reference, keep_reference, served
 from draftwell.flows.workspace import Workspace
+from draftwell.registry.promotion import CHAMPION_SINCE
+from draftwell.registry.store import Store
+from draftwell.registry.strict import read_yaml
 from draftwell.serving.artifacts.kinds import KINDS, WATCHED
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_atomically
 from draftwell.serving.recording.trace_schema import LOSSY
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from draftwell.components.drift.schema import DriftLimits, DriftReport
+from draftwell.serving.runtime.strategies import find_strategy, served_choice
 
 HEADS = ("eagle3_head", "medusa_heads")
 """Kinds that draft by themselves and take long to train."""
 
 
-class DriftSettings(TrafficSettings):
-    """What monitoring and recalibration work on; those of the pipeline say how much recalibration
-    may do."""
+class DriftSettings(PipelineSettings):
+    """What monitoring works on; those of the pipeline say how much a recalibration may do."""
 
     reference: Path | None = Field(
         None,
         description="traces to compare with; None finds those that the champion was calibrated on",
-    )
-    drift: str | None = Field(
-        None,
-        description=(
-            "digest of the report that a recalibration answers; None takes the one announced last"
-        ),
     )
     collect_prompts: int = Field(
         24,
@@ -57,15 +67,15 @@ class DriftSettings(TrafficSettings):
     )
 
 
+OTHER_REFERENCE = "{} was not calibrated on this reference"
+
+
 def load_limits(path: Path | None = None) -> DriftLimits:
     """What counts as drift, from the project's `registry/drift.yaml` or another file.
 
     >>> load_limits().false_alarm_rate
     0.001
     """
-    from draftwell.components.drift.schema import DriftLimits
-    from draftwell.registry.strict import read_yaml
-
     return read_yaml(path or Path(registry.__file__).parent / "drift.yaml", DriftLimits)
 
 
@@ -84,100 +94,103 @@ def check(
     limits: DriftLimits | None = None,
     now: datetime | None = None,
 ) -> tuple[DriftReport, Served]:
-    """Compare the newest traffic with the calibration traces of the release that serves it, which
-    `current` names.
+    """Compare the newest traffic with the calibration traces of the release that `current` names.
 
     Args:
         spool: folder of traces that a server writes.
         reference: folder of traces; None finds the champion's own
             (`reference_traces.find_reference`).
         out: folder of bundles, for what `current` serves.
-        limits: None takes those of the registry.
-        now: the age of the traffic is measured from; None takes the clock.
+        limits: None takes those of the registry; `now`: None takes the clock.
     Raises:
         DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of
             another pair.
     """
-    from draftwell.components.collect.plan import prompt_hashes
-    from draftwell.components.drift.drift import Subject, WatchedArtifacts, compare_traffic
-    from draftwell.components.drift.spool import read_spool
-    from draftwell.components.drift.traffic import COLUMNS, HIDDEN, read_traffic
-
-    limits = limits or load_limits()
+    limits, now = limits or load_limits(), now or datetime.now(UTC)
     champion = served(space, device, out)
     traces = find_reference(space, champion, reference)
+    header, digest = traces.header, traces.digest()
     verifier: Any = champion.artifacts.get("verifier")
     hidden = verifier is not None and bool({"before", "after"} & set(verifier.features))
-    header, digest = traces.header, traces.digest()
-    # lossy texts before that may be another strategy's
+    found = read_served(spool, champion, limits, header.temperature, hidden)
+    rows = traces.read([*COLUMNS, *(HIDDEN if hidden else ())])
+    feedback, kinds, doubts = comparable(champion, rows, found.rows, reference)
+    longest = max((one.max_tokens for one in found.headers), default=header.max_tokens)
+    max_tokens = min(header.max_tokens, longest)
+    then, today = (
+        read_traffic(table, kinds=kinds, temperature=header.temperature, max_tokens=max_tokens)
+        for table in (rows, feedback)
+    )
+    few = [] if doubts else too_few(today, found.others, header.temperature, limits)
+    doubts += out_of_date(champion, found.newest, limits, now) + few
+    remarks, more = left_out(champion, feedback, kinds, len(today.names))
+    # a lossy strategy's reference is on those traces' prompts
+    origin = champion.trace_digest if reference is None else digest
+    notes = [*found.notes, *cut(today, max_tokens), *remarks]
+    notes += [OTHER_REFERENCE.format(champion.name)] if origin != champion.trace_digest else []
+    digests = (digest, found.digest)
+    report = compare_traffic(
+        then,
+        today,
+        limits,
+        Subject(space.spec.name, champion.fingerprint, kinds, digests, champion.name),
+        watched(champion, untouched(verifier, origin, rows, prompt_hashes(traces))),
+        notes=notes,
+        doubts=[*doubts, *more],
+    )
+    if digest == champion.trace_digest:
+        keep_reference(space, traces, digest)
+    if report.drifted:
+        said = (*report.notes, *heads_left(champion, space.name))
+        report = report.model_copy(update={"notes": said})
+    return report, champion
+
+
+def read_served(
+    spool: Path, champion: Served, limits: DriftLimits, temperature: float, hidden: bool
+) -> RecentTraffic:
+    """The newest of what was served at a temperature; of a lossy champion nothing from before its
+    promotion, because that may be another strategy's."""
     since = promoted(champion) if champion.lossy is not None else None
-    found = read_spool(
+    return read_spool(
         spool,
         champion.fingerprint,
         window=limits.window,
         hidden=hidden,
-        temperature=header.temperature,
+        temperature=temperature,
         since=since,
     )
-    rows = traces.read([*COLUMNS, *(HIDDEN if hidden else ())])
-    feedback, kinds, doubts = comparable(champion, rows, found.rows, reference)
-    max_tokens = min(
-        header.max_tokens, max((one.max_tokens for one in found.headers), default=header.max_tokens)
-    )
-    settings: dict[str, Any] = {
-        "kinds": kinds,
-        "temperature": header.temperature,
-        "max_tokens": max_tokens,
-    }
-    then, today = (read_traffic(table, **settings) for table in (rows, feedback))
-    notes = list(found.notes)
-    if today.others:
-        notes.append(
-            f"{today.others} positions of the feedback left out: after the first "
-            f"{max_tokens} tokens of a text"
-        )
-    few = not doubts and len(today.names) < limits.min_prompts
-    doubts += out_of_date(champion, found.newest, limits, now or datetime.now(UTC))
-    if found.others and few:
-        doubts.append(
-            f"the feedback has {len(today.names)} different prompts at the reference's "
-            f"temperature {header.temperature:g} "
-            f"({limits.min_prompts} are needed) and {found.others} at others, which cannot "
-            "be compared: wait for more, or "
-            "calibrate on traces collected at the temperature that is served"
-        )
-    for known, more in zip(
-        (notes, doubts), left_out(champion, feedback, kinds, len(today.names)), strict=True
-    ):
-        known += more
-    # a lossy strategy's reference is on those traces' prompts
-    origin = champion.trace_digest if reference is None else digest
-    if origin != champion.trace_digest:
-        notes.append(f"{champion.name} was not calibrated on this reference")
-    watched: dict[str, Any] = {
+
+
+def too_few(today: Traffic, others: int, temperature: float, limits: DriftLimits) -> list[str]:
+    """A doubt where few prompts can be compared and `others` cannot."""
+    if not others or len(today.names) >= limits.min_prompts:
+        return []
+    return [
+        f"the feedback has {len(today.names)} different prompts at the reference's temperature "
+        f"{temperature:g} ({limits.min_prompts} are needed) and {others} at others, which cannot "
+        "be compared: wait for more, or calibrate on traces collected at the temperature that is "
+        "served"
+    ]
+
+
+def cut(traffic: Traffic, max_tokens: int) -> list[str]:
+    """A note on positions that were left out; none where there are none."""
+    left = f"{traffic.others} positions of the feedback left out: after the first {max_tokens} "
+    return [f"{left}tokens of a text"] if traffic.others else []
+
+
+def watched(champion: Served, untouched: Sequence[str]) -> WatchedArtifacts:
+    """The champion's artifacts that traffic is compared with."""
+    roles: dict[str, Any] = {
         str(KINDS[name].drift_role): champion.artifacts.get(name) for name in WATCHED
     }
-    subject = Subject(
-        space.spec.name, champion.fingerprint, kinds, (digest, found.digest), champion.name
-    )
-    artifacts = WatchedArtifacts(
-        **watched, untouched=untouched(verifier, origin, rows, prompt_hashes(traces))
-    )
-    report = compare_traffic(then, today, limits, subject, artifacts, notes=notes, doubts=doubts)
-    if report.drifted:
-        report = report.model_copy(
-            update={"notes": (*report.notes, *heads_left(champion, space.name))}
-        )
-    if digest == champion.trace_digest:
-        keep_reference(space, traces, digest)
-    return report, champion
+    return WatchedArtifacts(**roles, untouched=untouched)
 
 
 def heads_left(champion: Served, pair: str) -> list[str]:
     """A line for each head that the champion drafts from: no flow trains it again, and traffic that
     has changed may fit it less."""
-    from draftwell.serving.runtime.strategies import find_strategy, served_choice
-
     config: Any = champion.artifacts.get("decoding_config")
     if config is None:
         return []
@@ -201,8 +214,6 @@ def comparable(
     """The feedback that can be compared, the kinds of texts that are, and why there is none: texts
     of a lossy champion's own strategy are compared with such texts only, unless a person names a
     reference."""
-    from draftwell.components.drift.traffic import shared_kinds
-
     if named is not None or champion.lossy is None:
         return feedback, shared_kinds(reference, feedback), []
     if LOSSY in reference.column("kind").unique().to_pylist():
@@ -223,8 +234,6 @@ def left_out(
 ) -> tuple[list[str], list[str]]:
     """What is left out of the feedback because a strategy of the other sort, lossy or lossless,
     wrote it: notes and, where that is most of it, doubts."""
-    from draftwell.components.drift.traffic import prompts_of_the_other_sort
-
     count, by = (
         prompts_of_the_other_sort(feedback, kinds),
         f"a {'lossless' if LOSSY in kinds else 'lossy'} strategy",
@@ -272,8 +281,6 @@ def promoted(champion: Served) -> datetime | None:
     never deployed."""
     if champion.release is None:
         return None
-    from draftwell.registry.promotion import CHAMPION_SINCE
-
     tag = champion.release.published.tags.get(CHAMPION_SINCE)
     return datetime.fromisoformat(tag) if tag else None
 
@@ -307,10 +314,6 @@ def untouched(
         hashes: prompt id → hash; None where the reference does not record its prompts, or the
             verifier none: then all count as new to it.
     """
-    from draftwell.components.collect.repeated_prompts import first_of_the_same
-    from draftwell.components.drift.prompts import untouched_prompts
-    from draftwell.components.train.examples import LEAST_PROMPTS
-
     alike = first_of_the_same(rows)
     different = sorted({alike.get(name, name) for name in rows.column("prompt_id").to_pylist()})
     if verifier is None or len(different) < LEAST_PROMPTS:
@@ -326,10 +329,6 @@ def untouched(
 
 def write_report(report: DriftReport, folder: Path) -> list[Path]:
     """`drift.json`, `drift.md` and the plots in a folder; returns all of them."""
-    import json
-
-    from draftwell.components.drift.report import drift_json, drift_markdown, drift_plots
-
     data, text = folder / "drift.json", folder / "drift.md"
     write_atomically(
         data, (json.dumps(drift_json(report), indent=2, allow_nan=False) + "\n").encode()
@@ -340,9 +339,6 @@ def write_report(report: DriftReport, folder: Path) -> list[Path]:
 
 def note_in_registry(champion: Served, report: DriftReport) -> None:
     """Keep the report with the champion's run in MLflow, and name it in a tag of that version."""
-    from draftwell.components.drift.report import drift_markdown
-    from draftwell.registry.store import Store
-
     if champion.release is None:
         return
     store = Store()

@@ -7,8 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwell.components.bench.runner import core_plan
+from draftwell.components.calibrate.hardware_profile import SIZES, measure_profile
 from draftwell.components.papers.cell_file import CellFile, counted_texts
 from draftwell.components.papers.cells import FULL, Cell, Scale, padding_name
 from draftwell.components.papers.comparison import results
@@ -39,16 +41,24 @@ from draftwell.components.papers.replays import SLOTS
 from draftwell.components.papers.runner import Opened
 from draftwell.components.papers.tables import Paper, PaperTable
 from draftwell.components.prompts.overlap import TrainingPrompts
+from draftwell.components.report.provenance import provenance
 from draftwell.flows.context import distilled_draft, made_from_prompts
 from draftwell.flows.workspace import Say, Workspace
-from draftwell.serving.artifacts.base import digest_of
+from draftwell.registry.connection import (
+    artifact_folder,
+    connect,
+    default_uri,
+    registry_errors,
+    registry_exists,
+)
+from draftwell.serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+from draftwell.serving.artifacts.base import Artifact, digest_of
+from draftwell.serving.artifacts.kinds import find_kind
 from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.device import lacks_bfloat16
 from draftwell.serving.files import write_atomically
-
-if TYPE_CHECKING:
-    from draftwell.serving.artifacts.base import Artifact
-    from draftwell.serving.runtime.pair import LoadedPair
-
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, find_strategy
 
 FEW_SIZES = (1, 2, 4, 8, 32)
 """Tokens of the target passes that the profile of a quick run times; passes between them are
@@ -58,19 +68,13 @@ interpolated."""
 def own_format(device: str) -> str:
     """The number format of a run: bfloat16, but float32 on CPUs that have no instructions for
     it."""
-    from draftwell.serving.device import lacks_bfloat16
 
     return "float32" if device == "cpu" and lacks_bfloat16() else "bfloat16"
 
 
-def open_cells(
-    cells: Sequence[Cell], dtype: str, device: str, say: Say, patience: float = 0.0
-) -> Opened:
+def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Opened:
     """The pair of cells that have one, loaded, with the shipped artifacts that their strategies
     read, and a hardware profile of now."""
-    from draftwell.components.bench.runner import core_plan
-    from draftwell.serving.artifacts.kinds import find_kind
-    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
     choices = [
         StrategyChoice(core_plan(choice.name)[0], choice.parameters)
@@ -93,7 +97,7 @@ def open_cells(
     if "acceptance_table" in kinds and "acceptance_table" not in found:
         found["acceptance_table"] = empty_table(pair)
     found["hardware_profile"] = (
-        measured_profile(pair, cell.repeats, say, patience) if cell.replay is None else None
+        measured_profile(pair, cell.repeats, say) if cell.replay is None else None
     )
     return pair, StrategyResources(
         {kind: artifact for kind, artifact in found.items() if artifact is not None},
@@ -104,8 +108,6 @@ def open_cells(
 def kinds_of(cells: Sequence[Cell]) -> list[str]:
     """Kinds of artifacts that the strategies of cells read, but for the hardware profile: that is
     measured."""
-    from draftwell.components.bench.runner import core_plan
-    from draftwell.serving.runtime.strategies import find_strategy
 
     names = dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices())
     return list(
@@ -143,32 +145,20 @@ def made_of(cell: Cell, dtype: str, device: str, say: Say) -> MadeOf:
 
 def empty_table(pair: LoadedPair) -> Artifact:
     """SPIDE's table before anything is counted: it learns online alone, as in the paper."""
-    from draftwell.components.report.provenance import provenance
-    from draftwell.serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
 
     nothing = [0] * len(MIDPOINTS)
     return AcceptanceTable(nothing, nothing, provenance(pair))
 
 
-def measured_profile(
-    pair: LoadedPair, repeats: int, say: Say, patience: float = 0.0
-) -> Artifact | None:
-    """Times of the pair's passes; None where it has no draft model.
-
-    Args:
-        patience: seconds that may go into waiting for fast memory, on CPUs.
-    """
-    from draftwell.components.calibrate.hardware_profile import SIZES, measure_profile
-    from draftwell.components.calibrate.memory_rate import Patience
-    from draftwell.components.report.provenance import provenance
+def measured_profile(pair: LoadedPair, repeats: int, say: Say) -> Artifact | None:
+    """Times of the pair's passes; None where it has no draft model."""
 
     if "draft" not in pair.models:
         return None
     sizes = FEW_SIZES if repeats < FULL.repeats else SIZES
-    waits = Patience(patience, 2 * repeats).wait if patience and pair.device == "cpu" else None
     say("measuring a hardware profile")
     return measure_profile(
-        pair, provenance(pair), sizes=sizes, repeats=repeats, before_round=waits, requests=False
+        pair, provenance(pair), sizes=sizes, repeats=repeats, requests=False
     )  # no table predicts a whole request
 
 
@@ -273,13 +263,6 @@ def log_page(page: Page, pictures: Sequence[Path]) -> str | None:
     Returns:
         its address for a person; None where there is no registry.
     """
-    from draftwell.registry.connection import (
-        artifact_folder,
-        connect,
-        default_uri,
-        registry_errors,
-        registry_exists,
-    )
 
     if not registry_exists():
         return None

@@ -9,14 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.gate.temperatures import objections
 from draftwell.flows.context import StepContext, pictures_of
+from draftwell.flows.loading import open_pair
+from draftwell.flows.steps.eagle3 import curves_of
+from draftwell.flows.steps.picked import take_marked
+from draftwell.flows.steps.reference_traces import keep_served
 from draftwell.flows.workspace import Workspace
+from draftwell.registry.cards.model_card import choice_settings
+from draftwell.registry.composing import compose
+from draftwell.registry.pairs import model_records
+from draftwell.registry.releases import create_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.kinds import KINDS, OURS, find_kind
+from draftwell.serving.device import checked_device
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import find_strategy
 
 if TYPE_CHECKING:
     from draftwell.registry.composing import Composition
     from draftwell.registry.releases import ReleaseVersion
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
 
 @dataclass(frozen=True)
@@ -31,9 +44,9 @@ class PickedRelease:
 def run_publish(
     step: StepContext, evidence: Mapping[str, Any], *, device: str | None = None
 ) -> ReleaseVersion:
-    """Publish every artifact of the workspace and pin them in a new release, which becomes
-    `candidate`; and collect what a lossy one would serve, which its traffic is compared with
-    (`reference_traces.keep_served`).
+    """Publish every artifact of the workspace, and what a person marked in MLflow in its place, and
+    pin them in a new release, which becomes `candidate`. What a lossy one would serve is collected,
+    for its traffic to be compared with (`reference_traces.keep_served`).
 
     Args:
         evidence: kept with the release as JSON; MLflow compares the numbers at its top.
@@ -41,28 +54,22 @@ def run_publish(
     Raises:
         DraftwellError: no tuned config for the device, or one that was made on another.
     """
-    from draftwell.flows.steps.eagle3 import curves_of
-    from draftwell.flows.steps.reference_traces import keep_served
-    from draftwell.registry.pairs import model_records
-    from draftwell.registry.releases import create_release
-    from draftwell.registry.store import Store
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
-    from draftwell.serving.artifacts.kinds import KINDS
 
     space, store = step.workspace, Store()
     files = space.files()
     device = device or space.device
-    folders = space.kept() | {
+    take_marked(space, device)
+    folders = {
+        kind: folder for kind, folder in space.kept().items() if kind not in KINDS or kind in OURS
+    } | {
         kind: folder
-        for kind in KINDS
+        for kind in OURS
         if KINDS[kind].per_device and (folder := space.folder(kind, device)).is_dir()
     }
     if "decoding_config" not in folders:
         raise DraftwellError(
-            (
-                f"nothing to release: run `draftwell tune --pair {space.spec.name} --device "
-                f"{device}` first"
-            ),
+            f"nothing to release: run `draftwell tune --pair {space.spec.name} --device "
+            f"{device}` first",
             code="nothing_to_release",
         )
     if (head := space.shipped_folder("eagle3_head")) is not None:
@@ -71,11 +78,8 @@ def run_publish(
         folders["distilled_draft"] = files.draft
     config = DecodingConfig.load(folders["decoding_config"])
     check_temperatures(config, folders)
-    metrics = (
-        {"eagle3_head": curves_of(space, folders["eagle3_head"])}
-        if "eagle3_head" in folders
-        else {}
-    )
+    heads = [kind for kind in ("eagle3_head",) if kind in folders]
+    metrics = {kind: curves_of(space, folders[kind]) for kind in heads}
     pins = {
         kind: store.publish(
             folder, pair=space.spec.name, metrics=metrics.get(kind), plots=pictures_of(space, kind)
@@ -102,8 +106,6 @@ def check_temperatures(config: DecodingConfig, folders: Mapping[str, Path]) -> N
     Raises:
         DraftwellError: there is one (`artifact_of_another_temperature`).
     """
-    from draftwell.components.gate.temperatures import objections
-    from draftwell.serving.artifacts.kinds import find_kind
 
     tied = {kind: folder for kind, folder in folders.items() if find_kind(kind).tied_to_temperature}
     artifacts = {kind: find_kind(kind).load_class().load(folder) for kind, folder in tied.items()}
@@ -116,7 +118,6 @@ def check_temperatures(config: DecodingConfig, folders: Mapping[str, Path]) -> N
 
 def shown_settings(config: DecodingConfig) -> dict[str, Any]:
     """What MLflow shows as a release's parameters next to its versions."""
-    from draftwell.registry.cards.model_card import choice_settings
 
     settings = choice_settings(config.strategy, config.parameters)
     if config.sampled is not None:
@@ -141,16 +142,6 @@ def publish_picked(space: Workspace, device: str, pins: Mapping[str, str]) -> Pi
         DraftwellError: see `draftwell.registry.composing.compose` and `check_temperatures`; nothing
             was registered.
     """
-    from draftwell.flows.loading import open_pair
-    from draftwell.flows.steps.reference_traces import keep_served
-    from draftwell.registry.composing import compose
-    from draftwell.registry.pairs import model_records
-    from draftwell.registry.releases import create_release
-    from draftwell.registry.store import Store
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
-    from draftwell.serving.artifacts.kinds import find_kind
-    from draftwell.serving.device import checked_device
-    from draftwell.serving.runtime.strategies import find_strategy
 
     store, name = Store(), space.spec.name
     chosen = compose(store, name, device, pins)
@@ -192,7 +183,6 @@ def publish_picked(space: Workspace, device: str, pins: Mapping[str, str]) -> Pi
 
 def notes_on(chosen: Composition, config: DecodingConfig) -> Iterator[str]:
     """What a person should know of a composition before the gate measures it."""
-    from draftwell.serving.runtime.strategies import find_strategy
 
     names = list(
         dict.fromkeys([config.strategy, *([config.sampled.strategy] if config.sampled else [])])

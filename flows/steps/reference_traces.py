@@ -13,22 +13,30 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwell.components.collect.collect import collect_traces
+from draftwell.components.collect.plan import PLAN, forget, is_complete, read_plan
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.drift.prompts import prompts_of_trace
 from draftwell.flows.context import StepContext
 from draftwell.flows.steps.champion import artifacts_of, serving_release
 from draftwell.flows.workspace import Workspace
+from draftwell.registry.releases import ReleaseVersion
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import KINDS, WATCHED
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import LOSSY, TraceError
+from draftwell.serving.runtime.strategies import (
+    StrategyResources,
+    build_strategy,
+    find_strategy,
+)
 from draftwell.serving.temperature import SERVED_TEMPERATURE
-
-if TYPE_CHECKING:
-    from draftwell.registry.releases import ReleaseVersion
-    from draftwell.serving.artifacts.base import Artifact
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
 RECALIBRATIONS = "recalibrations"
 SLOTS = 4
@@ -66,7 +74,6 @@ class Served:
     def lossy(self) -> DecodingConfig | None:
         """Its config where its strategy is lossy: a server records what that writes as texts of a
         kind of their own (`trace.LOSSY`)."""
-        from draftwell.serving.runtime.strategies import find_strategy
 
         config: Any = self.artifacts.get("decoding_config")
         return (
@@ -99,8 +106,6 @@ def served(space: Workspace, device: str, out: Path) -> Served:
 
 def of_release(release: ReleaseVersion) -> Served:
     """What a release pins, from the registry."""
-    from draftwell.registry.store import Store
-
     return Served(
         release.name,
         release.fingerprint,
@@ -157,8 +162,6 @@ def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
     """Keep a reference by hard links, which take no room; where there are none the traces are
     copied. The folder appears complete."""
     folder = kept_reference(space, digest)
-    from draftwell.components.collect.plan import PLAN
-
     if folder.is_dir():
         return
     place = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -185,8 +188,6 @@ def served_reference(space: Workspace, champion: Served) -> Path:
     """The folder of what a lossy champion's strategy wrote on the prompts that it was calibrated
     on. Its name is a digest of all inputs, so that another release with the same config, artifacts
     and traces finds it too."""
-    from draftwell.serving.runtime.strategies import find_strategy
-
     config = champion.lossy
     assert config is not None
     kinds = [kind for kind in find_strategy(config.strategy).reads() if kind in champion.artifacts]
@@ -203,8 +204,6 @@ def served_reference(space: Workspace, champion: Served) -> Path:
 
 def is_usable(folder: Path) -> bool:
     """Whether a folder holds a finished collection that can be read."""
-    from draftwell.components.collect.plan import is_complete, read_plan
-
     if read_plan(folder) is None or not is_complete(folder):
         return False
     try:
@@ -220,8 +219,6 @@ def keep_served(step: StepContext, release: ReleaseVersion, config: DecodingConf
     A collection that was cut short is resumed. One that fails stops no release: monitoring then
     says that the reference is missing.
     """
-    from draftwell.serving.runtime.strategies import find_strategy
-
     if find_strategy(config.strategy).lossless:
         return
     own = Workspace(
@@ -242,12 +239,6 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
     Raises:
         DraftwellError: these traces are gone, or another collection is writing to the folder.
     """
-    from draftwell.components.collect.collect import collect_lossy_texts
-    from draftwell.components.collect.plan import forget, is_complete, read_plan
-    from draftwell.components.collect.settings import CollectionSettings
-    from draftwell.components.drift.prompts import prompts_of_trace
-    from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
-
     config, pair = champion.lossy, step.pair
     assert config is not None
     traces = calibration_traces(space, champion)
@@ -259,14 +250,9 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
     if is_complete(folder) and read_plan(folder) is not None:
         forget(folder)
     space.say(f"collecting what {config.strategy} serves, for monitoring")
-    strategy, header = (
-        build_strategy(
-            config.strategy,
-            dict(config.parameters),
-            StrategyResources(champion.artifacts, pair.special_tokens),
-        ),
-        traces.header,
-    )
+    resources = StrategyResources(champion.artifacts, pair.special_tokens)
+    strategy = build_strategy(config.strategy, dict(config.parameters), resources)
+    header = traces.header
     settings = CollectionSettings(
         max_tokens=header.max_tokens,
         temperature=header.temperature,
@@ -277,6 +263,12 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
         prefix_kinds=(LOSSY,),
         batch=SLOTS,
     )
-    collect_lossy_texts(
-        pair, prompts_of_trace(traces), folder, settings, strategy, fresh=True, progress=step.bar
+    collect_traces(
+        pair,
+        prompts_of_trace(traces),
+        folder,
+        settings,
+        strategy=strategy,
+        fresh=True,
+        progress=step.bar,
     )

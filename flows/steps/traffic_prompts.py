@@ -1,35 +1,37 @@
 """Prompts of served traffic, for scheduled flows.
 
-A recalibration after drift tunes on what is served. If the weekly flows kept using the pipeline's
-prompts, each would undo the other's choice. So they too take prompts from the spool (the folder of
+A recalibration after drift tunes on what is served. If the weekly flow kept using the pipeline's
+prompts, each would undo the other's choice. So it too takes prompts from the spool (the folder of
 recorded requests), as soon as there are enough of them.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
+from draftwell.components.drift.prompts import spooled_prompts, write_prompts
+from draftwell.components.drift.spool import read_spool
+from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.failures import will_pass
-from draftwell.flows.loading import open_from_settings
-from draftwell.flows.settings import PipelineSettings, TrafficSettings
+from draftwell.flows.loading import open_from_settings, workspace_of
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.announcement import announced
 from draftwell.flows.steps.monitor import load_limits, spool_of, watched_temperature
+from draftwell.flows.steps.reference_traces import RECALIBRATIONS
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.errors import DraftwellError
-
-if TYPE_CHECKING:
-    from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.files import json_digest
 
 FEWEST = 40
 """Different prompts that a calibration on traffic needs: eight each to calibrate and to tune,
 twelve each for the gate and for the traces, which later traffic is compared with."""
-PROMPTS = "served_prompts.jsonl"
-"""In a workspace: the prompts of its traces, where those were served traffic."""
+PROMPTS, DRIFT_PROMPTS = "served_prompts.jsonl", "prompts.jsonl"
+"""In a workspace: the prompts of its traces, where those were served traffic; and in the folder of
+a drift."""
 
-Settings = TypeVar("Settings", bound=PipelineSettings)
 
-
-def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
+def newest_prompts(settings: PipelineSettings, spool: Path) -> list[Prompt]:
     """The prompts that the monitor reads, in random order, so that any number of them is a fair
     sample of what is monitored.
 
@@ -40,9 +42,6 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
     Raises:
         DraftwellError: no spool, an empty one, or too few prompts in it.
     """
-    from draftwell.components.drift.prompts import spooled_prompts
-    from draftwell.components.drift.spool import read_spool
-
     if not spool.is_dir():
         raise DraftwellError(
             (
@@ -53,9 +52,7 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
         )
     step, window = open_from_settings(settings), load_limits().window
     pair = step.pair
-    temperature = watched_temperature(
-        step.workspace, settings.device, getattr(settings, "reference", None), settings.out
-    )
+    temperature = watched_temperature(step.workspace, settings.device, None, settings.out)
     found = read_spool(spool, pair.fingerprint, window=window, temperature=temperature)
     return spooled_prompts(
         spool,
@@ -68,19 +65,29 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
     )
 
 
-def take_prompts(settings: TrafficSettings, space: Workspace) -> None:
-    """Fix the prompts of a week: the newest of the spool, or none where there is no spool.
-
-    They are fixed when traces are collected, because the spool grows: later steps must use the same
-    prompts, or the gate would judge on prompts that the choice was made on. If the spool has too
-    few or cannot be read, the prompts of the last time stay.
+def settle_prompts(settings: PipelineSettings) -> PipelineSettings:
+    """The settings with the prompts of this run, which are fixed now because the spool grows: later
+    steps must use the same ones, or the gate would judge on prompts that the choice was made on.
 
     Raises:
         DraftwellError: the registry, which records the temperature of the champion's traces, does
-            not answer.
+            not answer; or an answer to drift finds too few served prompts.
     """
-    from draftwell.components.drift.prompts import write_prompts
+    if settings.source == "prompts":
+        return settings
+    own = settings.model_copy(update={"source": "prompts"})
+    space = workspace_of(own)
+    if settings.source == "drift":
+        drift, file = drifted_prompts(own, space)
+        return settings.model_copy(update={"prompts": file, "drift": drift})
+    take_prompts(own, space)
+    file = space.root / PROMPTS
+    return settings.model_copy(update={"prompts": file}) if file.is_file() else settings
 
+
+def take_prompts(settings: PipelineSettings, space: Workspace) -> None:
+    """Put the newest of the spool into the workspace, or none where there is no spool. If it has
+    too few or cannot be read, the prompts of the last time stay."""
     file, spool = space.root / PROMPTS, spool_of(space, settings.spool)
     if not spool.is_dir():
         file.unlink(missing_ok=True)
@@ -96,12 +103,17 @@ def take_prompts(settings: TrafficSettings, space: Workspace) -> None:
     write_prompts(file, prompts)
 
 
-def on_taken(settings: TrafficSettings, space: Workspace) -> TrafficSettings:
-    """The settings with the prompts that `take_prompts` fixed; unchanged where there are none."""
-    file = space.root / PROMPTS
-    return on_prompts(settings, file) if file.is_file() else settings
-
-
-def on_prompts(settings: Settings, file: Path) -> Settings:
-    """The settings with the prompts of a file."""
-    return settings.model_copy(update={"prompts": file})
+def drifted_prompts(settings: PipelineSettings, space: Workspace) -> tuple[str | None, Path]:
+    """The drift that is answered, and the file of its prompts; those that an earlier run began with
+    stay."""
+    before = announced(space, settings.device)
+    drift = settings.drift or (before.digest if before else None)
+    home = space.root / RECALIBRATIONS
+    if drift and (file := home / drift[:12] / DRIFT_PROMPTS).is_file():
+        return drift, file
+    spool = settings.spool or (before.spool if before else spool_of(space, None))
+    prompts = newest_prompts(settings, spool)
+    name = drift or json_digest([asdict(prompt) for prompt in prompts])
+    if not (file := home / name[:12] / DRIFT_PROMPTS).is_file():
+        write_prompts(file, prompts)
+    return drift, file

@@ -3,11 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.calibrate.acceptance_table import (
+    build_acceptance_table,
+    build_sampled_table,
+    rates,
+    with_sampled,
+)
+from draftwell.components.calibrate.correction_memory import build_correction_memory
+from draftwell.components.calibrate.hardware_profile import measure_profile
+from draftwell.components.calibrate.plots import acceptance_plot, rejection_tail
 from draftwell.components.calibrate.settings import MemorySettings
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.report.drawing import check_drawing
+from draftwell.components.report.provenance import provenance
+from draftwell.components.train.acceptance_head import train_acceptance_head
+from draftwell.components.train.datastore import build_datastore
+from draftwell.components.train.medusa import MedusaSettings, train_medusa_heads
+from draftwell.components.train.report.plots import acceptance_head_plot, verifier_plots
+from draftwell.components.train.report.verifier_page import verifier_markdown
 from draftwell.components.train.settings import VerifierSettings
+from draftwell.components.train.verifier import train_verifier
 from draftwell.flows.context import (
     StepContext,
     open_trace,
@@ -15,19 +33,25 @@ from draftwell.flows.context import (
     take_untouched,
     training_prompts,
 )
+from draftwell.flows.steps.champion import champion_of
+from draftwell.flows.steps.tune import champion_decoding
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.base import ArtifactError
+from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_text
+from draftwell.serving.runtime.strategies import find_strategy, served_choice
 
 if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.components.train.datastore import DatastoreReport
     from draftwell.components.train.medusa import MedusaReport
-    from draftwell.components.train.reports import HeadReport, ScoreCost, VerifierReport
+    from draftwell.components.train.reports import HeadReport, VerifierReport
     from draftwell.flows.settings import PipelineSettings
-    from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-    from draftwell.serving.artifacts.base import Artifact, Provenance
+    from draftwell.serving.artifacts.base import Provenance
+    from draftwell.serving.artifacts.correction_memory import CorrectionMemory
     from draftwell.serving.artifacts.hardware_profile import HardwareProfile
     from draftwell.serving.recording.trace import TraceSet
-    from draftwell.serving.runtime.types import Rows
 
 
 def run_train(
@@ -43,19 +67,10 @@ def run_train(
     Args:
         settings, test: as in `draftwell.components.train.verifier.train_verifier`.
     """
-    from draftwell.components.gate.verdict_report import write_text
-    from draftwell.components.report.drawing import check_drawing
-    from draftwell.components.train.report.plots import verifier_plots
-    from draftwell.components.train.report.verifier_page import verifier_markdown
-    from draftwell.components.train.verifier import train_verifier
 
     check_drawing()
     origin = made_from(step, traces)
-    verifier, report = train_verifier(
-        traces, origin, settings, test=test, chat=step.pair.in_chat_template
-    )
-    cost = measure_cost(step, verifier, lambda row, token: verifier.score_drafted(row, row, token))
-    report = report.model_copy(update={"cost": cost})
+    verifier, report = train_verifier(traces, origin, settings, test=test)
     step.workspace.save(verifier)
     verifier_plots(report, step.workspace.reports)
     step.stamp(verifier.kind)
@@ -72,19 +87,10 @@ def run_train_head(
     Args:
         test, seed: as in `draftwell.components.train.acceptance_head.train_acceptance_head`.
     """
-    from draftwell.components.report.drawing import check_drawing
-    from draftwell.components.train.acceptance_head import (
-        HeadTrainingSettings,
-        train_acceptance_head,
-    )
-    from draftwell.components.train.report.plots import acceptance_head_plot
 
     check_drawing()
     head, report = train_acceptance_head(
-        step.pair, traces, made_from(step, traces), HeadTrainingSettings(seed=seed), test=test
-    )
-    report = report.model_copy(
-        update={"cost": measure_cost(step, head, lambda row, token: head.acceptance(row.hidden(0)))}
+        step.pair, traces, made_from(step, traces), seed, test=test
     )
     step.workspace.save(head)
     acceptance_head_plot(report, step.workspace.reports / "acceptance_head.png")
@@ -96,7 +102,6 @@ def run_train_head(
 def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
     """Make a datastore of the target's own texts, put it into the workspace and return its
     report."""
-    from draftwell.components.train.datastore import build_datastore
 
     store, report = build_datastore(traces, made_from(step, traces))
     step.workspace.save(store)
@@ -114,11 +119,6 @@ def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
     Returns:
         the report of the new one; None where nothing was made.
     """
-    from draftwell.components.train.datastore import build_datastore
-    from draftwell.flows.steps.champion import champion_of
-    from draftwell.flows.steps.tune import champion_decoding
-    from draftwell.serving.artifacts.datastore import Datastore
-    from draftwell.serving.runtime.strategies import find_strategy, served_choice
 
     release = champion_of(step.workspace, device)
     config = (
@@ -152,7 +152,6 @@ def run_train_medusa(
     Args:
         test, seed: as in `draftwell.components.train.medusa.train_medusa_heads`.
     """
-    from draftwell.components.train.medusa import MedusaSettings, train_medusa_heads
 
     heads, report = train_medusa_heads(
         step.pair, traces, made_from(step, traces), MedusaSettings(seed=seed), test=test
@@ -165,7 +164,6 @@ def run_train_medusa(
 def made_from(step: StepContext, traces: TraceSet) -> Provenance:
     """Provenance of what is made from traces, with their temperature: it is for requests of that
     class."""
-    from draftwell.components.report.provenance import provenance
 
     prompts, unknown = prompts_behind(traces, step.pair)
     return provenance(
@@ -175,18 +173,6 @@ def made_from(step: StepContext, traces: TraceSet) -> Provenance:
         training_prompts=prompts,
         unknown_prompts=unknown,
     )
-
-
-def measure_cost(
-    step: StepContext, trained: Artifact, score: Callable[[Rows, int], float]
-) -> ScoreCost:
-    """Measure the time of a score, and add it to the artifact's metrics."""
-    from draftwell.components.train.score_cost import time_score
-
-    cost = time_score(step.pair, score)
-    metrics = {**trained.provenance.metrics, "score_us": cost.score_us, "score_share": cost.share}
-    trained.provenance = trained.provenance.model_copy(update={"metrics": metrics})
-    return cost
 
 
 def run_calibrate(
@@ -202,7 +188,7 @@ def run_calibrate(
     and return a summary.
 
     A run that was killed while it counted rejections resumes: what it had is in the workspace's
-    folder `calibration`.
+    file `rejections.jsonl`.
 
     Args:
         traces: for the acceptance table.
@@ -212,46 +198,29 @@ def run_calibrate(
         keep_sampled: the counts of sampled texts that are in the table of before
             (`run_calibrate_sampled`) stay in it.
     """
-    from draftwell.components.calibrate.acceptance_table import build_acceptance_table, with_sampled
-    from draftwell.components.calibrate.correction_memory import (
-        build_correction_memory,
-        partial_file,
-    )
-    from draftwell.components.calibrate.hardware_profile import measure_profile
-    from draftwell.components.calibrate.plots import acceptance_plot, rejection_tail
-    from draftwell.components.prompts.overlap import hashes_of
-    from draftwell.components.report.provenance import provenance
 
-    prompts = take_untouched(
-        step, training_prompts(step.workspace, traces.folder, pair=step.pair), prompts, limit
-    )
+    used = training_prompts(step.workspace, traces.folder, pair=step.pair)
+    prompts = take_untouched(step.workspace, used, prompts, limit)
     table, before = (
         build_acceptance_table(traces, made_from(step, traces)),
         known_table(step) if keep_sampled else None,
     )
     table = with_sampled(table, before.sampled if before else None)
     # The memory never reads the traces: its provenance names the prompts that it was decoded from.
-    memory_settings, unfinished = (
-        memory_settings or MemorySettings(),
-        step.workspace.root / "calibration",
-    )
+    unfinished = step.workspace.root / "rejections.jsonl"
     memory = build_correction_memory(
         step.pair,
         prompts,
         provenance(step.pair, training_prompts=hashes_of(prompts)),
         memory_settings,
-        partial=unfinished,
+        unfinished=unfinished,
         progress=step.bar,
     )
-    head: Any = step.workspace.found(step.pair, "eagle3_head")
-    times = measure_profile(step.pair, provenance(step.pair), head=head)
+    times = profile_of(step)
     for artifact in (table, memory, times):
         step.workspace.save(artifact)
-    partial_file(unfinished, step.pair, prompts, memory_settings).unlink(missing_ok=True)
-    acceptance_plot(table, step.workspace.reports / "acceptance_by_confidence.png")
-    rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
-    for drawn in (table, memory):
-        step.stamp(drawn.kind)
+    unfinished.unlink(missing_ok=True)
+    draw_calibration(step, table, memory)
     report = {
         "judged": sum(table.total),
         "accepted": sum(table.accepted),
@@ -263,18 +232,30 @@ def run_calibrate(
     return report
 
 
+def draw_calibration(step: StepContext, table: AcceptanceTable, memory: CorrectionMemory) -> None:
+    """Plots of both, which carry their artifact's digest."""
+
+    acceptance_plot(table, step.workspace.reports / "acceptance_by_confidence.png")
+    rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
+    for drawn in (table, memory):
+        step.stamp(drawn.kind)
+
+
 def run_profile(step: StepContext) -> dict[str, Any]:
     """Make the hardware profile alone, which is all that can be calibrated without a draft model,
     and return a summary."""
-    from draftwell.components.calibrate.hardware_profile import measure_profile
-    from draftwell.components.report.provenance import provenance
 
-    head: Any = step.workspace.found(step.pair, "eagle3_head")
-    times = measure_profile(step.pair, provenance(step.pair), head=head)
+    times = profile_of(step)
     step.workspace.save(times)
     report = milliseconds(times)
     step.report("calibration", report)
     return report
+
+
+def profile_of(step: StepContext) -> HardwareProfile:
+    """Times of the pair's passes, and of the head's that the workspace has."""
+    head: Any = step.workspace.found(step.pair, "eagle3_head")
+    return measure_profile(step.pair, provenance(step.pair), head=head)
 
 
 def milliseconds(times: HardwareProfile) -> dict[str, Any]:
@@ -300,11 +281,6 @@ def run_calibrate_sampled(
         DraftwellError: there is no table of greedy texts to add them to (`no_greedy_table`), or as
             in `build_sampled_table`.
     """
-    from draftwell.components.calibrate.acceptance_table import (
-        build_sampled_table,
-        rates,
-        with_sampled,
-    )
 
     table = known_table(step)
     if table is None:
@@ -346,8 +322,6 @@ def calibrate_as(
 def known_table(step: StepContext) -> AcceptanceTable | None:
     """The acceptance table that strategies get: the workspace's, else what the pair ships with;
     None where there is neither."""
-    from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-    from draftwell.serving.artifacts.base import ArtifactError
 
     for folder in (
         step.workspace.folder(AcceptanceTable.kind),

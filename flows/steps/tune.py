@@ -4,10 +4,18 @@ decoding instead."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.collect.trace_checks import check_temperature
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.report.provenance import provenance
+from draftwell.components.tune.evaluator import Evaluator, QualityReader
+from draftwell.components.tune.evidence import TuningEvidence
+from draftwell.components.tune.report.html import write_tuning_report
+from draftwell.components.tune.settings import Constraints, TuneSettings
+from draftwell.components.tune.tune import TuneInputs, tune_strategy
 from draftwell.flows.context import (
     StepContext,
     open_trace,
@@ -15,20 +23,24 @@ from draftwell.flows.context import (
     take_untouched,
     training_prompts,
 )
+from draftwell.flows.loading import worker_pool_of
+from draftwell.flows.settings import PipelineSettings, quality_floor
 from draftwell.flows.steps.champion import champion_of
+from draftwell.flows.steps.picked import say_if_only_lossy, take_marked
+from draftwell.flows.steps.profile import find_or_measure_profile
+from draftwell.flows.workers.task_runners import WorkerPool, spread_replays
+from draftwell.registry.releases import gate_record
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import ArtifactError
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import PLAIN, STRATEGIES, find_strategy, served_choice
 from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
-    from draftwell.components.tune.evidence import TuningEvidence
-    from draftwell.components.tune.settings import Constraints, TuneSettings
-    from draftwell.components.tune.tune import TuneInputs
-    from draftwell.flows.settings import PipelineSettings
-    from draftwell.flows.workers.task_runners import WorkerPool
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
     from draftwell.serving.recording.trace import TraceSet
 
 
@@ -46,7 +58,8 @@ def run_tune(
     """Choose strategy and parameters by replay and measurement; the choice and its evidence go into
     the workspace.
 
-    A run that was killed resumes where it stopped when it is started again.
+    Artifacts that a person marked in MLflow are taken into the workspace first. A run that was
+    killed resumes where it stopped when it is started again.
 
     Args:
         prompts: measured on; those that the traces and the artifacts were made from are left out.
@@ -56,38 +69,28 @@ def run_tune(
         workers: who makes the replays; what is measured is measured here, one at a time.
         limit: how many prompts to measure on, at most; None takes all.
     """
-    from draftwell.components.prompts.overlap import hashes_of
-    from draftwell.components.tune.evaluator import Evaluator, QualityReader
-    from draftwell.components.tune.tune import TuneFiles, TuneHooks, tune_strategy
-    from draftwell.flows.workers.task_runners import spread_replays
 
+    device = device_type(step.pair.device)
+    taken = take_marked(step.workspace, device, READ_BY_STRATEGIES)
+    if settings.constraints.lossless_only:
+        say_if_only_lossy(step.workspace, taken)
     used = training_prompts(step.workspace, traces.folder, READ_BY_STRATEGIES, step.pair)
-    prompts = take_untouched(step, used, prompts, limit)
+    prompts = take_untouched(step.workspace, used, prompts, limit)
     inputs = inputs_of(step, traces, prompts, settings)
-    folder, temperature = step.workspace.device_root / "tuning", settings.temperature
-    rungs = folder / f"{report_name(temperature, 'rungs')}.json" if keep else None
+    folder = step.workspace.device_root / "tuning"
+    rungs = folder / f"{report_name(settings.temperature, 'rungs')}.jsonl"
+    spread = spread_replays(workers, step, traces.folder) if workers else None
     evidence = tune_strategy(
         inputs,
         settings,
-        Evaluator(
-            step.pair,
-            inputs.resources,
-            max_tokens=settings.max_tokens,
-            temperature=temperature,
-            progress=step.bar,
-        ),
-        QualityReader(step.pair, temperature),
-        TuneFiles(
-            study or (folder / "trials.jsonl" if keep else None),
-            named=study is not None,
-            rungs=rungs,
-        ),
-        TuneHooks(
-            spread=spread_replays(workers, step, traces.folder) if workers else None,
-            progress=step.bar,
-        ),
+        evaluator_of(step, inputs, settings),
+        QualityReader(step.pair, settings.temperature),
+        study=study or (folder / "trials.jsonl" if keep else None),
+        rungs=rungs if keep else None,
+        spread=spread,
+        progress=step.bar,
     )
-    if rungs is None:
+    if not keep:
         return evidence
     seen = {*(prompts_behind(traces, step.pair)[0] or ()), *hashes_of(prompts)}
     evidence = evidence.model_copy(
@@ -100,6 +103,18 @@ def run_tune(
     )
     rungs.unlink(missing_ok=True)
     return evidence
+
+
+def evaluator_of(step: StepContext, inputs: TuneInputs, settings: TuneSettings) -> Evaluator:
+    """What measures, with the step's bar."""
+
+    return Evaluator(
+        step.pair,
+        inputs.resources,
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        progress=step.bar,
+    )
 
 
 def report_name(temperature: float, name: str) -> str:
@@ -118,23 +133,23 @@ def config_with(
     The provenance names the traces of the greedy choice, where there is one; the evidence of each
     choice names its own, and the prompts that it was tuned on: the provenance has those of both.
     """
-    from draftwell.components.report.provenance import provenance
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-    from draftwell.serving.runtime.strategies import PLAIN
 
     choice, temperature = evidence.choice, evidence.temperature or 0.0
     before = previous_config(step, device_class)
     greedy = class_of(temperature) == "greedy"
     kept = kept_sampled(step, before, evidence) if greedy else None
     stays = kept if greedy else before
-    earlier, unknown = prompts_of_choice(stays, before)
+    known: Mapping[str, Any] = {} if stays is None else stays.evidence
     made_of = provenance(
         step.pair,
         trace_digest=trace_digest,
         device_class=device_class,
         parents=step.parents(*READ_BY_STRATEGIES),
-        training_prompts=[*(evidence.training_prompts or ()), *earlier],
-        unknown_prompts=[*evidence.unknown_prompts, *unknown],
+        training_prompts=[
+            *(evidence.training_prompts or ()),
+            *(known.get("training_prompts") or ()),
+        ],
+        unknown_prompts=[*evidence.unknown_prompts, *known.get("unknown_prompts", ())],
     )
     if greedy:
         return DecodingConfig(
@@ -147,32 +162,11 @@ def config_with(
     return DecodingConfig(before.strategy, before.parameters, before.evidence, made_of, sampled)
 
 
-def prompts_of_choice(
-    stays: DecodingConfig | SampledChoice | None, before: DecodingConfig | None
-) -> tuple[Sequence[str], Sequence[str]]:
-    """The prompts that a choice which stays was tuned on, and what of it is not known.
-
-    Args:
-        before: the config that it is from.
-    """
-    if stays is None or before is None:
-        return (), ()
-    recorded, made = stays.evidence.get("training_prompts"), before.provenance
-    if recorded is not None:
-        return recorded, stays.evidence.get("unknown_prompts", ())
-    if not stays.evidence:  # plain decoding until something is tuned: it was chosen on nothing
-        return (), ()
-    return made.training_prompts or (), (
-        "an earlier choice",
-    ) if made.training_prompts is None else made.unknown_prompts
-
-
 def kept_sampled(
     step: StepContext, before: DecodingConfig | None, evidence: TuningEvidence
 ) -> SampledChoice | None:
     """The sampled choice that stays when greedy requests are tuned: none that is lossy, where only
     lossless ones are allowed now."""
-    from draftwell.serving.runtime.strategies import find_strategy
 
     kept = before.sampled if before is not None else None
     limits = evidence.constraints
@@ -192,8 +186,6 @@ def kept_sampled(
 
 def previous_config(step: StepContext, device_class: str | None) -> DecodingConfig | None:
     """The workspace's config, else the champion's, if it is of this pair and machine class."""
-    from draftwell.serving.artifacts.base import ArtifactError
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     folder = step.workspace.folder(DecodingConfig.kind)
     try:
@@ -205,21 +197,15 @@ def previous_config(step: StepContext, device_class: str | None) -> DecodingConf
     except ArtifactError as error:
         step.workspace.say(f"the earlier decoding config is replaced as a whole: {error}")
         return None
-    usable = found is not None and found.provenance.fingerprint == step.pair.fingerprint
-    return (
-        found
-        if usable and found is not None and found.provenance.device_class == device_class
-        else None
-    )
+    if found is None or found.provenance.device_class != device_class:
+        return None
+    return found if found.provenance.fingerprint == step.pair.fingerprint else None
 
 
 def inputs_of(
     step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], settings: TuneSettings
 ) -> TuneInputs:
     """What is tuned: the pair with the workspace's artifacts, and the champion."""
-    from draftwell.components.collect.trace_checks import check_temperature
-    from draftwell.components.tune.tune import TuneInputs
-    from draftwell.serving.runtime.strategies import STRATEGIES, served_choice
 
     space, pair = step.workspace, step.pair
     # before the artifacts: it may take time to measure a hardware profile
@@ -231,13 +217,13 @@ def inputs_of(
             f"measuring {settings.max_tokens}: collect "
             f"with --max-tokens {settings.max_tokens} to have both of one length"
         )
-    resources = space.resources(pair, STRATEGIES)
-    profile: Any = resources.artifacts.get("hardware_profile")
+    profile = find_or_measure_profile(space, pair, STRATEGIES)
     if profile is None:
         raise DraftwellError(
             f"pair {space.spec.name} has no draft model, so there is nothing to tune",
             code="no_draft_model",
         )
+    resources = space.resources(pair, STRATEGIES, profile=profile)
     champion = champion_decoding(step)
     served = None if champion is None else served_choice(champion, settings.temperature)
     return TuneInputs(pair, traces, prompts, resources, profile, served)
@@ -253,7 +239,6 @@ def tune_as(
         the choice for greedy requests and why; `sampled`: that for sampled ones with its
         temperature, None where it was not tuned.
     """
-    from draftwell.flows.loading import worker_pool_of
 
     def tuned(temperature: float) -> dict[str, Any]:
         traces = open_trace(step, temperature=temperature)
@@ -275,7 +260,6 @@ def tune_as(
 
 def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> TuneSettings:
     """The part of the flows' settings that tuning goes by, for requests of a temperature."""
-    from draftwell.components.tune.settings import TuneSettings
 
     constraints = constraints_of(
         settings.lossless_only, settings.max_quality_loss, settings.max_cost_ratio
@@ -293,8 +277,6 @@ def constraints_of(
 ) -> Constraints:
     """The limits of a tuning, with the gate's floor of quality; `max_quality_loss` None takes that
     from there, too."""
-    from draftwell.components.tune.settings import Constraints
-    from draftwell.flows.settings import quality_floor
 
     floor = quality_floor()
     return Constraints(
@@ -309,7 +291,6 @@ def constraints_of(
 def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvidence) -> None:
     """Put a config into the workspace, with the evidence of the choice that is new in it as JSON
     and as an HTML report."""
-    from draftwell.components.tune.report.html import write_tuning_report
 
     space, pair = step.workspace, step.workspace.spec.name
     name = report_name(evidence.temperature or 0.0, "tuning")
@@ -337,9 +318,6 @@ def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvide
 def champion_decoding(step: StepContext) -> DecodingConfig | None:
     """The config that the pair's champion serves on this device, with what the gate let serve
     sampled requests; None without a champion, or where no registry can be reached."""
-    from draftwell.registry.releases import gate_record
-    from draftwell.registry.store import Store
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
 
     try:
         champion = champion_of(step.workspace, device_type(step.pair.device))
@@ -367,25 +345,13 @@ def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) 
         sampled_only: for sampled requests, which were tuned for; the choice for greedy ones stays.
             Otherwise for all requests.
     """
-    from draftwell.components.report.provenance import provenance
-    from draftwell.components.tune.evidence import TuningEvidence
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
-    from draftwell.serving.runtime.strategies import PLAIN
 
     folder = step.workspace.folder("decoding_config")
     tuned = DecodingConfig.load(folder, fingerprint=step.pair.fingerprint)
     old: Any = tuned.sampled if sampled_only else tuned
     made = {"strategy": old.strategy, "parameters": old.parameters, **old.evidence}
     evidence = TuningEvidence.read(made, f"the evidence in {folder}").with_choice(PLAIN, reason)
-    before = tuned.provenance
-    made_of = provenance(
-        step.pair,
-        trace_digest=before.trace_digest,
-        device_class=before.device_class,
-        parents=before.parents,
-        training_prompts=before.training_prompts,
-        unknown_prompts=before.unknown_prompts,
-    )
+    made_of = tuned.provenance
     plain = DecodingConfig(PLAIN.name, {}, evidence.to_json(), made_of)
     if sampled_only:
         sampled = SampledChoice(old.temperature, PLAIN.name, {}, evidence.to_json())

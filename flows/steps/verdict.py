@@ -50,3 +50,18 @@ def only_sampled(gated: Gated) -> bool:
     """Whether nothing but the choice for sampled requests keeps a release from passing."""
     against = unmet(gated)
     return bool(against) and all(check.get("name", "").startswith(SAMPLED) for check in against)
+
+
+def refusal(choice: dict[str, Any], gated: Gated, sampled: bool) -> str:
+    """Why a choice, `sampled`: that for sampled requests, was not released, in a sentence."""
+    kept = {"strategy": "an earlier choice", "parameters": ""}
+    tuned = (choice["sampled"] or kept) if sampled else choice
+    against = "; ".join(check["detail"] for check in unmet(gated))
+    verdict = (
+        "refused by the gate"
+        if result_of(gated) == FAILED
+        else "the gate had not enough evidence for it"
+    )
+    return (
+        f"{tuned['strategy']} {tuned['parameters']}".rstrip() + f" was tuned, {verdict}: {against}"
+    )

@@ -3,8 +3,7 @@ configurations.
 
 A *job* is a folder with everything about the step except which part to do: `job.json`, and the
 artifacts that replays need. The worker may be a thread of this process or a process on another
-machine, so it is handed names, numbers and paths only. These are plain functions: `task_runners`
-makes Prefect tasks of them.
+machine, so it is handed names, numbers and paths only.
 """
 
 from __future__ import annotations
@@ -12,21 +11,32 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import torch
+from pydantic import TypeAdapter
+
+from draftwell.components.collect.collect import collect_shard
+from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay.sampled import texts_of
+from draftwell.components.tune.search.search import Search, trials_in
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import write_atomically
+from draftwell.serving.files import write_json
+from draftwell.serving.recording.trace import TraceSet
+from draftwell.serving.runtime.models.library_runner import beside_others
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 if TYPE_CHECKING:
-    from draftwell.components.collect.settings import CollectionSettings
-    from draftwell.components.prompts.prompt import Prompt
-    from draftwell.components.tune.search.search import Search
     from draftwell.flows.context import StepContext
     from draftwell.serving.runtime.pair import LoadedPair
 
@@ -42,19 +52,17 @@ def describe_collection(
     prompts: Sequence[Prompt],
     traces: Path,
     settings: CollectionSettings,
-    threads: int,
 ) -> None:
     """Write the job of a collection.
 
     Args:
         traces: folder of the trace, which the driver holds.
-        threads: of every worker's torch.
     """
     pair = step.pair
     target: Any = pair.models["target"]
     name = Path(step.workspace.name)
-    write_job(
-        job,
+    write_json(
+        job / JOB,
         {
             "pair": str(name.absolute()) if name.is_file() else str(name),
             "home": str(draftwell_home()),
@@ -63,7 +71,6 @@ def describe_collection(
             "device": pair.device,
             "slots": target.slots.count,
             "max_context": target.max_context,
-            "threads": threads,
             "traces": str(traces.absolute()),
             "settings": settings.model_dump(mode="json"),
             "prompts": [asdict(prompt) for prompt in prompts],
@@ -71,21 +78,15 @@ def describe_collection(
     )
 
 
-def write_shard(job: Path, index: int) -> str:
+def write_shard(job: Path, threads: int, index: int) -> str:
     """Write a shard of a collection; returns its path."""
-    import torch
-
-    from draftwell.components.collect.collect import collect_shard
-    from draftwell.components.collect.settings import CollectionSettings
-    from draftwell.serving.runtime.models.library_runner import beside_others
-
     fields = read_job(job)
-    torch.set_num_threads(fields["threads"])
+    torch.set_num_threads(threads)
     with one_of(job, fields) as pair, beside_others():  # workers may be threads of one process
         return str(
             collect_shard(
                 pair,
-                prompts_of(fields),
+                TypeAdapter(list[Prompt]).validate_python(fields["prompts"]),
                 Path(fields["traces"]),
                 index,
                 CollectionSettings(**fields["settings"]),
@@ -93,31 +94,29 @@ def write_shard(job: Path, index: int) -> str:
         )
 
 
-def describe_search(
-    job: Path, search: Search, traces: Path, fingerprint: str, threads: int
-) -> None:
+def describe_search(job: Path, search: Search, traces: Path, fingerprint: str) -> None:
     """Write the job of a search, with its artifacts."""
     for kind, artifact in search.resources.artifacts.items():
         # saving notes a digest, and the original keeps that of where it comes from
         copy.copy(artifact).save(job / "artifacts" / kind)
     copy.copy(search.profile).save(job / "profile")
-    write_job(
-        job,
+    write_json(
+        job / JOB,
         {
             "traces": str(traces.absolute()),
             "trace_digest": search.trace_digest,
             "fingerprint": fingerprint,
-            "threads": threads,
             "artifacts": list(search.resources.artifacts),
             "special_tokens": sorted(search.resources.special_tokens),
             "deterministic": search.resources.deterministic,
             "max_tokens": search.max_tokens,
-            "overlap": search.overlap,
         },
     )
 
 
-def replay_configs(job: Path, choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def replay_configs(
+    job: Path, threads: int, choices: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Replay some configurations, as a search in one process does it; returns the trials as JSON.
 
     Args:
@@ -125,25 +124,13 @@ def replay_configs(job: Path, choices: Sequence[Mapping[str, Any]]) -> list[dict
     Raises:
         DraftwellError: this worker does not see the trace that the search is about.
     """
-    import torch
-
-    from draftwell.components.replay.sampled import texts_of
-    from draftwell.components.tune.search.search import Search
-    from draftwell.components.tune.search.trial_log import TrialLog
-    from draftwell.serving.artifacts.hardware_profile import HardwareProfile
-    from draftwell.serving.artifacts.kinds import KINDS
-    from draftwell.serving.recording.trace import TraceSet
-    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
-
     fields = read_job(job)
-    torch.set_num_threads(fields["threads"])
+    torch.set_num_threads(threads)
     traces = TraceSet(Path(fields["traces"]), fingerprint=fields["fingerprint"])
     if traces.digest() != fields["trace_digest"]:
         raise DraftwellError(
-            (
-                f"{traces.folder} holds another trace on this worker than on the driver: every "
-                "worker must see the same files"
-            ),
+            f"{traces.folder} holds another trace on this worker than on the driver: every worker "
+            "must see the same files",
             code="other_trace_on_worker",
         )
     resources = StrategyResources(
@@ -159,8 +146,7 @@ def replay_configs(job: Path, choices: Sequence[Mapping[str, Any]]) -> list[dict
         resources,
         HardwareProfile.load(job / "profile"),
         fields["max_tokens"],
-        fields["overlap"],
-        TrialLog(None),
+        trials_in(None),
         fields["trace_digest"],
     )
     return [
@@ -208,9 +194,6 @@ def one_of(job: Path, fields: Mapping[str, Any]) -> Iterator[LoadedPair]:
 def load(fields: Mapping[str, Any]) -> LoadedPair:
     """The pair of a job, as the driver loaded it. A worker on another machine may keep models in
     another folder."""
-    from draftwell.flows.workspace import Workspace
-    from draftwell.serving.runtime.strategies import StrategyChoice
-
     folders = (
         ("DRAFTWELL_HOME", fields["home"], draftwell_home()),
         ("DRAFTWELL_MODELS", fields["models"], models_root()),
@@ -228,21 +211,6 @@ def load(fields: Mapping[str, Any]) -> LoadedPair:
     )
 
 
-def prompts_of(fields: Mapping[str, Any]) -> list[Prompt]:
-    """The prompts of a job."""
-    from draftwell.components.prompts.prompt import Prompt
-
-    return [
-        Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])})
-        for row in fields["prompts"]
-    ]
-
-
-def write_job(job: Path, fields: Mapping[str, Any]) -> None:
-    """Write `job.json`."""
-    write_atomically(job / JOB, json.dumps(fields).encode())
-
-
 def read_job(job: Path) -> dict[str, Any]:
     """Read `job.json`.
 
@@ -253,9 +221,15 @@ def read_job(job: Path) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads((job / JOB).read_text())
     except FileNotFoundError:
         raise DraftwellError(
-            f"this worker does not see {job}: DRAFTWELL_HOME must be on a file system that "
-            "all workers share, under the "
-            "same path",
+            f"this worker does not see {job}: DRAFTWELL_HOME must be on a file system that all "
+            "workers share, under the same path",
             code="job_not_found",
         ) from None
     return fields
+
+
+WORK: dict[str, Callable[..., Any]] = {
+    "write a shard": write_shard,
+    "replay configurations": replay_configs,
+}
+"""Name of a work → what does it, with a job, the threads of this worker, and the part."""

@@ -13,23 +13,22 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from draftwell.registry.bundles.judged import take_judged
 from draftwell.registry.bundles.places import (
-    NAME,
-    UNFINISHED,
-    alone,
+    building,
     copy_model,
     link_current,
     set_rights,
+    standing,
 )
 from draftwell.registry.bundles.requirements import locked, requirements_name
 from draftwell.registry.bundles.sbom import SBOM, bill_of_materials
 from draftwell.registry.bundles.signing import sign
-from draftwell.registry.bundles.text import dockerfile, readme, serve_script
+from draftwell.registry.bundles.text import bundle_texts
 from draftwell.registry.bundles.wheel import runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
 from draftwell.registry.pairs.fetching import link
@@ -69,15 +68,13 @@ def build_bundle(
     ungated_reason: str | None = None,
     with_weights: bool = False,
 ) -> Path:
-    """Build `out/<pair>/<version>-<device>/` from a release and let `out/<pair>/current` lead to
-    it.
+    """Build `out/<pair>/<version>-<device>/` from a release; `out/<pair>/current` leads to it.
 
-    Where another bundle of that release exists (built with another runtime, say), the new one is
-    put next to it as `<version>-<device>.2`, and so on: a server may still be reading the old one.
-    The same bundle is not written twice.
-
-    A bundle that the gate judged is deployed as it is (`draftwell.registry.bundles.judged`). A
-    champion named by hand in MLflow's UI needs the same gate record as one that was promoted.
+    Beside another bundle of that release (of another runtime, say) the new one is called
+    `<version>-<device>.2`, and so on: a server may still be reading the old one. The same bundle is
+    not written twice. One that the gate judged is deployed as it is
+    (`draftwell.registry.bundles.judged`). A champion named by hand in MLflow's UI needs the same
+    gate record as one that was promoted.
 
     Args:
         files: the pair's models on this machine; they must be those of the release.
@@ -92,52 +89,43 @@ def build_bundle(
     """
     release = find_release(store, pair_spec.name, device, alias)
     crowned = alias == "champion" or is_champion(store, release)
-    ungated = objection(release, gate_record(release))
-    taken_back = withdrawal(release)
-    if (why := ungated or taken_back) and not ungated_reason:
-        fix = (
-            f"gate --pair {pair_spec.name}"
-            if ungated
-            else f"promote --pair {pair_spec.name} --release {release.version} --reason …"
-        )
-        raise DraftwellError(
-            (
-                f"{release.name} is not deployed, {why}: run `draftwell {fix}`, or say why not "
-                "with --ungated REASON"
-            ),
-            code="not_deployable",
-        )
+    record = gate_record(release)
+    ungated = objection(release, record)
+    why = ungated or withdrawal(release)
+    if why and not ungated_reason:
+        raise _not_deployable(pair_spec.name, release, why, gated=ungated is None)
     home = out / pair_spec.name
-    home.mkdir(parents=True, exist_ok=True)
-    with alone(home):
-        place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
-        try:
-            if not why and not with_weights and take_judged(release, place):
-                set_rights(place)
-                _link_models(pair_spec, files, place)
-            else:
-                record = None if ungated else gate_record(release)
-                _make(
-                    store,
-                    release,
-                    pair_spec,
-                    files,
-                    place,
-                    ungated_reason if why else None,
-                    with_weights,
-                    sampled_as_greedy=record is not None and record.sampled_as_greedy,
-                )
-            open_bundle(place).files(models_root())
-            final = _settle(place, home, release)
-            sign(final)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+    with building(home) as place:
+        if not why and not with_weights and take_judged(release, place):
+            set_rights(place)
+            _link_models(*_models_of(place, pair_spec, files))
+        else:
+            as_greedy = bool(record and not ungated and record.sampled_as_greedy)
+            reason = ungated_reason if why else None
+            _write_bundle(store, release, pair_spec, files, place, reason, with_weights, as_greedy)
+        open_bundle(place).files(models_root())
+        final = _settle(place, home, release)
+        sign(final)
         _link(store, release, final, crowned=crowned)
     if alias == "champion":
         # the bundle is complete; a registry that only lets us read keeps its aliases
         with contextlib.suppress(DraftwellError):
             adopt(store, release)
     return final
+
+
+def _not_deployable(pair: str, release: ReleaseVersion, why: str, *, gated: bool) -> DraftwellError:
+    """The error of a release that no gate passed, or that was withdrawn since."""
+    fix = (
+        f"promote --pair {pair} --release {release.version} --reason …"
+        if gated
+        else f"gate --pair {pair}"
+    )
+    return DraftwellError(
+        f"{release.name} is not deployed, {why}: run `draftwell {fix}`, or say why not with "
+        "--ungated REASON",
+        code="not_deployable",
+    )
 
 
 def build_to_judge(
@@ -157,49 +145,9 @@ def build_to_judge(
     """
     bundle = place / "bundle"
     bundle.mkdir()
-    _make(
-        store,
-        release,
-        pair_spec,
-        files,
-        bundle,
-        None,
-        with_weights=False,
-        sampled_as_greedy=sampled_as_greedy,
-    )
+    _write_bundle(store, release, pair_spec, files, bundle, sampled_as_greedy=sampled_as_greedy)
     open_bundle(bundle).files(models_root())
     return bundle
-
-
-def _make(
-    store: Store,
-    release: ReleaseVersion,
-    pair_spec: PairSpec,
-    files: PairFiles,
-    place: Path,
-    ungated_reason: str | None,
-    with_weights: bool,
-    *,
-    sampled_as_greedy: bool,
-) -> None:
-    """Write a complete bundle into an empty folder."""
-    pinned = _download_pins(store, release, place)
-    manifest = _fill(
-        place, release, pinned, pair_spec, files, ungated_reason, with_weights, sampled_as_greedy
-    )
-    (place / MANIFEST).write_text(manifest.to_json())
-    set_rights(place)
-
-
-def _link_models(pair_spec: PairSpec, files: PairFiles, bundle: Path) -> None:
-    """Let the models folder lead to the models that a finished bundle leaves out, as `_fill`
-    does."""
-    if (bundle / "artifacts" / "distilled_draft").is_dir():
-        files = replace(files, draft=bundle / "artifacts" / "distilled_draft")
-    records = model_records(pair_spec, files)
-    for role, folder in files.roles().items():
-        if not is_artifact(folder) and not (kept := models_root() / records[role].folder).exists():
-            link(kept, folder)
 
 
 def bundle_bytes(bundle: Path) -> int:
@@ -219,16 +167,16 @@ def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
             stays.
     """
     record = gate_record(release)
-    found: list[tuple[tuple[bool, bool], Path]] = []
-    for _, bundle in _standing(out / release.pair, release):
+    found: list[tuple[bool, bool, int, Path]] = []
+    for build, bundle in _bundles_of(out / release.pair, release):
         with contextlib.suppress(DraftwellError):  # a damaged one
             manifest = open_bundle(bundle).manifest
             if manifest.release_digest == release.published.digest:
                 judged = record is not None and manifest.digest == record.bundle_digest
-                found.append(((judged, manifest.gated), bundle))
+                found.append((judged, manifest.gated, build, bundle))
     if not found:
         return None
-    best = max(found, key=lambda rated: rated[0] + (found.index(rated),))[1]
+    best = max(found)[-1]
     _link(store, release, best, crowned=True)
     return best
 
@@ -247,40 +195,94 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
         DraftwellError: it was rolled back, or is not the champion any more; `current` stays.
     """
     with file_lock(bundle.parent.parent):
-        now = replace(
-            release,
-            published=store.resolve("release", f"{release.pair}.{release.device}", release.version),
-        )
-        why = withdrawal(now)
+        now = store.resolve("release", f"{release.pair}.{release.device}", release.version)
+        why = withdrawal(replace(release, published=now))
         if why == withdrawal(release):
-            why = (
-                "it is not the champion any more"
-                if crowned and not is_champion(store, release)
-                else None
-            )
+            lost = crowned and not is_champion(store, release)
+            why = "it is not the champion any more" if lost else None
         if why:
             raise DraftwellError(
-                f"{release.name}: {why}; the bundle was built at {bundle}, but `current` "
-                "still points to the old one: "
-                f"run `draftwell deploy --pair {release.pair} --device {release.device}` "
-                "if the present champion has no "
-                "bundle",
+                f"{release.name}: {why}; the bundle was built at {bundle}, but `current` still "
+                "points to the old one: run `draftwell deploy --pair "
+                f"{release.pair} --device {release.device}` if the present champion has no bundle",
                 code="current_not_moved",
             )
         link_current(bundle.parent, bundle)
 
 
-def _standing(home: Path, release: ReleaseVersion) -> list[tuple[int, Path]]:
-    """A release's bundles with their numbers, the oldest first; older ones may have been removed
-    from among them."""
-    found = (
-        (NAME.fullmatch(path.name), path) for path in (home.iterdir() if home.is_dir() else ())
+def _bundles_of(home: Path, release: ReleaseVersion) -> list[tuple[int, Path]]:
+    """A release's bundles with their numbers, the oldest first."""
+    return [
+        (one.build, one.path)
+        for one in standing(home, release.device)
+        if one.release == release.version
+    ]
+
+
+def _write_bundle(
+    store: Store,
+    release: ReleaseVersion,
+    spec: PairSpec,
+    files: PairFiles,
+    place: Path,
+    ungated_reason: str | None = None,
+    with_weights: bool = False,
+    sampled_as_greedy: bool = False,
+) -> None:
+    """Write a complete bundle into an empty folder."""
+    pinned = _download_pins(store, release, place)
+    files, records = _models_of(place, spec, files)
+    dtype = _dtype(release, files, records)
+    origins = _copy_models(place, files, records, with_weights)
+    _link_models(files, records)
+    _put_libraries(place, release)
+    profile, wheel = place / "artifacts" / "hardware_profile", runtime_wheel()
+    manifest = Manifest(
+        pair=spec.name,
+        device=release.device,
+        dtype=dtype,
+        chat=spec.chat,
+        fingerprint=release.fingerprint,
+        device_class=_made(profile).get("device_class"),
+        release_version=release.version,
+        release_digest=release.published.digest,
+        gated=ungated_reason is None,
+        ungated_reason=ungated_reason,
+        sampled_as_greedy=sampled_as_greedy,
+        versions=release.pins,
+        runtime=wheel.version,
+        models=dict(records),
+        origins=origins,
+        runs={"release": release.published.run_id} | {k: p.run_id for k, p in pinned.items()},
+        files={},
     )
-    return sorted(
-        (int(name[3] or 1), path)
-        for name, path in found
-        if name and (int(name[1]), name[2]) == (release.version, release.device)
-    )
+    # the libraries that the release's choice was measured with
+    measured = _made(place / "artifacts" / "decoding_config").get("library_versions", {})
+    lock = locked(release.device, measured=measured, wheel=(wheel.name, wheel.data))
+    (place / wheel.name).write_bytes(wheel.data)
+    texts = {
+        **bundle_texts(manifest, wheel.name, lock),
+        requirements_name(release.device): lock.text,
+        SBOM: bill_of_materials(manifest, lock, wheel, spec.licence),
+    }
+    for name, text in texts.items():
+        (place / name).write_text(text)
+    listed = {
+        path.relative_to(place).as_posix(): FileRecord(
+            sha256=sha256_file(path), size=path.stat().st_size
+        )
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+    }
+    manifest = manifest.model_copy(update={"files": listed})
+    manifest = manifest.model_copy(update={"digest": manifest.computed_digest()})
+    (place / MANIFEST).write_text(manifest.to_json())
+    set_rights(place)
+
+
+def _made(artifact: Path) -> dict[str, Any]:
+    """The provenance of an artifact; empty where there is none."""
+    return dict(read_manifest(artifact)["provenance"]) if artifact.is_dir() else {}
 
 
 def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[str, Published]:
@@ -298,96 +300,14 @@ def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[s
     return pinned
 
 
-def _fill(
-    place: Path,
-    release: ReleaseVersion,
-    pinned: dict[str, Published],
-    spec: PairSpec,
-    files: PairFiles,
-    ungated_reason: str | None,
-    with_weights: bool,
-    sampled_as_greedy: bool,
-) -> Manifest:
-    """Write everything but the manifest, and return that."""
-    if "distilled_draft" in pinned:
-        files = replace(files, draft=place / "artifacts" / "distilled_draft")
-    records = model_records(spec, files)
-    origins: dict[str, str] = {}
-    dtype = _dtype(release, files, records)
-    for role, folder in files.roles().items():
-        if is_artifact(folder) and role == "draft" and "distilled_draft" in pinned:
-            continue
-        if with_weights or is_artifact(folder):
-            copy_model(folder, place / "models" / role)
-            if not is_artifact(folder):  # an artifact records its own origin
-                origins[role] = records[role].source
-            records[role] = records[role].model_copy(
-                update={"source": "bundled", "folder": f"models/{role}"}
-            )
-        elif not (kept := models_root() / records[role].folder).exists():
-            link(kept, folder)
-    for library in (
-        used_by(release.fingerprint)
-        if release.device == "cpu" and wanted_mode("try") != "off"
-        else []
-    ):
-        kept = place / COMPILED / library.parent.name / library.name
-        kept.parent.mkdir(parents=True)
-        shutil.copyfile(library, kept)
-    profile, wheel = place / "artifacts" / "hardware_profile", runtime_wheel()
-    manifest = Manifest(
-        pair=spec.name,
-        device=release.device,
-        dtype=dtype,
-        chat=spec.chat,
-        fingerprint=release.fingerprint,
-        device_class=read_manifest(profile)["provenance"]["device_class"]
-        if profile.is_dir()
-        else None,
-        release_version=release.version,
-        release_digest=release.published.digest,
-        gated=ungated_reason is None,
-        ungated_reason=ungated_reason,
-        sampled_as_greedy=sampled_as_greedy,
-        versions=release.pins,
-        runtime=wheel.version,
-        models=dict(records),
-        origins=origins,
-        runs={
-            "release": release.published.run_id,
-            **{kind: p.run_id for kind, p in pinned.items()},
-        },
-        files={},
-    )
-    (place / wheel.name).write_bytes(wheel.data)
-    lock = locked(release.device, measured=_tuned_with(place), wheel=(wheel.name, wheel.data))
-    (place / requirements_name(release.device)).write_text(lock.text)
-    for name, text in (
-        ("README.md", readme),
-        ("serve.sh", serve_script),
-        ("Dockerfile", dockerfile),
-    ):
-        (place / name).write_text(text(manifest, wheel.name, lock))
-    (place / SBOM).write_text(bill_of_materials(manifest, lock, wheel, spec.licence))
-    listed = {
-        path.relative_to(place).as_posix(): FileRecord(
-            sha256=sha256_file(path), size=path.stat().st_size
-        )
-        for path in sorted(place.rglob("*"))
-        if path.is_file()
-    }
-    manifest = manifest.model_copy(update={"files": listed})
-    return manifest.model_copy(update={"digest": manifest.computed_digest()})
-
-
-def _tuned_with(place: Path) -> dict[str, str]:
-    """Versions of the libraries that the release's choice was measured with."""
-    config = place / "artifacts" / "decoding_config"
-    return (
-        dict(read_manifest(config)["provenance"].get("library_versions", {}))
-        if config.is_dir()
-        else {}
-    )
+def _models_of(
+    place: Path, spec: PairSpec, files: PairFiles
+) -> tuple[PairFiles, dict[str, ModelRecord]]:
+    """A bundle's models and their records; a draft that the release pins is the bundle's own."""
+    draft = place / "artifacts" / "distilled_draft"
+    if draft.is_dir():
+        files = replace(files, draft=draft)
+    return files, model_records(spec, files)
 
 
 def _dtype(release: ReleaseVersion, files: PairFiles, records: dict[str, ModelRecord]) -> str:
@@ -398,24 +318,59 @@ def _dtype(release: ReleaseVersion, files: PairFiles, records: dict[str, ModelRe
         if combine_fingerprint(weights, tokenizer, dtype) == release.fingerprint:
             return dtype
     raise DraftwellError(
-        f"{release.name} was made for other models (fingerprint "
-        f"{release.fingerprint[:12]}) than those "
-        f"of pair {release.pair} here: fetch the weights it names, or calibrate and "
+        f"{release.name} was made for other models (fingerprint {release.fingerprint[:12]}) than "
+        f"those of pair {release.pair} here: fetch the weights it names, or calibrate and "
         "release it again",
         code="other_weights",
     )
 
 
+def _copy_models(
+    place: Path, files: PairFiles, records: dict[str, ModelRecord], with_weights: bool
+) -> dict[str, str]:
+    """Copy the models that the bundle carries and correct their records; returns where copied
+    weights come from."""
+    origins: dict[str, str] = {}
+    for role, folder in files.roles().items():
+        if folder.is_relative_to(place) or not (with_weights or is_artifact(folder)):
+            continue
+        copy_model(folder, place / "models" / role)
+        if not is_artifact(folder):  # an artifact records its own origin
+            origins[role] = records[role].source
+        records[role] = records[role].model_copy(
+            update={"source": "bundled", "folder": f"models/{role}"}
+        )
+    return origins
+
+
+def _link_models(files: PairFiles, records: dict[str, ModelRecord]) -> None:
+    """Let the models folder lead to the models that the bundle leaves out."""
+    for role, folder in files.roles().items():
+        kept = models_root() / records[role].folder
+        if records[role].source != "bundled" and not kept.exists():
+            link(kept, folder)
+
+
+def _put_libraries(place: Path, release: ReleaseVersion) -> None:
+    """Copy the compiled layers that the release's pair uses on this machine."""
+    if release.device != "cpu" or wanted_mode("try") == "off":
+        return
+    for library in used_by(release.fingerprint):
+        kept = place / COMPILED / library.parent.name / library.name
+        kept.parent.mkdir(parents=True)
+        shutil.copyfile(library, kept)
+
+
 def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
     """Rename the built folder to the place after the last, unless the same bundle is complete at an
     earlier one; returns which."""
-    made, standing = (place / MANIFEST).read_bytes(), _standing(home, release)
-    for _, earlier in standing:
+    made, earlier = (place / MANIFEST).read_bytes(), _bundles_of(home, release)
+    for _, bundle in earlier:
         with contextlib.suppress(DraftwellError, OSError):
-            if (earlier / MANIFEST).read_bytes() == made:
-                open_bundle(earlier)
-                return earlier
-    first = home / f"{release.version}-{release.device}"
-    final = first.with_name(f"{first.name}.{standing[-1][0] + 1}") if standing else first
+            if (bundle / MANIFEST).read_bytes() == made:
+                open_bundle(bundle)
+                return bundle
+    number = f".{earlier[-1][0] + 1}" if earlier else ""
+    final = home / f"{release.version}-{release.device}{number}"
     os.rename(place, final)
     return final

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
+from draftwell.registry.bundles.places import building, standing
 from draftwell.registry.releases import ReleaseVersion, gate_record
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.bundle.bundle import MANIFEST, BundleError, open_bundle
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, replace_folder
-
-UNFINISHED = ".keep."
 
 
 def judged_folder(release: ReleaseVersion) -> Path:
@@ -38,62 +36,40 @@ def keep_judged(bundle: Path, release: ReleaseVersion, *, others: Collection[int
         others: further versions whose bundles stay: the champion's, which a rollback may need.
     """
     folder = judged_folder(release)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(folder.parent):
-        for left in folder.parent.glob(f"{UNFINISHED}*"):  # of a gate that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
-        try:
-            copy_bundle(bundle, place)
-            replace_folder(place, folder)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-        kept = {folder.name, *(f"{version}-{release.device}" for version in others)}
-        for other in folder.parent.glob(f"[0-9]*-{release.device}"):
-            if other.name not in kept:
-                shutil.rmtree(other, ignore_errors=True)
+    with building(folder.parent) as place:
+        copy_bundle(bundle, place)
+        replace_folder(place, folder)
+        versions = (release.version, *others)
+        for other in standing(folder.parent, release.device):
+            if other.release not in versions:
+                shutil.rmtree(other.path, ignore_errors=True)
     return folder
 
 
 def take_judged(release: ReleaseVersion, place: Path) -> bool:
-    """Copy the bundle that the gate judged into an empty folder; False where this machine does not
-    have it.
-
-    Raises:
-        DraftwellError: it was changed since it was judged.
-    """
-    folder = judged_folder(release)
-    if not folder.is_dir():
-        return False
-    with file_lock(folder.parent):
-        judged = find_judged(release)
-        if judged is not None:
-            copy_bundle(judged, place)
-    return judged is not None
-
-
-def find_judged(release: ReleaseVersion) -> Path | None:
-    """The bundle that the release's gate record names, every byte checked; None where this machine
-    does not have it.
+    """Copy the bundle that the release's gate record names into an empty folder, every byte
+    checked; False where this machine does not have it.
 
     Raises:
         DraftwellError: it was changed since it was judged.
     """
     record, folder = gate_record(release), judged_folder(release)
     if record is None or record.bundle_digest is None or not folder.is_dir():
-        return None
-    try:
-        found = open_bundle(folder).manifest.digest
-    except BundleError as error:
-        raise DraftwellError(
-            f"the bundle that the gate judged for {release.name} was changed since "
-            f"({error}): run `draftwell gate --pair "
-            f"{release.pair} --device {release.device} --release {release.version}` again, "
-            f"or remove {folder} to build it "
-            "anyway",
-            code="judged_bundle_changed",
-        ) from error
-    return folder if found == record.bundle_digest else None
+        return False
+    with file_lock(folder.parent):
+        try:
+            found = open_bundle(folder).manifest.digest
+        except BundleError as error:
+            raise DraftwellError(
+                f"the bundle that the gate judged for {release.name} was changed since "
+                f"({error}): run `draftwell gate --pair {release.pair} --device {release.device} "
+                f"--release {release.version}` again, or remove {folder} to build it anyway",
+                code="judged_bundle_changed",
+            ) from error
+        if found != record.bundle_digest:
+            return False
+        copy_bundle(folder, place)
+    return True
 
 
 def copy_bundle(bundle: Path, place: Path) -> None:

@@ -10,26 +10,52 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from draftwell.serving.files import file_lock
 
 UNFINISHED = ".build."
 """How names of folders begin that are still being built, or that a killed deployment left."""
 NAME = re.compile(r"(\d+)-(cpu|cuda)(?:\.(\d+))?")
-"""Names of bundles: release, device, and a number where the release has several."""
 MODEL_FILES = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 
+class Standing(NamedTuple):
+    """A bundle by its name: its release, and which of the release's bundles it is."""
+
+    release: int
+    build: int
+    path: Path
+
+
+def standing(home: Path, device: str) -> list[Standing]:
+    """A pair's bundles for a device, the oldest first; some may have been removed from among
+    them."""
+    found = []
+    for path in home.iterdir() if home.is_dir() else ():
+        name = NAME.fullmatch(path.name)
+        if name and name[2] == device and path.is_dir() and not path.is_symlink():
+            found.append(Standing(int(name[1]), int(name[3] or 1), path))
+    return sorted(found)
+
+
 @contextmanager
-def alone(home: Path) -> Iterator[None]:
-    """One deployment of a pair at a time, others wait; what a killed one left is removed."""
+def building(home: Path) -> Iterator[Path]:
+    """A new folder in `home` to build in, which goes unless it is renamed. One build at a time,
+    others wait; what a killed one left is removed."""
+    home.mkdir(parents=True, exist_ok=True)
     with file_lock(home):
         for left in home.glob(f"{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
-        yield
+        place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def copy_model(folder: Path, into: Path) -> None:

@@ -3,8 +3,7 @@ all that these need.
 
 They are read from what is installed here, because that is what the gate measured, PyTorch's build
 (`+cpu`, `+cu130`) included. Where the sha256 of every package's file is known
-(`draftwell.registry.bundles.hashes`), the requirements have it, and pip refuses any other file; otherwise
-none has, because pip takes hashes of all or of none, and the first lines say which are missing.
+(`draftwell.registry.bundles.hashes`), the requirements have it, and pip refuses any other file.
 
     python -m draftwell.registry.bundles.requirements cpu     # the pins whose sha256 is not known here, for `make hashes`
 """  # noqa: E501
@@ -15,15 +14,16 @@ import hashlib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from draftwell.registry.bundles.hashes import recorded_hashes
+from draftwell.registry.bundles.hashes import recorded_hashes, requirement_lines
 from draftwell.serving.errors import DraftwellError
 
 PROJECT = "draftwell"
@@ -31,7 +31,6 @@ EXTRA = "server"
 TORCH_INDEX = "https://download.pytorch.org/whl"
 """Where PyTorch's builds are, by their local version; PyPI's own ones for Linux bring several GB of
 CUDA libraries."""
-CPU_INDEX = f"{TORCH_INDEX}/cpu"
 CUDA_PARTS = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only CUDA builds of PyTorch bring along."""
 HEAD = """\
@@ -40,12 +39,12 @@ HEAD = """\
 CUDA_NOTE = """\
 # PyTorch itself names the exact CUDA libraries that it brings along.
 """
+ENGINE_HEAD = """\
+# The environment that vLLM was measured in, package by package: pip install --no-deps -r requirements-engine.txt
+"""  # noqa: E501
 HASHED = """\
 # With the sha256 of every file, for this kind of machine: pip install --require-hashes -r {file}
 """
-UNHASHED = "# Without hashes: it is not recorded here which files were installed of "
-SHOWN = 3
-"""Names of packages without a hash that the note gives."""
 
 
 @dataclass(frozen=True)
@@ -54,34 +53,31 @@ class Lock:
 
     Args:
         text: of `requirements-<device>.txt`.
-        torch: version of PyTorch that is pinned, its build included.
-        hashes: name → sha256 of the packages' files; empty unless all are known.
-        versions: name → version of all packages.
-        missing: packages whose sha256 is not known here.
-        note: what is not as it was measured; None where nothing is.
+        versions: name → version of all packages; that of PyTorch with its build.
+        hashes: name → sha256 of those packages' files that are known.
     """
 
     text: str
-    torch: str
-    hashes: dict[str, str]
     versions: dict[str, str]
-    missing: tuple[str, ...] = ()
-    note: str | None = None
+    hashes: dict[str, str]
 
     @property
     def index(self) -> str | None:
         """Index of that build of PyTorch; None where it is pip's own."""
-        return torch_index(self.torch)
+        return torch_index(self.versions["torch"])
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages whose sha256 is not known here."""
+        return sorted(self.versions.keys() - self.hashes.keys())
 
 
 def runtime_requirements() -> list[str]:
     """What runtime and server need, as pyproject.toml words it, without markers; sorted."""
     needed = set()
-    for line in importlib.metadata.requires(PROJECT) or []:
-        requirement = Requirement(line)
-        if _applies(requirement, {EXTRA}):
-            requirement.marker = None
-            needed.add(str(requirement))
+    for requirement in needs(PROJECT, {EXTRA}):
+        requirement.marker = None
+        needed.add(str(requirement))
     return sorted(needed)
 
 
@@ -108,111 +104,65 @@ def locked(
         DraftwellError: a package that the runtime needs is not installed here.
     """
     installed = closure(runtime_requirements())
-    built_here = installed["torch"]
-    torch, note = pinned_torch(
-        built_here, device, measured or {}, any(name.startswith(CUDA_PARTS) for name in installed)
-    )
     packages = {
         name: version
         for name, version in installed.items()
         if device != "cpu" or not name.startswith(CUDA_PARTS)
     }
-    packages["torch"] = torch
-    known = recorded_hashes(
-        {
-            name: version
-            for name, version in packages.items()
-            if name != "torch" or torch == built_here
-        }
-    )
-    missing = tuple(sorted(packages.keys() - known.keys()))
-    head = HEAD.format(device=device, python=".".join(map(str, sys.version_info[:2]))) + (
-        CUDA_NOTE if device == "cuda" else ""
-    )
-    head += "".join(f"# {line}.\n" for line in [note] if line)
-    if missing:
-        names = ", ".join(missing[:SHOWN]) + (
-            f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        )
-        lines = [
-            line
-            for name, version in sorted(packages.items())
-            for line in _plain(name, version, device)
-        ]
-        return Lock(
-            head + f"{UNHASHED}{names} (make hashes).\n" + "\n".join(lines) + "\n",
-            torch,
-            {},
-            packages,
-            missing,
-            note,
-        )
-    lines = [
-        f"{name}=={version} --hash=sha256:{known[name]}"
-        for name, version in sorted(packages.items())
-    ]
-    if wheel is not None:
-        lines.append(f"./{wheel[0]} --hash=sha256:{hashlib.sha256(wheel[1]).hexdigest()}")
-    return Lock(
-        head + HASHED.format(file=requirements_name(device)) + "\n".join(lines) + "\n",
-        torch,
-        known,
-        packages,
-        (),
-        note,
-    )
+    packages["torch"] = pinned_torch(installed, device, measured or {})
+    same = {name: version for name, version in packages.items() if installed[name] == version}
+    hashes = recorded_hashes(same)
+    text = HEAD.format(device=device, python=".".join(map(str, sys.version_info[:2])))
+    text += CUDA_NOTE if device == "cuda" else ""
+    lines = requirement_lines(packages, hashes)
+    if len(hashes) == len(packages):
+        text += HASHED.format(file=requirements_name(device))
+        if wheel is not None:
+            lines.append(f"./{wheel[0]} --hash=sha256:{hashlib.sha256(wheel[1]).hexdigest()}")
+    return Lock(text + "\n".join(lines) + "\n", packages, hashes)
 
 
-def pinned_torch(
-    installed: str, device: str, measured: Mapping[str, str], cuda_parts: bool
-) -> tuple[str, str | None]:
-    """The version of PyTorch that a bundle is installed with, and a remark where it is not the one
-    that is installed here.
+def engine_lock(packages: Mapping[str, str], reports: Path) -> str:
+    """The text of `requirements-engine.txt`: the exact versions of the environment that the gate
+    measured an engine in, and the index of a build of PyTorch that PyPI has not.
 
     Args:
-        installed: version here, its build after the plus.
-        measured: as in `locked`.
-        cuda_parts: whether CUDA libraries are installed beside it, as with PyPI's build, which has
-            no plus.
+        packages: canonical name → version, of all that is installed in the engine's environment.
+        reports: folder of pip's reports of that environment.
     """
-    public, build = Version(installed).public, Version(installed).local or ""
+    index = torch_index(packages["torch"]) if "torch" in packages else None
+    lines = [f"--extra-index-url {index}"] if index else []
+    lines += requirement_lines(packages, recorded_hashes(packages, reports))
+    return ENGINE_HEAD + "\n".join(lines) + "\n"
+
+
+def pinned_torch(installed: Mapping[str, str], device: str, measured: Mapping[str, str]) -> str:
+    """The version of PyTorch that a bundle is installed with: the one that is installed here, if it
+    is for the device; for CUDA beside another one, the build that the release was tuned with, as
+    far as it is one for CUDA that the runtime takes, else PyPI's.
+
+    Args:
+        installed: name → version of all packages here; PyPI's build of PyTorch has no plus in its
+            version, and CUDA libraries beside it.
+        measured: as in `locked`.
+    """
+    here = Version(installed["torch"])
     if device == "cpu":
-        return (
-            installed if build == "cpu" or not sys.platform.startswith("linux") else f"{public}+cpu"
-        ), None
-    if build.startswith("cu") or (not build and cuda_parts):
-        return installed, None
-    tuned = _version(measured.get("torch", ""))
-    if tuned and (tuned.local or "cu").startswith("cu"):
-        for needed in map(Requirement, runtime_requirements()):
-            if needed.name == "torch" and not needed.specifier.contains(tuned, prereleases=True):
-                return public, (
-                    f"Built beside torch {installed}, which has no CUDA: the release was "
-                    f"tuned with torch {tuned}, "
-                    f"and the runtime needs {needed}"
-                )
-        return (
-            str(tuned),
-            (
-                f"Built beside torch {installed}: the pinned torch {tuned} is the one that the "
-                "release was tuned with"
-            ),
-        )
-    return (
-        public,
-        (
-            f"Built beside torch {installed}, which has no CUDA: which CUDA build of it was "
-            "measured is not known"
-        ),
-    )
-
-
-def _version(text: str) -> Version | None:
-    """A version that an artifact recorded; None where it is none."""
+        is_cpu = here.local == "cpu" or not sys.platform.startswith("linux")
+        return str(here) if is_cpu else f"{here.public}+cpu"
+    cuda_parts = any(name.startswith(CUDA_PARTS) for name in installed)
+    if (here.local or "").startswith("cu") or (here.local is None and cuda_parts):
+        return str(here)
     try:
-        return Version(text)
+        tuned = Version(measured.get("torch", ""))
     except InvalidVersion:
-        return None
+        return here.public
+    taken = all(
+        needed.specifier.contains(tuned, prereleases=True)
+        for needed in needs(PROJECT, {EXTRA})
+        if needed.name == "torch"
+    )
+    return str(tuned) if taken and (tuned.local or "cu").startswith("cu") else here.public
 
 
 def torch_index(version: str) -> str | None:
@@ -241,34 +191,24 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
             continue
         seen.add(key)
         try:
-            distribution = importlib.metadata.distribution(name)
+            found[name] = importlib.metadata.distribution(name).version
         except PackageNotFoundError as error:
             raise DraftwellError(
                 f"the package {name}, which a bundle's runtime needs, is not installed here: "
                 f"pip install '{PROJECT}[{EXTRA}]'",
                 code="missing_package",
             ) from error
-        found[name] = distribution.version
-        further = map(Requirement, distribution.requires or [])
-        waiting += [r for r in further if _applies(r, requirement.extras)]
+        waiting += needs(name, requirement.extras)
     return found
 
 
-def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
-    """Whether a requirement holds on this machine, for a package that is asked for with some
-    extras."""
-    return requirement.marker is None or any(
-        requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
-    )
-
-
-def _plain(name: str, version: str, device: str) -> list[str]:
-    """A package's lines without a hash: of PyTorch only Linux has several builds."""
-    if name != "torch" or device != "cpu" or Version(version).local != "cpu":
-        return [f"{name}=={version}"]
+def needs(name: str, extras: Collection[str] = ()) -> list[Requirement]:
+    """What an installed package itself asks for on this machine, with some of its extras."""
     return [
-        f'torch=={version} ; sys_platform == "linux"',
-        f'torch=={Version(version).public} ; sys_platform != "linux"',
+        requirement
+        for requirement in map(Requirement, importlib.metadata.requires(name) or [])
+        if requirement.marker is None
+        or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
     ]
 
 

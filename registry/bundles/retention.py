@@ -7,7 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from draftwell.registry.bundles.places import NAME, UNFINISHED
+from draftwell.registry.bundles.places import UNFINISHED, standing
+from draftwell.serving.device import DEVICES
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock
 
@@ -36,20 +37,14 @@ def prune(home: Path, keep: int = KEEP) -> list[Path]:
         return []
     with file_lock(home):
         served = (home / "current").resolve()
-        found: dict[str, list[tuple[int, int, Path]]] = {}
-        for path in home.iterdir():
-            if (name := NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink():
-                found.setdefault(name[2], []).append((int(name[1]), int(name[3] or 1), path))
-        old = sorted(
-            entry
-            for of_device in found.values()
-            for entry in sorted(entry for entry in of_device if entry[2].resolve() != served)[
-                :-keep
-            ]
-        )
-        for _, _, path in old:
+        old = []
+        for device in DEVICES:
+            others = [one for one in standing(home, device) if one.path.resolve() != served]
+            old += others[:-keep]
+        removed = [one.path for one in sorted(old)]
+        for path in removed:
             # whole or away, and the next deployment removes what a kill leaves
             gone = home / f"{UNFINISHED}{path.name}"
             os.rename(path, gone)
             shutil.rmtree(gone, ignore_errors=True)
-    return [path for _, _, path in old]
+    return removed

@@ -11,15 +11,12 @@ import hashlib
 import importlib.metadata
 import json
 import uuid
-from importlib.metadata import PackageNotFoundError
 from typing import Any
 from urllib.parse import quote
 
-from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from draftwell.registry.bundles.requirements import PROJECT, Lock, runtime_requirements
+from draftwell.registry.bundles.requirements import EXTRA, PROJECT, Lock, needs
 from draftwell.registry.bundles.wheel import NAME, Wheel
 from draftwell.serving.bundle.bundle import Manifest
 
@@ -39,19 +36,38 @@ def bill_of_materials(manifest: Manifest, lock: Lock, wheel: Wheel, licence: str
         manifest: of the bundle; its list of files may be empty still.
         licence: of the models, as the pair's YAML file has it.
     """
-    components = [
-        *_packages(lock),
-        _runtime(wheel),
-        *_models(manifest, licence),
-        *_artifacts(manifest),
+    packages = [
+        _component("library", name, name, version)
+        | {"purl": f"pkg:pypi/{name}@{quote(version, safe='')}", **_licence(name)}
+        | _hash(lock.hashes.get(name))
+        for name, version in sorted(lock.versions.items())
     ]
-    subject = {
-        "type": "application",
-        "bom-ref": "bundle",
-        "name": f"{manifest.pair}-{manifest.device}",
-        "version": str(manifest.release_version),
-        "description": "A bundle of speculative decoding, as Draftwell tuned it",
-    }
+    runtime = _component("library", NAME, NAME, wheel.version) | _hash(
+        hashlib.sha256(wheel.data).hexdigest()
+    )
+    runtime["licenses"] = [{"expression": "Apache-2.0"}]
+    models = [
+        # the digest of weights is over all files of a model, and so no hash of a file
+        _component("machine-learning-model", f"model:{role}", f"{manifest.pair}-{role}")
+        | ({"version": model.revision} if model.revision else {})
+        | ({"licenses": [{"license": {"name": licence}}]} if licence else {})
+        | {
+            "properties": [
+                {"name": "draftwell:source", "value": manifest.origins.get(role, model.source)},
+                {"name": "draftwell:weights_sha256", "value": model.weights_sha256},
+            ]
+        }
+        for role, model in sorted(manifest.models.items())
+    ]
+    artifacts = [
+        _component("data", f"artifact:{kind}", kind, str(version))
+        for kind, version in sorted(manifest.versions.items())
+    ]
+    own = [part["bom-ref"] for part in (runtime, *models, *artifacts)]
+    names = lock.versions.keys()
+    depends = {name: _needed(name) for name in names} | {NAME: _needed(PROJECT)}
+    name, release = f"{manifest.pair}-{manifest.device}", str(manifest.release_version)
+    subject = _component("application", "bundle", name, release)
     tool = {"type": "application", "name": PROJECT, "version": importlib.metadata.version(PROJECT)}
     body: Record = {
         "$schema": f"http://cyclonedx.org/schema/bom-{SPEC}.schema.json",
@@ -59,123 +75,45 @@ def bill_of_materials(manifest: Manifest, lock: Lock, wheel: Wheel, licence: str
         "specVersion": SPEC,
         "version": 1,
         "metadata": {"tools": {"components": [tool]}, "component": subject},
-        "components": components,
-        "dependencies": _dependencies(lock, components),
+        "components": [*packages, runtime, *models, *artifacts],
+        "dependencies": [
+            {"ref": "bundle", "dependsOn": sorted(own)},
+            *(
+                {"ref": name, "dependsOn": sorted(needed & names - {name})}
+                for name, needed in sorted(depends.items())
+            ),
+        ],
     }
     body["serialNumber"] = f"urn:uuid:{uuid.uuid5(NAMESPACE, json.dumps(body, sort_keys=True))}"
     return json.dumps(body, indent=2, sort_keys=True) + "\n"
 
 
-def purl(name: str, version: str) -> str:
-    """Package URL of a distribution on PyPI.
-
-    >>> purl("torch", "2.13.0+cpu")
-    'pkg:pypi/torch@2.13.0%2Bcpu'
-    """
-    return f"pkg:pypi/{name}@{quote(version, safe='')}"
+def _component(kind: str, ref: str, name: str, version: str | None = None) -> Record:
+    named = {"type": kind, "bom-ref": ref, "name": name}
+    return named if version is None else {**named, "version": version}
 
 
-def _packages(lock: Lock) -> list[Record]:
-    return [
-        {
-            "type": "library",
-            "bom-ref": name,
-            "name": name,
-            "version": version,
-            "purl": purl(name, version),
-            **_licences(name),
-            **(
-                {"hashes": [{"alg": "SHA-256", "content": lock.hashes[name]}]}
-                if name in lock.hashes
-                else {}
-            ),
-        }
-        for name, version in sorted(lock.versions.items())
-    ]
+def _hash(sha256: str | None) -> Record:
+    return {"hashes": [{"alg": "SHA-256", "content": sha256}]} if sha256 else {}
 
 
-def _licences(name: str) -> Record:
+def _needed(name: str) -> set[str]:
+    return {canonicalize_name(one.name) for one in needs(name, {EXTRA} if name == PROJECT else ())}
+
+
+def _licence(name: str) -> Record:
     """A package's licence: the SPDX expression that its metadata has, else the name that it has, or
     that it is sorted under."""
-    try:
-        metadata = importlib.metadata.metadata(name)
-    except PackageNotFoundError:
-        return {}
-    stated = [metadata[field] for field in ("License-Expression", "License") if field in metadata]
+    metadata = importlib.metadata.metadata(name)
+    if "License-Expression" in metadata:
+        return {"licenses": [{"expression": metadata["License-Expression"]}]}
     sorts = [
         line.rpartition(" :: ")[2]
         for line in metadata.get_all("Classifier") or []
         if line.startswith("License :: ")
     ]
-    said = next(filter(None, [*stated, *sorts]), "")
-    try:
-        return (
-            {"licenses": [{"expression": str(canonicalize_license_expression(said))}]}
-            if said
-            else {}
-        )
-    except InvalidLicenseExpression:
-        short = said.strip().partition("\n")[0]
-        return (
-            {"licenses": [{"license": {"name": short}}]}
-            if 0 < len(short) <= LONGEST_LICENCE
-            else {}
-        )
-
-
-def _runtime(wheel: Wheel) -> Record:
-    return {
-        "type": "library",
-        "bom-ref": NAME,
-        "name": NAME,
-        "version": wheel.version,
-        "licenses": [{"expression": "Apache-2.0"}],
-        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(wheel.data).hexdigest()}],
-    }
-
-
-def _models(manifest: Manifest, licence: str) -> list[Record]:
-    """The models; the digest of weights is over all files of a model, and so no hash of a file."""
-    return [
-        {
-            "type": "machine-learning-model",
-            "bom-ref": f"model:{role}",
-            "name": f"{manifest.pair}-{role}",
-            **({"version": model.revision} if model.revision else {}),
-            **({"licenses": [{"license": {"name": licence}}]} if licence else {}),
-            "properties": [
-                {"name": "draftwell:source", "value": manifest.origins.get(role, model.source)},
-                {"name": "draftwell:weights_sha256", "value": model.weights_sha256},
-            ],
-        }
-        for role, model in sorted(manifest.models.items())
-    ]
-
-
-def _artifacts(manifest: Manifest) -> list[Record]:
-    return [
-        {"type": "data", "bom-ref": f"artifact:{kind}", "name": kind, "version": str(version)}
-        for kind, version in sorted(manifest.versions.items())
-    ]
-
-
-def _dependencies(lock: Lock, components: list[Record]) -> list[Record]:
-    """Who needs whom: the bundle all that is not a package, the runtime what it asks for, each
-    package its own."""
-    own = [part["bom-ref"] for part in components if part["bom-ref"] not in lock.versions]
-    asked = {canonicalize_name(Requirement(line).name) for line in runtime_requirements()}
-    found = [
-        {"ref": "bundle", "dependsOn": sorted(own)},
-        {"ref": NAME, "dependsOn": sorted(asked & lock.versions.keys())},
-    ]
-    for name in sorted(lock.versions):
-        try:
-            needed = {
-                canonicalize_name(Requirement(line).name)
-                for line in importlib.metadata.requires(name) or []
-                if (marker := Requirement(line).marker) is None or marker.evaluate({"extra": ""})
-            }
-        except PackageNotFoundError:
-            needed = set()
-        found.append({"ref": name, "dependsOn": sorted(needed & lock.versions.keys() - {name})})
-    return found
+    stated = str(metadata["License"] or "") if "License" in metadata else ""
+    said = next(filter(None, [stated.strip().partition("\n")[0], *sorts]), "")
+    if not 0 < len(said) <= LONGEST_LICENCE:
+        return {}
+    return {"licenses": [{"license": {"name": said}}]}

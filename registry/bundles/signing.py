@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from draftwell.registry.bundles.hashes import UNHASHED
 from draftwell.serving.bundle.manifest import MANIFEST
 from draftwell.serving.bundle.signature import COSIGN, SIGNATURE, run_cosign, split_flags
 from draftwell.serving.errors import DraftwellError
@@ -69,15 +70,8 @@ def signature_remark(bundle: Path) -> str | None:
 
 def hashes_remark(bundle: Path) -> str | None:
     """Why a deployed bundle's requirements have no hashes, in a line; None where they have."""
-    from draftwell.registry.bundles.requirements import UNHASHED
-
     for path in bundle.glob("requirements-*.txt"):
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith(UNHASHED):
-                names = line.removeprefix(UNHASHED).removesuffix(" (make hashes).")
-                return (
-                    f"{path.name} has no hashes, because it is not recorded which files "
-                    f"were installed of {names}: `make hashes`, "
-                    "then gate again"
-                )
+                return f"{path.name} has no hashes ({line[2:]}): `make hashes`, then gate again"
     return None

@@ -1,6 +1,7 @@
-"""The wheel in a bundle: `draftwell.serving` alone, runtime and server, under a name of its own.
+"""The wheels in a bundle: `draftwell.serving` alone, runtime and server, under a name of its own;
+in one for vLLM `draftwell-vllm`, the plug-in (`vllm/plugin/draftwell_vllm`).
 
-setuptools builds it, in a process of its own and without network, from a staged copy in which
+setuptools builds them, in a process of its own and without network, from a staged copy in which
 nothing tells time, machine or user: the same sources give the same bytes. The version ends with a
 digest of the sources, so that pip tells two builds apart.
 """
@@ -16,10 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import draftwell
 from draftwell import serving
@@ -27,6 +26,7 @@ from draftwell.registry.bundles.requirements import PROJECT, runtime_requirement
 from draftwell.serving.errors import DraftwellError
 
 NAME = "draftwell-runtime"
+PLUGIN = Path(__file__).parent / "vllm" / "plugin" / "draftwell_vllm"
 EPOCH = "315532800"
 """1980-01-01, the first day that a zip file can name."""
 PYPROJECT = """\
@@ -37,10 +37,12 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "{name}"
 version = "{version}"
-description = "Draftwell's decoding runtime and its server, without the pipeline."
 license = "Apache-2.0"
 license-files = ["LICENSE*"]
 requires-python = ">=3.11"
+"""
+RUNTIME = """\
+description = "Draftwell's decoding runtime and its server, without the pipeline."
 dependencies = {dependencies}
 
 [project.scripts]
@@ -52,6 +54,18 @@ include = ["draftwell*"]
 [tool.setuptools.package-data]
 "draftwell.serving" = ["**/*"]
 """
+VLLM_PLUGIN = """\
+description = "Draftwell's stop rules over n-grams and a draft model, and a record of acceptance, for vLLM."
+
+[project.entry-points."vllm.general_plugins"]
+draftwell = "draftwell_vllm:register"
+
+[project.entry-points."vllm.stat_logger_plugins"]
+draftwell_acceptance = "draftwell_vllm.stats:AcceptanceLogger"
+
+[tool.setuptools]
+packages = ["draftwell_vllm"]
+"""  # noqa: E501
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
 
@@ -76,92 +90,86 @@ def build_wheel(package: Path) -> Wheel:
     Args:
         package: the folder `serving`.
     Raises:
-        DraftwellError: setuptools is missing or refuses.
+        DraftwellError: setuptools is missing or refuses (`wheel_not_built`).
     """
-    with tempfile.TemporaryDirectory() as place:
-        staged = Path(place) / "staged"
-        return build_staged(staged, _stage(package, staged), "the runtime's wheel")
+    top = Path(draftwell.__file__)
+    files = {f"draftwell/{name}": file for name, file in sources(package).items()}
+    project = RUNTIME.format(dependencies=json.dumps(runtime_requirements()))
+    return _build(NAME, project, {**files, f"draftwell/{top.name}": top})
 
 
-def build_staged(staged: Path, version: str, what: str) -> Wheel:
-    """Build what was staged, next to its folder.
+@functools.cache
+def plugin_version() -> str:
+    """Version of the plug-in's wheel that these sources make; it ends with their digest."""
+    return _version(VLLM_PLUGIN, sources(PLUGIN))
 
-    Args:
-        version: that its pyproject.toml states.
-        what: it is, for errors.
+
+@functools.cache
+def plugin_wheel() -> Wheel:
+    """The wheel of the plug-in; built once in a process. It asks for no packages: vLLM brings
+    numpy, torch and transformers.
+
     Raises:
         DraftwellError: setuptools is missing or refuses (`wheel_not_built`).
     """
-    out = staged.parent / "out"
-    out.mkdir()
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", BUILD, str(out)],
-        cwd=staged,
-        env=environment,
-        umask=0o022,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    built = list(out.glob("*.whl"))
-    if done.returncode != 0 or len(built) != 1:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise DraftwellError(
-            f"{what} was not built ({last}): pip install 'setuptools>=77'", code="wheel_not_built"
-        )
-    return Wheel(built[0].name, version, built[0].read_bytes())
+    return _build("draftwell-vllm", VLLM_PLUGIN, sources(PLUGIN))
 
 
-def _stage(package: Path, staged: Path) -> str:
-    """Copy the sources, write pyproject.toml next to them, and return the version that it
-    states."""
-    digest = stage_sources(package, staged / "draftwell")
-    top = Path(draftwell.__file__)
-    copy(top, staged / "draftwell" / top.name)
-    for licence in licences(top.parents[1]):
-        copy(licence, staged / licence.name)
-    dependencies = json.dumps(runtime_requirements())
-    digest.update(dependencies.encode())
-    version = f"{importlib.metadata.version(PROJECT)}+{digest.hexdigest()[:12]}"
-    project = staged / "pyproject.toml"
-    project.write_text(PYPROJECT.format(name=NAME, version=version, dependencies=dependencies))
-    project.chmod(0o644)
-    return version
-
-
-def stage_sources(package: Path, staged: Path) -> Any:
-    """Copy a package's sources, and return sha256 over their names and contents."""
-    digest = hashlib.sha256()
-    for file in sorted(_sources(package)):
-        name = (Path(package.name) / file.relative_to(package)).as_posix()
-        copy(file, staged / name)
-        digest.update(json.dumps([name, hashlib.sha256(file.read_bytes()).hexdigest()]).encode())
-    return digest
-
-
-def _sources(package: Path) -> Iterator[Path]:
-    """The package's files; what Python or an editor left there is none of them."""
-    for file in package.rglob("*"):
-        parts = file.relative_to(package).parts
-        if (
-            file.is_file()
-            and "__pycache__" not in parts
-            and not any(part.startswith(".") for part in parts)
+def sources(package: Path) -> dict[str, Path]:
+    """Name in a wheel → file of a package; what Python or an editor left there is none of them."""
+    found = {}
+    for file in sorted(package.rglob("*")):
+        inside = file.relative_to(package)
+        if file.is_file() and not any(
+            part == "__pycache__" or part.startswith(".") for part in inside.parts
         ):
-            yield file
+            found[(Path(package.name) / inside).as_posix()] = file
+    return found
 
 
-def licences(root: Path) -> list[Path]:
+def _version(project: str, files: dict[str, Path]) -> str:
+    digest = hashlib.sha256(project.encode())
+    for name, file in sorted(files.items()):
+        digest.update(json.dumps([name, hashlib.sha256(file.read_bytes()).hexdigest()]).encode())
+    return f"{importlib.metadata.version(PROJECT)}+{digest.hexdigest()[:12]}"
+
+
+def _build(name: str, project: str, files: dict[str, Path]) -> Wheel:
+    """Build a wheel of files and of what its pyproject.toml says besides name and version."""
+    version = _version(project, files)
+    with tempfile.TemporaryDirectory() as place:
+        staged, out = Path(place) / "staged", Path(place) / "out"
+        out.mkdir()
+        for inside, file in {**files, "LICENSE": _licence()}.items():
+            (staged / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, staged / inside)  # without its date and permissions
+            (staged / inside).chmod(0o644)
+        pyproject = staged / "pyproject.toml"
+        pyproject.write_text(PYPROJECT.format(name=name, version=version) + project)
+        pyproject.chmod(0o644)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", BUILD, str(out)],
+            cwd=staged,
+            env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0"},
+            umask=0o022,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        built = list(out.glob("*.whl"))
+        if done.returncode != 0 or len(built) != 1:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise DraftwellError(
+                f"the wheel {name} was not built ({last}): pip install 'setuptools>=77'",
+                code="wheel_not_built",
+            )
+        return Wheel(built[0].name, version, built[0].read_bytes())
+
+
+def _licence() -> Path:
     """The licence of a checkout, or the one that pip installed with the project."""
-    if (beside := root / "LICENSE").is_file():
-        return [beside]
+    beside = Path(draftwell.__file__).parents[1] / "LICENSE"
+    if beside.is_file():
+        return beside
     installed = importlib.metadata.files(PROJECT) or []
-    return [Path(str(file.locate())) for file in installed if file.name == "LICENSE"][:1]
-
-
-def copy(file: Path, to: Path) -> None:
-    """Copy a file's contents; without its date and permissions."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, to)
-    to.chmod(0o644)
+    return next(Path(str(file.locate())) for file in installed if file.name == "LICENSE")

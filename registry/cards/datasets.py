@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import DatasetInput
 
 LONGEST_DIGEST = 36
@@ -46,16 +45,3 @@ def trace_input(kind: str, provenance: Mapping[str, Any]) -> DatasetInput | None
     )
     tags = {"mlflow.data.context": USES.get(kind, "source"), "trace_digest": digest}
     return DatasetInput(dataset, [InputTag(key, value) for key, value in tags.items()])
-
-
-def log_traces(client: MlflowClient, run_id: str, traces: DatasetInput) -> None:
-    """Log a trace set as an input of a run; where another process registers the same one at that
-    moment, MLflow is asked again."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.log_inputs(run_id, [traces])
-    except MlflowException as error:
-        if "UNIQUE constraint" not in str(error) and "duplicate key" not in str(error):
-            raise
-        client.log_inputs(run_id, [traces])  # it exists now

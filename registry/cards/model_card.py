@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
+
 from draftwell.serving.artifacts.kinds import KINDS, Card
 
 if TYPE_CHECKING:
@@ -22,7 +24,13 @@ if TYPE_CHECKING:
 LONGEST = 5000
 """Characters of a description in MLflow's databases."""
 MOST_ROWS = 16
-"""Rows of a table in a description."""
+"""Rows of a table in a description; what is too much to read lies with the run."""
+TEMPLATE = jinja2.Template(
+    (Path(__file__).parent / "description.md.j2").read_text(encoding="utf-8"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
 
 CARDS = {
@@ -63,41 +71,16 @@ def describe(
     """Description of a version, in Markdown: what it is, how it was made, how good it is, how to
     use it."""
     made, kind = manifest["provenance"], manifest["kind"]
-    card = CARDS.get(kind, Card(kind, "", "", ""))
-    origin = [
-        f"Pair {made['pair']}, fingerprint {made['fingerprint'][:12] or 'none (part of it)'}."
-    ]
-    if made.get("device_class"):
-        origin.append(f"{'For' if kind == 'release' else 'Measured on'} {made['device_class']}.")
-    if made.get("trace_digest"):
-        origin.append(f"Made from the traces {made['trace_digest'][:12]}.")
-    if made.get("parents"):
-        origin.append(
-            "Made with "
-            + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(made["parents"].items()))
-            + "."
-        )
-    if made.get("git_commit"):
-        origin.append(f"Commit {made['git_commit'][:12]}.")
-    lines = [card.what, "", "**How it was made.** " + " ".join([card.made, *origin]).strip()]
-    if settings:
-        lines += ["", *_rows("setting", {name: str(value) for name, value in settings.items()})]
-    lines += ["", f"**How good it is.** {card.good}"]
-    if metrics:
-        lines += ["", *_rows("figure", {name: f"{value:.4g}" for name, value in metrics.items()})]
-    return "\n".join([*lines, "", f"**How to use it.** {card.use}"])
-
-
-def _rows(title: str, values: Mapping[str, str]) -> list[str]:
-    """A Markdown table of two columns; what is too much to read lies with the run."""
-    shown = [f"| {name} | {values[name]} |" for name in sorted(values)[:MOST_ROWS]]
-    more = len(values) - len(shown)
-    return [
-        f"| {title} | value |",
-        "| --- | --- |",
-        *shown,
-        *([f"| {more} more | see the run |"] if more else []),
-    ]
+    return TEMPLATE.render(
+        card=CARDS.get(kind, Card(kind, "", "", "")),
+        made=made,
+        device="For" if kind == "release" else "Measured on",
+        tables={
+            "setting": {name: str(value) for name, value in settings.items()},
+            "figure": {name: f"{value:.4g}" for name, value in metrics.items()},
+        },
+        most_rows=MOST_ROWS,
+    )
 
 
 def fitting(words: str) -> str:
@@ -149,8 +132,7 @@ def choice_settings(strategy: str, parameters: Mapping[str, Any]) -> dict[str, A
 
 
 def _confirmed(config: Mapping[str, Any]) -> dict[str, float]:
-    """What the tuner's last measurement says of its choice; nothing where the evidence is of an
-    older form."""
+    """What the tuner's last measurement says of its choice; nothing where it has none."""
     confirmation = config["evidence"].get("confirmation")
     figures = confirmation.get("figures") or () if isinstance(confirmation, dict) else ()
     for figure in figures:
@@ -177,7 +159,6 @@ def write_mlmodel(
     from mlflow.models.utils import _save_example
 
     from draftwell.registry.pyfunc_models import MODELS, _load_pyfunc
-    from draftwell.registry.pyfunc_models import __name__ as loader_module
 
     made, kind = manifest["provenance"], manifest["kind"]
     metadata = {
@@ -195,7 +176,7 @@ def write_mlmodel(
     model.add_flavor("draftwell", kind=kind, schema_version=manifest["schema_version"], data=".")
     if kind in MODELS:
         loaded = _load_pyfunc(str(folder))
-        pyfunc.add_to_model(model, loader_module=loader_module, data=".")
+        pyfunc.add_to_model(model, loader_module=_load_pyfunc.__module__, data=".")
         model.signature = _signature(loaded.example, loaded.predict(loaded.example))
         _save_example(model, loaded.example, str(folder))
     model.save(str(folder / "MLmodel"))

@@ -3,9 +3,10 @@ another in MLflow's compare view."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftwell.serving.temperature import TemperatureClass
@@ -35,16 +36,16 @@ class TrialRun:
     """One configuration.
 
     Args:
+        requests: class of temperatures that it was tried for.
         source: confirmed, measured, replayed or estimated.
         figures: metrics; `seconds_per_token` of a replay is what it predicts.
-        requests: class of temperatures that it was tried for.
     """
 
     strategy: str
     parameters: Mapping[str, Any]
+    requests: TemperatureClass
     source: str
-    figures: Mapping[str, float] = field(default_factory=dict)
-    requests: TemperatureClass = "greedy"
+    figures: Mapping[str, float]
 
     @property
     def name(self) -> str:
@@ -56,39 +57,46 @@ class TrialRun:
 def trials_of(config: Mapping[str, Any]) -> list[TrialRun]:
     """The configurations that a decoding config's choices were found among, for greedy requests and
     for sampled ones."""
-    sampled = trial_runs(_part(_part(config, "sampled"), "evidence"))
+    sampled = config.get("sampled") or {"evidence": {}}
     return [
-        *trial_runs(_part(config, "evidence")),
-        *(replace(run, requests="sampled") for run in sampled),
+        *trial_runs(config["evidence"], "greedy"),
+        *trial_runs(sampled["evidence"], "sampled"),
     ]
 
 
-def trial_runs(evidence: Mapping[str, Any]) -> list[TrialRun]:
+def trial_runs(evidence: Mapping[str, Any], requests: TemperatureClass) -> list[TrialRun]:
     """The configurations of a tuning's evidence: those confirmed, then those measured, then the
-    fastest that were only replayed.
-
-    Evidence of another form gives none.
-    """
+    fastest that were only replayed."""
+    confirmation = evidence.get("confirmation") or {}
+    replayed = [_trial_run(row, requests, "replayed") for row in evidence.get("trials", ())]
+    runs = [
+        *(_trial_run(row, requests, "confirmed") for row in confirmation.get("figures", ())),
+        *(_trial_run(row, requests, "measured") for row in evidence.get("measured", ())),
+        *sorted(replayed, key=lambda run: run.figures.get("seconds_per_token", math.inf)),
+    ]
     found: dict[str, TrialRun] = {}
-    for run in (
-        *_rows(_part(evidence, "confirmation"), "figures", "confirmed"),
-        *_rows(evidence, "measured", "measured"),
-        *sorted(
-            _rows(evidence, "trials", "replayed"),
-            key=lambda run: run.figures.get("seconds_per_token", float("inf")),
-        ),
-    ):
+    for run in runs:
         found.setdefault(f"{run.strategy} {sorted(run.parameters.items())}", run)
     return list(found.values())[:MOST]
 
 
-def log_trials(client: MlflowClient, experiment: str, parent: str, runs: Iterable[TrialRun]) -> int:
-    """Log each configuration as a run nested in `parent`, in three requests each; returns how
-    many."""
+def _trial_run(row: Mapping[str, Any], requests: TemperatureClass, source: str) -> TrialRun:
+    figures = {key: float(row[key]) for key in FIGURES if isinstance(row.get(key), int | float)}
+    if "predicted_seconds_per_token" in figures:
+        figures.setdefault("seconds_per_token", figures["predicted_seconds_per_token"])
+    return TrialRun(
+        row["strategy"], row["parameters"], requests, row.get("source", source), figures
+    )
+
+
+def log_trials(
+    client: MlflowClient, experiment: str, parent: str, runs: Iterable[TrialRun]
+) -> None:
+    """Log each configuration as a run nested in `parent`, in three requests each."""
     from mlflow.entities import Metric, Param
     from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-    count, now = 0, int(time.time() * 1000)
+    now = int(time.time() * 1000)
     for trial in runs:
         tags = {
             MLFLOW_PARENT_RUN_ID: parent,
@@ -109,23 +117,3 @@ def log_trials(client: MlflowClient, experiment: str, parent: str, runs: Iterabl
             [Param(key, value) for key, value in settings.items()],
         )
         client.set_terminated(run.info.run_id, end_time=now)
-        count += 1
-    return count
-
-
-def _part(evidence: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = evidence.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _rows(part: Mapping[str, Any], name: str, source: str) -> Iterator[TrialRun]:
-    rows = part.get(name)
-    for row in rows if isinstance(rows, list) else ():
-        if not isinstance(row, dict) or not isinstance(row.get("parameters"), dict):
-            continue
-        figures = {key: float(row[key]) for key in FIGURES if isinstance(row.get(key), int | float)}
-        if "seconds_per_token" not in figures and "predicted_seconds_per_token" in figures:
-            figures["seconds_per_token"] = figures["predicted_seconds_per_token"]
-        yield TrialRun(
-            str(row.get("strategy")), row["parameters"], str(row.get("source", source)), figures
-        )

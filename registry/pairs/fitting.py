@@ -7,7 +7,7 @@ refused.
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ def device_gigabytes() -> dict[str, float]:
     found = {}
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        found["cpu"] = min([here, *memory_limits()]) / 1e9
+        found["cpu"] = min(here, memory_limit()) / 1e9
     if cuda_available():
         import torch
 
@@ -44,31 +44,16 @@ def device_gigabytes() -> dict[str, float]:
     return found
 
 
-def memory_limits(root: Path = Path("/")) -> list[int]:
-    """Bytes that this process's groups, and those around them, allow (cgroup v2 and v1); empty
-    where nothing limits them.
+def memory_limit(root: Path = Path("/")) -> float:
+    """Bytes that a container allows (cgroup v2); infinite where nothing limits them.
 
     Args:
         root: of the file system.
     """
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux, or /proc is hidden
-        return []
-    limits = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (
-            root / "sys/fs/cgroup" / ("memory" if controllers else ""),
-            "memory.limit_in_bytes" if controllers else "memory.max",
-        )
-        inner = top.joinpath(*(part for part in path.split("/") if part not in ("", "..")))
-        for folder in (inner, *(folder for folder in inner.parents if folder.is_relative_to(top))):
-            with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
-                limits.append(int((folder / name).read_text()))
-    return limits
+        return int((root / "sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return math.inf
 
 
 def weight_gigabytes(spec: PairSpec, number_format: str | None = None) -> float | None:

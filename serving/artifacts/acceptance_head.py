@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
 from draftwell.serving.artifacts.kinds import KINDS
 
-FILE, ONNX_FILE = "acceptance_head.safetensors", "acceptance_head.onnx"
+FILE = "acceptance_head.safetensors"
 
 
 class AcceptanceHead(Artifact):
@@ -98,7 +98,6 @@ class AcceptanceHead(Artifact):
     def write_files(self, folder: Path) -> None:
         from safetensors.torch import save_file
 
-        (folder / ONNX_FILE).write_bytes(self.to_onnx())
         tensors = {
             "mean": self.mean,
             "scale": self.scale,
@@ -126,48 +125,3 @@ class AcceptanceHead(Artifact):
             float(tensors["bias"]),
             provenance,
         )
-
-    def to_onnx(self) -> bytes:
-        """The same function as an ONNX graph: `hidden_state` `[batch, hidden]` float32 →
-        `acceptance` `[batch]`."""
-        from onnx import NodeProto, TensorProto, helper, numpy_helper
-
-        weights = {
-            "mean": self.mean,
-            "scale": self.scale,
-            "weight": self.weight[:, None],
-            "bias": torch.tensor([self.bias]),
-            "last_axis": torch.tensor([1]),
-        }
-        nodes: list[NodeProto] = []
-
-        def node(kind: str, *inputs: str, to: str) -> str:
-            nodes.append(helper.make_node(kind, list(inputs), [to]))
-            return to
-
-        x = node("Div", node("Sub", "hidden_state", "mean", to="centred"), "scale", to="x0")
-        for i, (matrix, vector) in enumerate(self.blocks):
-            weights |= {f"matrix{i}": matrix.T, f"vector{i}": vector}
-            z = node(
-                "Add", node("MatMul", x, f"matrix{i}", to=f"product{i}"), f"vector{i}", to=f"z{i}"
-            )
-            gated = node("Mul", z, node("Sigmoid", z, to=f"gate{i}"), to=f"silu{i}")
-            x = node("Add", x, gated, to=f"x{i + 1}")
-        logit = node("Add", node("MatMul", x, "weight", to="product"), "bias", to="logit")
-        node("Squeeze", node("Sigmoid", logit, to="column"), "last_axis", to="acceptance")
-        graph = helper.make_graph(
-            nodes,
-            "acceptance_head",
-            [
-                helper.make_tensor_value_info(
-                    "hidden_state", TensorProto.FLOAT, ["batch", self.weight.numel()]
-                )
-            ],
-            [helper.make_tensor_value_info("acceptance", TensorProto.FLOAT, ["batch"])],
-            [
-                numpy_helper.from_array(value.contiguous().numpy(), name)
-                for name, value in weights.items()
-            ],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return bytes(model.SerializeToString())

@@ -7,9 +7,7 @@ bin would stay empty (ours).
 A greedy request keeps a draft token that is the target's first choice, a sampled one keeps it with
 probability min(1, p/q): other counts. So a table may hold a second one, for sampled requests
 (ours). Each has a prior weight of its own: how many judged tokens m_b counts for. Calibration
-estimates it (`components/calibrate/prior_weight.py`); tables of older versions have 10. What an
-older schema can hold is written in that schema, in the bytes of then: 1 without sampled counts, 2
-with them, 3 with a weight other than 10.
+estimates it (`components/calibrate/prior_weight.py`).
 
 Online state (ours, the paper is silent): a bin that has counted `MOST_JUDGED` tokens halves both
 counts, so that α stays what it is, numbers stay small, and what a bin learns next weighs more than
@@ -74,8 +72,8 @@ MIDPOINTS = (
     0.999,
 )
 PRIOR_WEIGHT = 10
-"""Judged tokens that the prior m_b counts for, where a table records no weight of its own: an empty
-one, or one of an older version."""
+"""Judged tokens that the prior m_b counts for in a table without an estimate, such as an empty
+one."""
 MOST_JUDGED = 2**15
 """Judged tokens of a bin that are remembered: α is then known to ± .003, and follows traffic that
 changes within as many tokens again."""
@@ -131,11 +129,6 @@ class AcceptanceTable(Artifact):
     @classmethod
     def empty(cls, provenance: Provenance | None = None) -> Self:
         return cls([0] * 20, [0] * 20, provenance or Provenance(pair="", fingerprint=""))
-
-    @property
-    def written_schema(self) -> int:
-        tables = [self] if self.sampled is None else [self, self.sampled]
-        return len(tables) if all(table.prior_weight == PRIOR_WEIGHT for table in tables) else 3
 
     def at(self, temperature: float) -> AcceptanceTable:
         """The counts for requests of a temperature; where none are for sampled ones, the others
@@ -197,12 +190,11 @@ class AcceptanceTable(Artifact):
 
     def counts(self) -> dict[str, Any]:
         """What a file holds of one class of temperatures."""
-        rows: dict[str, Any] = {"total": self.total, "accepted": self.accepted}
-        return (
-            rows
-            if self.prior_weight == PRIOR_WEIGHT
-            else {**rows, "prior_weight": self.prior_weight}
-        )
+        return {
+            "total": self.total,
+            "accepted": self.accepted,
+            "prior_weight": self.prior_weight,
+        }
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
@@ -225,12 +217,12 @@ class AcceptanceTable(Artifact):
                 found["total"],
                 found["accepted"],
                 made,
-                prior_weight=found.get("prior_weight", PRIOR_WEIGHT),
+                prior_weight=found["prior_weight"],
             )
         return cls(
             rows["total"],
             rows["accepted"],
             provenance,
             sampled,
-            prior_weight=rows.get("prior_weight", PRIOR_WEIGHT),
+            prior_weight=rows["prior_weight"],
         )

@@ -1,8 +1,8 @@
 """Artifacts: the small files that strategies need, with their provenance.
 
 An artifact on disk is a folder: `artifact.json` (provenance, and the sha256 of every other file)
-next to data files in safetensors, ONNX, Arrow or JSON. Nothing is ever unpickled. Loading refuses,
-by name, an artifact of another pair, of another kind, of a newer schema, or with a changed file.
+next to data files in safetensors, Arrow or JSON. Nothing is ever unpickled. Loading refuses,
+by name, an artifact of another pair, of another kind or schema, or with a changed file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -23,7 +24,7 @@ MANIFEST = "artifact.json"
 
 
 class ArtifactError(DraftwellError):
-    """An artifact that is missing, foreign, newer than this runtime, or changed."""
+    """An artifact that is missing, foreign, of another version, or changed."""
 
     code = "bad_artifact"
 
@@ -65,6 +66,19 @@ class Provenance(BaseModel):
         default_factory=dict, description="figures measured when it was made"
     )
 
+    def extended(
+        self,
+        parameters: Mapping[str, str | int | float | bool | None],
+        metrics: Mapping[str, float],
+    ) -> Provenance:
+        """The same with further settings and figures."""
+        return self.model_copy(
+            update={
+                "parameters": {**self.parameters, **parameters},
+                "metrics": {**self.metrics, **metrics},
+            }
+        )
+
 
 class ManifestFile(BaseModel):
     """What `artifact.json` holds."""
@@ -88,12 +102,6 @@ class Artifact(ABC):
     digest: str | None = None
     """`digest_of` the folder that this was last read from or saved to; None for one in memory. What
     requests learn is not in it."""
-
-    @property
-    def written_schema(self) -> int:
-        """Schema that this artifact is written in: the newest, unless an older one holds all that
-        it has."""
-        return self.schema_version
 
     def at(self, temperature: float) -> Artifact:
         """The part of it that is for requests of a temperature: itself, unless a kind holds one for
@@ -120,7 +128,7 @@ class Artifact(ABC):
             files = {p.name: sha256_file(p) for p in sorted(place.iterdir())}
             manifest = {
                 "kind": self.kind,
-                "schema_version": self.written_schema,
+                "schema_version": self.schema_version,
                 "files": files,
                 "provenance": self.provenance.model_dump(),
             }
@@ -142,44 +150,15 @@ class Artifact(ABC):
             fingerprint: fingerprint of the pair it shall be used with; None skips that check (tools
                 that only look).
         Raises:
-            ArtifactError: it is missing, of another kind or pair, newer than this runtime, or a
-                file was changed.
+            ArtifactError: it is missing, of another kind, schema or pair, or a file was changed.
         """
         manifest = read_manifest(folder)
         if manifest["kind"] != cls.kind:
             raise ArtifactError(
                 f"{folder} holds a {manifest['kind']}, not a {cls.kind}", code="another_kind"
             )
-        if manifest["schema_version"] > cls.schema_version:
-            raise ArtifactError(
-                f"{cls.kind} in {folder} has schema {manifest['schema_version']}, this "
-                "runtime reads up to "
-                f"{cls.schema_version}: upgrade draftwell",
-                code="newer_schema",
-            )
-        present = {p.name for p in folder.iterdir()} - {MANIFEST}
-        if extra := sorted(present - set(manifest["files"])):
-            raise ArtifactError(
-                (
-                    f"{folder / extra[0]} does not belong to the {cls.kind} there: publish or "
-                    "deploy it again"
-                ),
-                code="unlisted_file",
-            )
-        for name, expected in manifest["files"].items():
-            if not (folder / name).is_file():
-                raise ArtifactError(
-                    f"{cls.kind} in {folder} lacks its file {name}: publish or deploy it again",
-                    code="missing_file",
-                )
-            if sha256_file(folder / name) != expected:
-                raise ArtifactError(
-                    (
-                        f"{folder / name} was changed since it was made (sha256 differs): "
-                        "publish or deploy it again"
-                    ),
-                    code="changed_file",
-                )
+        check_schema(folder, manifest, cls.schema_version)
+        _check_files(folder, manifest)
         provenance = Provenance.model_validate(manifest["provenance"])  # checked by read_manifest
         if fingerprint is not None and provenance.fingerprint != fingerprint:
             raise ArtifactError(
@@ -214,6 +193,47 @@ def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
             code="bad_manifest",
         ) from error
     return manifest  # type: ignore[no-any-return]
+
+
+def check_schema(folder: Path, manifest: dict, newest: int) -> None:  # type: ignore[type-arg]
+    """Refuse an artifact that another version of Draftwell has made in a schema of its own.
+
+    Raises:
+        ArtifactError: the schema is older (`older_schema`) or newer (`newer_schema`).
+    """
+    what = f"the {manifest['kind']} in {folder} has schema {manifest['schema_version']}"
+    if manifest["schema_version"] > newest:
+        raise ArtifactError(
+            f"{what}, this runtime reads {newest}: upgrade draftwell", code="newer_schema"
+        )
+    if manifest["schema_version"] < newest:
+        raise ArtifactError(
+            f"{what} of an earlier Draftwell, this one reads {newest}: make it again",
+            code="older_schema",
+        )
+
+
+def _check_files(folder: Path, manifest: dict) -> None:  # type: ignore[type-arg]
+    """Refuse an artifact with a file that is missing, changed, or not listed."""
+    present = {path.name for path in folder.iterdir()} - {MANIFEST}
+    if extra := sorted(present - set(manifest["files"])):
+        raise ArtifactError(
+            f"{folder / extra[0]} does not belong to the {manifest['kind']} there: publish or "
+            "deploy it again",
+            code="unlisted_file",
+        )
+    for name, expected in manifest["files"].items():
+        if not (folder / name).is_file():
+            raise ArtifactError(
+                f"{manifest['kind']} in {folder} lacks its file {name}: publish or deploy it again",
+                code="missing_file",
+            )
+        if sha256_file(folder / name) != expected:
+            raise ArtifactError(
+                f"{folder / name} was changed since it was made (sha256 differs): publish or "
+                "deploy it again",
+                code="changed_file",
+            )
 
 
 def digest_of(folder: Path) -> str:

@@ -1,7 +1,6 @@
 """Decoding config: the tuned choices of strategy and parameters, with the evidence they rest on.
 
-One choice is for greedy requests (temperature 0); another may be there for sampled ones. A config
-without one for sampled requests is written as older versions wrote and read it, in schema 1.
+One choice is for greedy requests (temperature 0); another may be there for sampled ones.
 """
 
 from __future__ import annotations
@@ -81,24 +80,19 @@ class DecodingConfig(Artifact):
             self.strategy, self.parameters, self.evidence, self.provenance, sampled
         )
 
-    @property
-    def written_schema(self) -> int:
-        return 1 if self.sampled is None else 2
-
     def write_files(self, folder: Path) -> None:
-        found: dict[str, Any] = {
+        found = {
             "strategy": self.strategy,
             "parameters": self.parameters,
             "evidence": self.evidence,
+            "sampled": None if self.sampled is None else asdict(self.sampled),
         }
-        if self.sampled is not None:
-            found["sampled"] = asdict(self.sampled)
         (folder / "config.json").write_text(json.dumps(found, indent=2) + "\n")
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
         found = json.loads((folder / "config.json").read_text())
-        sampled = found.pop("sampled", None)
+        sampled = found.pop("sampled")
         return cls(
             **found,
             provenance=provenance,

@@ -14,17 +14,10 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
-
-
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 per output channel: `[out, in]` → int8 `[out, in]` and float32 scales
-    `[out]`."""
-    scale = weight.float().abs().amax(1).clamp(min=1e-8) / 127
-    return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+from draftwell.serving.artifacts.rounding import restored, rounded
 
 
 def lent_names(module: Any) -> frozenset[str]:
@@ -85,13 +78,9 @@ class DistilledDraft(Artifact):
     def write_files(self, folder: Path) -> None:
         from safetensors.torch import save_file
 
-        tensors: dict[str, Tensor] = {"head_tokens": self.head_tokens.to(torch.int32)}
-        for name, tensor in self.state.items():
-            if tensor.ndim == 2:
-                tensors[name], tensors[f"{name}.scale"] = quantise(tensor)
-            else:
-                tensors[name] = tensor.float().contiguous()
-        save_file(tensors, folder / "draft.safetensors")
+        tensors: dict[str, Tensor] = {"head_tokens": self.head_tokens.int()}
+        state = {name: tensor.float().contiguous() for name, tensor in self.state.items()}
+        save_file(tensors | rounded(state), folder / "draft.safetensors")
         (folder / "draft.json").write_text(
             json.dumps({"config": self.config, "donor": self.donor}, indent=2, sort_keys=True)
             + "\n"
@@ -104,11 +93,4 @@ class DistilledDraft(Artifact):
         tensors = load_file(folder / "draft.safetensors")
         meta = json.loads((folder / "draft.json").read_text())
         head = tensors.pop("head_tokens").long()
-        # a norm may be called "scale" too
-        scales = {f"{n}.scale" for n, t in tensors.items() if t.dtype == torch.int8}
-        state = {
-            n: t.float() * tensors[f"{n}.scale"][:, None] if t.dtype == torch.int8 else t
-            for n, t in tensors.items()
-            if n not in scales
-        }
-        return cls(state, meta["config"], head, meta["donor"], provenance)
+        return cls(restored(tensors), meta["config"], head, meta["donor"], provenance)

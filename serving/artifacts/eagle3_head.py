@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
-from draftwell.serving.artifacts.distilled_draft import quantise
+from draftwell.serving.artifacts.rounding import restored, rounded
 
 CONFIG, WEIGHTS, OURS = "config.json", "model.safetensors", "head.json"
 
@@ -158,16 +158,9 @@ class Eagle3Head(Artifact):
         del tensors["t2d"]
         shifts = tensors.pop("d2t")
         int8 = any(tensor.dtype == torch.int8 for tensor in tensors.values())
-        tensors = {
-            name: tensor
-            if tensor.dtype != torch.int8
-            else tensor.float() * tensors[f"{name}.scale"][:, None]
-            for name, tensor in tensors.items()
-            if not name.endswith(".scale")
-        }
         ours = json.loads((folder / OURS).read_text())
         return cls(
-            tensors,
+            restored(tensors),
             json.loads((folder / CONFIG).read_text()),
             shifts + torch.arange(len(shifts)),
             tuple(ours["layers"]),
@@ -175,15 +168,3 @@ class Eagle3Head(Artifact):
             provenance,
             int8=int8,
         )
-
-
-def rounded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices in 8 bits with their scales, as a distilled draft keeps them; vectors as they
-    are."""
-    found = {}
-    for name, tensor in state.items():
-        if tensor.dim() == 2:
-            found[name], found[f"{name}.scale"] = quantise(tensor)
-        else:
-            found[name] = tensor
-    return found

@@ -86,7 +86,7 @@ class HardwareProfile(Artifact):
         t_draft_onnx: as `split`'s t_draft, of the draft in ONNX Runtime; None where not measured.
         t_head: median seconds of a head's pass in a draft of three, the first of them after a
             target pass; None where there is no head, or it was not measured.
-        details: for predictions of complete requests; None in profiles of earlier versions.
+        details: for predictions of complete requests; None where not measured.
     Raises:
         ArtifactError: a time is not positive, or `t_verify` lacks one token.
     """

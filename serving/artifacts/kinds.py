@@ -38,7 +38,7 @@ class ArtifactKind:
         made_by: the command that makes one.
         files: its data files.
         card: what people read of it in the registry.
-        schema_version: newest version that this runtime reads; the same as the class's own.
+        schema_version: that this runtime reads and writes; the same as the class's own.
         fingerprinted: it carries the pair's fingerprint; False for what is part of the fingerprint
             itself.
         calibrated: calibration makes it for every pair, and registers it.
@@ -53,8 +53,7 @@ class ArtifactKind:
             texts of one class of temperatures (`draftwell.serving.temperature`), which its
             provenance names; False where one is for both, as a correction memory (sampled at .6 in
             its paper, used at 0).
-        unrecorded_temperature: of those that are older than that record, where all were made at
-            one; None: not known.
+        engine: the one other than ours that it is for: no release of ours pins it.
     """
 
     name: str
@@ -70,7 +69,7 @@ class ArtifactKind:
     per_device: bool = False
     pictures: tuple[str, ...] = ()
     tied_to_temperature: bool = False
-    unrecorded_temperature: float | None = None
+    engine: str | None = None
 
     def load_class(self) -> type[Artifact]:
         """The class; importing it may import torch."""
@@ -107,13 +106,12 @@ KINDS: dict[str, ArtifactKind] = {
             drift_role="table",
             pictures=("acceptance_by_confidence.png",),
             tied_to_temperature=True,
-            unrecorded_temperature=0.0,
         ),
         ArtifactKind(
             "verifier",
             "Verifier",
             "draftwell train",
-            ("verifier.json", "verifier.onnx", "verifier.safetensors"),
+            ("verifier.json", "verifier.safetensors"),
             Card(
                 (
                     "SPRINTER's verifier: predicts from what the draft knows whether the "
@@ -190,7 +188,7 @@ KINDS: dict[str, ArtifactKind] = {
             "acceptance_head",
             "AcceptanceHead",
             "draftwell train --kind acceptance_head",
-            ("acceptance_head.onnx", "acceptance_head.safetensors"),
+            ("acceptance_head.safetensors",),
             Card(
                 (
                     "SpecDec++'s acceptance head: predicts from the draft's last hidden state "
@@ -306,6 +304,27 @@ KINDS: dict[str, ArtifactKind] = {
             pictures=("tuning.html", "tuning_*.png", "tuning_sampled.html"),
         ),
         ArtifactKind(
+            "engine_config",
+            "EngineConfig",
+            "draftwell tune --engine vllm",
+            ("engine.json",),
+            Card(
+                "Engine configuration: how vLLM speculates for this pair, by its own settings.",
+                (
+                    "`draftwell tune --engine vllm`: vLLM's ways to speculate, measured by running "
+                    "it beside its plain decoding."
+                ),
+                (
+                    "`speedup` over vLLM's plain decoding and its lower bound `speedup_low`, one "
+                    "request at a time."
+                ),
+                "`draftwell gate --engine vllm` judges it, `draftwell deploy --engine vllm` "
+                "builds what serves it.",
+            ),
+            per_device=True,
+            engine="vllm",
+        ),
+        ArtifactKind(
             "distilled_draft",
             "DistilledDraft",
             "draftwell distill",
@@ -342,6 +361,8 @@ def find_kind(name: str) -> ArtifactKind:
     return KINDS[name]
 
 
+OURS = tuple(name for name, kind in KINDS.items() if kind.engine is None)
+"""What releases of our own engine pin."""
 CALIBRATED = tuple(name for name, kind in KINDS.items() if kind.calibrated)
 """What calibration makes for every pair."""
 READ_BY_STRATEGIES = tuple(name for name, kind in KINDS.items() if kind.read_by_strategies)
@@ -370,12 +391,13 @@ def refuse_other_device(kind: str, device_class: str | None, device: str, what: 
     """Refuse an artifact that was made for another device.
 
     Args:
+        device: that of a release, which may name an engine, too, such as `cpu-vllm`.
         what: names the artifact, for the message.
     Raises:
         DraftwellError: `made_on_other_device`.
     """
     made_for = device_of(kind, device_class)
-    if made_for is not None and made_for != device:
+    if made_for is not None and made_for != device.partition("-")[0]:
         raise DraftwellError(
             f"{what} was made on {device_class}, for {made_for}, and cannot be released "
             f"for {device}: run `draftwell tune "
@@ -389,7 +411,7 @@ def temperature_of(artifact: Artifact) -> float | None:
     recorded = artifact.provenance.parameters.get("temperature")
     if isinstance(recorded, int | float) and not isinstance(recorded, bool):
         return float(recorded)
-    return find_kind(artifact.kind).unrecorded_temperature
+    return None
 
 
 def other_temperature(artifacts: Iterable[Artifact], temperature: float) -> str | None:

@@ -178,11 +178,9 @@ class Verifier(Artifact):
             folder / "verifier.safetensors",
         )
         settings = {"features": self.features, "threshold": self.threshold, "ratio": self.ratio}
-        # as earlier releases wrote it: the same verifier keeps its digest
         if self.label != "ratio":
             settings["label"] = self.label
         (folder / "verifier.json").write_text(json.dumps(settings, indent=2) + "\n")
-        (folder / "verifier.onnx").write_bytes(self.to_onnx())
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
@@ -199,35 +197,3 @@ class Verifier(Artifact):
             provenance,
             settings.get("label", "ratio"),
         )
-
-    def to_onnx(self) -> bytes:
-        """The same function as an ONNX graph: features `[batch, n]` float32 → score `[batch]`."""
-        try:
-            from onnx import TensorProto, helper, numpy_helper
-        except ImportError as error:
-            raise ArtifactError(
-                "writing a verifier needs the package onnx: pip install 'draftwell[pipeline]'",
-                code="missing_package",
-            ) from error
-        weight = numpy_helper.from_array(self.weight.numpy().reshape(-1, 1), "weight")
-        bias = numpy_helper.from_array(torch.tensor([self.bias]).numpy(), "bias")
-        axes = numpy_helper.from_array(torch.tensor([1]).numpy(), "axes")
-        nodes = [
-            helper.make_node("MatMul", ["features", "weight"], ["product"]),
-            helper.make_node("Add", ["product", "bias"], ["logit"]),
-            helper.make_node("Sigmoid", ["logit"], ["column"]),
-            helper.make_node("Squeeze", ["column", "axes"], ["score"]),
-        ]
-        graph = helper.make_graph(
-            nodes,
-            "verifier",
-            [
-                helper.make_tensor_value_info(
-                    "features", TensorProto.FLOAT, ["batch", self.weight.numel()]
-                )
-            ],
-            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"])],
-            [weight, bias, axes],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return bytes(model.SerializeToString())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from draftwell.serving.artifacts.base import ArtifactError, digest_of, read_manifest
+from draftwell.serving.artifacts.base import ArtifactError, check_schema, digest_of, read_manifest
 from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.artifacts.pair_files import (
     SIDECAR,
@@ -31,7 +31,6 @@ from draftwell.serving.artifacts.pair_files import (
 )
 from draftwell.serving.bundle.manifest import (
     MANIFEST,
-    SCHEMA,
     BundleError,
     FileRecord,
     Manifest,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MANIFEST",
-    "SCHEMA",
     "Bundle",
     "BundleError",
     "FileRecord",
@@ -144,8 +142,8 @@ def open_bundle(path: Path) -> Bundle:
     Args:
         path: the bundle's folder, or a link to it (`dist/<pair>/current`), which is followed once.
     Raises:
-        BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is newer
-            than this runtime; the file is named. No artifact and no weight has been loaded then.
+        BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is of
+            another version; the file is named. No artifact and no weight has been loaded then.
     """
     path = path.resolve()
     if not path.is_dir():
@@ -257,13 +255,10 @@ def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
         raise BundleError(
             f"{folder} holds a {found['kind']}, not a {kind}: deploy again", code="wrong_artifact"
         )
-    if found["schema_version"] > KINDS[kind].schema_version:
-        raise BundleError(
-            f"the {kind} in {folder} has schema {found['schema_version']}, this runtime "
-            "reads up to "
-            f"{KINDS[kind].schema_version}: upgrade draftwell",
-            code="newer_bundle",
-        )
+    try:
+        check_schema(folder, found, KINDS[kind].schema_version)
+    except ArtifactError as error:
+        raise BundleError(f"{error}, or deploy again", code=error.code) from error
     mark = found["provenance"]["fingerprint"]
     if KINDS[kind].fingerprinted and mark != manifest.fingerprint:
         raise BundleError(

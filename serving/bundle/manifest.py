@@ -11,15 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from draftwell.serving.artifacts.pair_files import ModelRole
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
+from draftwell.serving.format import FORMAT, check_format
 
-SCHEMA = 3
-"""Version 2 added `runtime` and `origins`, version 3 `sampled_as_greedy`; earlier ones are still
-read."""
 MANIFEST = "manifest.json"
 
 
 class BundleError(DraftwellError):
-    """A bundle that is missing, damaged, foreign or newer than this runtime."""
+    """A bundle that is missing, damaged, foreign or of another version."""
 
     code = "bad_bundle"
 
@@ -53,7 +51,7 @@ class ModelRecord(_Strict):
 class Manifest(_Strict):
     """The contents of `manifest.json`."""
 
-    schema_version: int = SCHEMA
+    schema_version: int = FORMAT
     digest: str = Field("", description="sha256 over all other fields")
     pair: str
     device: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
@@ -87,16 +85,12 @@ class Manifest(_Strict):
     def computed_digest(self) -> str:
         """sha256 over the manifest without its digest."""
         return digest_of_body(
-            {key: value for key, value in self._fields().items() if key != "digest"}
+            {key: value for key, value in self.model_dump().items() if key != "digest"}
         )
 
     def to_json(self) -> str:
         """The text of `manifest.json`."""
-        return json.dumps(self._fields(), indent=2, sort_keys=True) + "\n"
-
-    def _fields(self) -> dict[str, Any]:
-        """The fields that its version has."""
-        return self.model_dump(exclude={"sampled_as_greedy"} if self.schema_version < 3 else None)
+        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
 
 
 def digest_of_body(body: dict[str, Any]) -> str:
@@ -118,11 +112,9 @@ def read_bundle_manifest(path: Path) -> Manifest:
         raise BundleError(
             f"{file} is truncated or not JSON: deploy again", code="damaged_manifest"
         ) from error
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version > SCHEMA:
-        raise BundleError(
-            f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell",
-            code="newer_bundle",
+    if isinstance(data, dict) and isinstance(data.get("schema_version"), int):
+        check_format(
+            data["schema_version"], f"the bundle {path}", "deploy its release again", BundleError
         )
     try:
         manifest = Manifest.model_validate(data)

@@ -4,10 +4,6 @@ A *text* is a prompt's turn with its continuation, and has one row for each posi
 continuation. The row at position i describes what both models say after `prompt + tokens[:i]`. The
 schema is versioned; its metadata binds a shard to the pair that made it. A trace set is a folder of
 shards; each appears by an atomic rename or not at all.
-
-Version 2 added `cut_tokens`, `text_q`, `text_p`, `text_raw_q`, `rollout_q` and four header fields.
-Version 1 is still read: what it lacks is null, and the header fields take the values that it was
-collected with.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ from draftwell.serving.recording.trace_schema import (
     TRACE_VERSION,
     TraceError,
     TraceHeader,
-    trace_schema,
 )
 
 if TYPE_CHECKING:
@@ -81,21 +76,17 @@ class TraceSet:
         return self._check(self._present()[0])
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows in order; a column that an older schema lacks is null.
+        """All rows in order.
 
         Args:
             columns: names to read, None for all (hidden states are most of a trace).
         Raises:
-            TraceError: no shards, or one of them is broken, foreign, newer than this runtime, or
-                made with other settings.
+            TraceError: no shards, or one of them is broken, foreign, of another version, or made
+                with other settings.
         """
         import pyarrow as pa
 
-        schema = trace_schema(self.header)
-        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-        return pa.concat_tables(
-            [_in_schema(self._read(path, columns), wanted) for path in self._present()]
-        )
+        return pa.concat_tables([self._read(path, columns) for path in self._present()])
 
     def batches(self, columns: Sequence[str], rows: int = 8192) -> Iterator[pa.Table]:
         """All rows in order, at most `rows` at once, so that a trace need not fit into memory;
@@ -103,25 +94,18 @@ class TraceSet:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        known = trace_schema(self.header)
-        schema = pa.schema([known.field(name) for name in columns])
         for path in self._present():
             self._check(path)
             try:
                 with pq.ParquetFile(path) as file:
                     for batch in file.iter_batches(rows, columns=list(columns)):
-                        yield _in_schema(pa.Table.from_batches([batch]), schema)
+                        yield pa.Table.from_batches([batch])
             except (OSError, pa.ArrowException) as error:
                 raise _broken(path) from error
 
     def read_shard(self, path: Path, columns: Sequence[str]) -> pa.Table:
         """Some columns of one of the shards; otherwise as `read`."""
-        import pyarrow as pa
-
-        schema = trace_schema(self.header)
-        return _in_schema(
-            self._read(path, columns), pa.schema([schema.field(name) for name in columns])
-        )
+        return self._read(path, columns)
 
     @property
     def num_rows(self) -> int:
@@ -226,18 +210,6 @@ def _header(path: Path) -> TraceHeader:
     return _parse(path, metadata.get(HEADER, b""))
 
 
-def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of a schema, null where the rows have none."""
-    import pyarrow as pa
-
-    known = set(rows.column_names)
-    columns = [
-        rows.column(field.name) if field.name in known else pa.nulls(rows.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
-
-
 def _parse(path: Path, raw: bytes) -> TraceHeader:
     import json
 
@@ -251,9 +223,15 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
         ) from error
     if version > TRACE_VERSION:
         raise TraceError(
-            f"{path} has trace schema {version}, this runtime reads up to {TRACE_VERSION}: "
-            "upgrade draftwell",
+            f"{path} has trace schema {version}, this runtime reads {TRACE_VERSION}: upgrade "
+            "draftwell",
             code="newer_schema",
+        )
+    if version < TRACE_VERSION:
+        raise TraceError(
+            f"{path} has trace schema {version} of an earlier Draftwell, this one reads "
+            f"{TRACE_VERSION}: collect again into another folder",
+            code="older_schema",
         )
     try:
         return TraceHeader.model_validate(fields)

@@ -24,7 +24,7 @@ serve them: text by both models, but by that strategy's own rule and not by the 
 
 
 class TraceError(DraftwellError):
-    """A trace that is missing, empty, broken, newer than this runtime, or of another pair."""
+    """A trace that is missing, empty, broken, of another version, or of another pair."""
 
     code = "bad_trace"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -159,24 +159,11 @@ class LoadedPair:
                 does not end with the message that is to be continued (`messages_refused`); a value
                 may not be set (`template_value_refused`).
         """
-        from jinja2 import TemplateError
-        from jinja2.defaults import DEFAULT_NAMESPACE
-
         tokenizer, values = self.tokenizer, dict(values or {})
-        given = bool(values)
+        if values:
+            self._check_values(values)
+        custom = bool(values)
         calling = bool(tools) or any(message.get("tool_calls") for message in messages)
-        own = (
-            inspect.signature(tokenizer.apply_chat_template).parameters.keys()
-            | DEFAULT_NAMESPACE.keys()
-            | RESERVED
-            if given
-            else set()
-        )
-        if reserved := sorted(values.keys() & own):
-            raise DraftwellError(
-                f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
-                code="template_value_refused",
-            )
         if (
             tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)
         ) and not self._template_knows_tools(bool(tools)):
@@ -187,7 +174,7 @@ class LoadedPair:
             values["continue_final_message"] = True
         if tools:
             values["tools"] = list(tools)
-        try:
+        with _template_errors(custom=custom, calling=calling):
             return list(
                 tokenizer.apply_chat_template(
                     list(messages),
@@ -196,29 +183,17 @@ class LoadedPair:
                     **values,
                 )
             )
-        except (TemplateError, ValueError) as error:
+
+    def _check_values(self, values: Mapping[str, Any]) -> None:
+        """Refuse values for the chat template that mean something to transformers."""
+        from jinja2.defaults import DEFAULT_NAMESPACE
+
+        own = inspect.signature(self.tokenizer.apply_chat_template).parameters.keys()
+        if reserved := sorted(values.keys() & (own | DEFAULT_NAMESPACE.keys() | RESERVED)):
             raise DraftwellError(
-                f"the model's chat template refuses these messages: {error}",
-                code="messages_refused",
-            ) from error
-        except Exception as error:
-            if not given and not calling:
-                raise
-            if not given:  # templates look into schemas and arguments, which may have any shape
-                raise DraftwellError(
-                    (
-                        "the model's chat template cannot work with these tools or calls: "
-                        f"{' '.join(str(error).split())}"
-                    ),
-                    code="messages_refused",
-                ) from error
-            raise DraftwellError(
-                (
-                    "the model's chat template cannot work with these values: "
-                    f"{' '.join(str(error).split())}"
-                ),
+                f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
                 code="template_value_refused",
-            ) from error
+            )
 
     def _template_knows_tools(self, offered: bool) -> bool:
         """Whether the chat template, or the one of several that transformers takes where tools are
@@ -249,6 +224,34 @@ class LoadedPair:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+@contextmanager
+def _template_errors(*, custom: bool, calling: bool) -> Iterator[None]:
+    """Turn what a chat template raises into one line.
+
+    Args:
+        custom: a request gave values for the template.
+        calling: it has tools or calls; templates look into schemas and arguments, which may have
+            any shape.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except (TemplateError, ValueError) as error:
+        raise DraftwellError(
+            f"the model's chat template refuses these messages: {error}", code="messages_refused"
+        ) from error
+    except Exception as error:
+        if not custom and not calling:
+            raise
+        what = "values" if custom else "tools or calls"
+        raise DraftwellError(
+            f"the model's chat template cannot work with these {what}: "
+            f"{' '.join(str(error).split())}",
+            code="template_value_refused" if custom else "messages_refused",
+        ) from error
 
 
 class LoadSettings(Settings):
@@ -322,58 +325,17 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     # before they are read: what is replaced meanwhile then differs from what is there
     files_digest = settings_digest(files)
     tokenizer = load_tokenizer(files.target)
-    weights = weights_of(settings.dtype)
-    check_weights(weights, settings)
-    modules: dict[Role, Any] = {
-        "target": load_module(
-            files.target, getattr(torch, dtype_of(settings.dtype)), settings.device
-        )
-    }
-    with room_for("the padded weights", "name fewer parameters"):
-        padded_to = (
-            None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
-        )
-    compiling: dict[str, Any] = {
-        "compiled": settings.compile,
-        "libraries": [settings.libraries] if settings.libraries else [],
-    }
-    target = over_slots(
-        modules["target"],
-        release=not settings.keep_modules,
-        slots=settings.slots,
-        max_context=settings.max_context,
-        **compiling,
-        weights=weights,
-    )
-    note_limits(target)
+    modules: dict[Role, Any] = {}
+    target, padded_to = _load_target(files, settings, modules)
     models: dict[Role, Model] = {"target": target}
     vocab = min(target.vocab_size, len(tokenizer))
     smaller: tuple[tuple[Role, Path | None], ...] = (
         ("draft", files.draft),
-        ("qualifier", files.qualifier),
+        ("qualifier", files.qualifier if settings.qualifier else None),
     )
     for role, folder in smaller:
-        if folder is None or (role == "qualifier" and not settings.qualifier):
-            continue
-        module, head = load_small(folder, files, settings, role, tokenizer, modules["target"])
-        if head is None:
-            vocab = min(vocab, module.config.get_text_config().vocab_size)
-        modules[role] = module
-        rounding = {"weights": copied_weights(folder, settings)} if is_near_copy(folder) else {}
-        models[role] = over_slots(
-            module,
-            **rounding,
-            slots=settings.slots,
-            head_tokens=head,
-            vocab_size=vocab,
-            max_context=context_within(module, settings.max_context),
-            # distilled: stored in 8 bits anyway
-            int8=role == "draft" and head is not None,
-            # it is exported first
-            release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),
-            **compiling,
-            lender=modules["target"],
-        )
+        if folder is not None:
+            vocab = _load_smaller(role, folder, files, settings, tokenizer, modules, models, vocab)
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
@@ -393,18 +355,78 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         files_digest,
     )
     if padded_to is None:  # a padded target has layers of its own, and no bundle
-        note_used(
-            pair.fingerprint,
-            [
-                file
-                for model in models.values()
-                if isinstance(model, LeanLlama) and model.step
-                for file in model.step.files
-            ],
-        )
-        if isinstance(target, LeanLlama):
-            target.note_libraries = partial(note_used, pair.fingerprint)
+        _note_libraries(pair)
     return pair
+
+
+def _load_target(
+    files: PairFiles, settings: LoadSettings, modules: dict[Role, Any]
+) -> tuple[ModuleModel, int | None]:
+    """The target, and the parameters that it was padded to; its module goes into `modules`."""
+    weights = weights_of(settings.dtype)
+    check_weights(weights, settings)
+    dtype = getattr(torch, dtype_of(settings.dtype))
+    module = modules["target"] = load_module(files.target, dtype, settings.device)
+    with room_for("the padded weights", "name fewer parameters"):
+        padded_to = None if settings.pad_target is None else pad_to(module, settings.pad_target)
+    target = over_slots(
+        module,
+        release=not settings.keep_modules,
+        slots=settings.slots,
+        max_context=settings.max_context,
+        weights=weights,
+        **_compiling(settings),
+    )
+    note_limits(target)
+    return target, padded_to
+
+
+def _load_smaller(
+    role: Role,
+    folder: Path,
+    files: PairFiles,
+    settings: LoadSettings,
+    tokenizer: Any,
+    modules: dict[Role, Any],
+    models: dict[Role, Model],
+    vocab: int,
+) -> int:
+    """Add the draft or the qualifier to `modules` and `models`; returns the vocabulary that all
+    share."""
+    module, head = load_small(folder, files, settings, role, tokenizer, modules["target"])
+    if head is None:
+        vocab = min(vocab, module.config.get_text_config().vocab_size)
+    modules[role] = module
+    rounding = {"weights": copied_weights(folder, settings)} if is_near_copy(folder) else {}
+    models[role] = over_slots(
+        module,
+        **rounding,
+        slots=settings.slots,
+        head_tokens=head,
+        vocab_size=vocab,
+        max_context=context_within(module, settings.max_context),
+        # distilled: stored in 8 bits anyway
+        int8=role == "draft" and head is not None,
+        # it is exported first
+        release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),
+        lender=modules["target"],
+        **_compiling(settings),
+    )
+    return vocab
+
+
+def _compiling(settings: LoadSettings) -> dict[str, Any]:
+    """Whether layers are compiled, and where compiled ones are, for `over_slots`."""
+    libraries = [settings.libraries] if settings.libraries else []
+    return {"compiled": settings.compile, "libraries": libraries}
+
+
+def _note_libraries(pair: LoadedPair) -> None:
+    """Note which compiled layers the pair uses, now and later: a bundle brings them along."""
+    steps = [model.step for model in pair.models.values() if isinstance(model, LeanLlama)]
+    note_used(pair.fingerprint, [file for step in steps if step for file in step.files])
+    if isinstance(target := pair.models["target"], LeanLlama):
+        target.note_libraries = partial(note_used, pair.fingerprint)
 
 
 def note_limits(target: ModuleModel) -> None:

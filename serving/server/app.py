@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from draftwell.serving.server.deployment.deployments import Deployments, PinDeployment
+from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.feedback.feedback import Feedback
 from draftwell.serving.server.http.capabilities import offers_router
 from draftwell.serving.server.http.errors import APIError, install_error_handlers
-from draftwell.serving.server.http.guards import RequestLog
 from draftwell.serving.server.http.page import page_router
+from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
-from draftwell.serving.server.http.schemas import ChatRequest, CompletionRequest
-from draftwell.serving.server.http.security import Security, install_security, is_trusted
+from draftwell.serving.server.http.security import (
+    RequestLog,
+    Security,
+    install_security,
+    is_trusted,
+)
 from draftwell.serving.server.http.tokens import tokens_router
 from draftwell.serving.server.metrics.endpoint import CountAnswers, metrics_router
 from draftwell.serving.server.metrics.metrics import Metrics
@@ -70,18 +75,14 @@ def create_app(
         next((observer for observer in observers if isinstance(observer, Feedback)), None),
     )
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        deployments.start()
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(deployments.close, drain_seconds)
-
     app = FastAPI(
-        title="Draftwell", lifespan=lifespan, docs_url=None, redoc_url=None, responses=ERRORS
+        title="Draftwell",
+        lifespan=partial(_running, deployments, drain_seconds),
+        docs_url=None,
+        redoc_url=None,
+        responses=ERRORS,
     )
-    app.add_middleware(PinDeployment, deployments=deployments)
+    app.add_middleware(CountUsers, deployments=deployments)
     install_error_handlers(app)
     install_security(app, security or Security())
     # around the others: what they refuse is counted too
@@ -89,6 +90,26 @@ def create_app(
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
     app.state.deployments = deployments
+    _add_routes(app, metrics, deployments, allow_parameters=allow_parameters)
+    return app
+
+
+@asynccontextmanager
+async def _running(
+    deployments: Deployments, drain_seconds: float | None, app: FastAPI
+) -> AsyncIterator[None]:
+    """Schedulers run as long as the application."""
+    deployments.start()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(deployments.close, drain_seconds)
+
+
+def _add_routes(
+    app: FastAPI, metrics: Metrics, deployments: Deployments, *, allow_parameters: bool
+) -> None:
+    """All addresses, and the log of requests to them."""
     routers = [
         metrics_router(metrics),
         page_router(),
@@ -100,7 +121,6 @@ def create_app(
     for router in routers:
         app.include_router(router)
     app.add_middleware(RequestLog, routes=[route for router in routers for route in router.routes])
-    return app
 
 
 def model_router(deployments: Deployments) -> APIRouter:
@@ -134,17 +154,20 @@ def model_router(deployments: Deployments) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await deployments.current.service.chat(body, request)
+        with deployments.use() as now:
+            return await now.service.chat(body, request)
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation; nothing is stored."""
-        return await deployments.current.service.respond(body, request)
+        with deployments.use() as now:
+            return await now.service.respond(body, request)
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a prompt."""
-        return await deployments.current.service.complete(body, request)
+        with deployments.use() as now:
+            return await now.service.complete(body, request)
 
     return router
 

@@ -3,11 +3,11 @@ SIGTERM."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -27,11 +27,16 @@ from draftwell.serving.server.http.security import Security, hosts_of, origins, 
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
-from draftwell.serving.server.protocol import BoundedProtocol
 from draftwell.serving.server.settings import DRAIN_SECONDS, STEADY_PROMPT_TOKENS, ServerSettings
+
+try:
+    import resource
+except ImportError:  # Windows, where sockets are no files
+    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
+OPEN_FILES = 16_384
 FLUSH_SECONDS = 5
 """For clients to read what is already written, after the drain."""
 BACKLOG = 1024
@@ -86,9 +91,19 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def serve_bundles(
-    settings: ServerSettings, listener: socket.socket, resume_garbage_collection: Callable[[], None]
-) -> int:
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to `OPEN_FILES` where the system allows it: the usual one
+    of 1,024 is less than the connections that many clients keep open."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
     """Load the bundle and answer requests on a bound socket until SIGINT or SIGTERM; follow the
     bundle's link meanwhile.
 
@@ -98,25 +113,13 @@ def serve_bundles(
         DraftwellError: the bundle, an option or a file that an option names is refused.
     """
     _ = settings.offered  # a wrong name is reported before anything is loaded
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    logging.getLogger("draftwell.serving").setLevel(logging.INFO)
-    keys = read_keys(settings.api_key_file)
-    settings = settings.with_keys(keys)
-    security = Security(
-        keys=keys,
-        cors_origins=origins(settings.cors_origin),
-        bodies_bytes=settings.body_megabytes * 2**20,
-        hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)),
-    )
-    written = {
-        "DRAFTWELL_HOME": draftwell_home(),
-        "--state-dir": settings.state_dir,
-        "--feedback-dir": settings.feedback_dir,
-    }
-    # before any of them is created
-    refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})
+    _set_logging()
+    settings, security = _secured(settings)
+    _refuse_folders_inside(settings)
     persistence = Persistence(settings.state_dir, settings.state_seconds, settings.feedback)
+
     hide_folders(Path.home(), models_root())
+    raise_file_limit()
 
     def load(folder: Path, serving_now: ServedModel | None = None) -> ServedModel:
         hide_folders(folder)
@@ -142,8 +145,7 @@ def serve_bundles(
             security=security,
             request_timeout=settings.request_timeout,
             allow_parameters=settings.allow_parameters,
-            prompt_tokens=settings.prompt_tokens
-            or (STEADY_PROMPT_TOKENS if settings.deterministic else None),
+            prompt_tokens=_prompt_tokens(settings),
         )
     deployments: Deployments = app.state.deployments
     if hasattr(signal, "SIGHUP"):
@@ -153,7 +155,6 @@ def serve_bundles(
     persistence.follow(deployments.current.served)
     persistence.start()
     announce(deployments.current.served, listener)
-    resume_garbage_collection()
     server = DrainingServer(web_config(app), deployments, settings.drain_seconds)
     try:
         server.run(sockets=[listener])
@@ -161,6 +162,40 @@ def serve_bundles(
         watch.close()
         persistence.close()
     return DEVICE_FAILED if server.device_lost else 0
+
+
+def _set_logging() -> None:
+    """Log what the server does, a line each."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("draftwell.serving").setLevel(logging.INFO)
+
+
+def _prompt_tokens(settings: ServerSettings) -> int | None:
+    """Prompt tokens that a pass may read; steady where answers must not depend on load."""
+    steady = STEADY_PROMPT_TOKENS if settings.deterministic else None
+    return settings.prompt_tokens or steady
+
+
+def _secured(settings: ServerSettings) -> tuple[ServerSettings, Security]:
+    """The settings with the keys that are read, and keys, origins and sizes of the server."""
+    keys = read_keys(settings.api_key_file)
+    settings = settings.with_keys(keys)
+    return settings, Security(
+        keys=keys,
+        cors_origins=origins(settings.cors_origin),
+        bodies_bytes=settings.body_megabytes * 2**20,
+        hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)),
+    )
+
+
+def _refuse_folders_inside(settings: ServerSettings) -> None:
+    """Refuse folders inside the bundle that the server would write to, before any is created."""
+    written = {
+        "DRAFTWELL_HOME": draftwell_home(),
+        "--state-dir": settings.state_dir,
+        "--feedback-dir": settings.feedback_dir,
+    }
+    refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})
 
 
 def announce(served: ServedModel, listener: socket.socket) -> None:
@@ -184,6 +219,5 @@ def web_config(app: FastAPI) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_graceful_shutdown=FLUSH_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        http=BoundedProtocol,
         ws="none",
     )

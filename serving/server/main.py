@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.server.process import listen, paused_garbage_collection
+from draftwell.serving.server.process import listen
 from draftwell.serving.server.settings import ServerSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -74,7 +74,7 @@ def run(settings: ServerSettings) -> int:
             or the bundle is refused.
     """
     # the cheap check first
-    with listen(settings.host, settings.port) as listener, paused_garbage_collection() as resume:
+    with listen(settings.host, settings.port) as listener:
         try:
             from draftwell.serving.server.lifecycle import serve_bundles
         except ImportError as error:
@@ -82,7 +82,7 @@ def run(settings: ServerSettings) -> int:
                 f"the server needs the package {error.name}: pip install 'draftwell[server]'",
                 code="missing_package",
             ) from error
-        return serve_bundles(settings, listener, resume)
+        return serve_bundles(settings, listener)
 
 
 def main() -> None:

@@ -1,13 +1,12 @@
-"""The server's process before it serves: its socket, the garbage collector and SIGINT. No heavy
-library is imported here."""
+"""The server's process before it serves: its socket and SIGINT. No heavy library is imported
+here."""
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from draftwell.serving.errors import DraftwellError
@@ -46,17 +45,6 @@ def address_of(listener: socket.socket) -> str:
     """host:port of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-@contextmanager
-def paused_garbage_collection() -> Iterator[Callable[[], None]]:
-    """Collect no garbage until the function that this yields is called. Imports make hundreds of
-    thousands of objects that stay; scanning them again and again takes a second of the start."""
-    gc.disable()
-    try:
-        yield gc.enable
-    finally:
-        gc.enable()
 
 
 @contextmanager

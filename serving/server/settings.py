@@ -29,7 +29,6 @@ Kubernetes waits."""
 STATE_SECONDS = 30.0
 FEEDBACK_PER_MINUTE = 60
 FEEDBACK_MEGABYTES = 256
-FEEDBACK_BYTES_PER_MINUTE = 16 << 20
 
 
 class FeedbackSettings(BaseModel):
@@ -49,9 +48,6 @@ class FeedbackSettings(BaseModel):
         FEEDBACK_MEGABYTES << 20,
         gt=0,
         description="size of the spool; beyond it the oldest files are deleted",
-    )
-    bytes_per_minute: int = Field(
-        FEEDBACK_BYTES_PER_MINUTE, gt=0, description="most bytes recorded in a minute"
     )
     seed: int | None = Field(
         None, description="of the random choice of requests; None: a new one at each start"
@@ -169,10 +165,10 @@ class ServerSettings(BaseModel):
     body_megabytes: int = Field(
         256,
         ge=8,
-        description="MiB that the bodies of all requests that are not answered yet may take, "
-        "those of "
-        "one client a quarter; "
-        "beyond that further ones are answered 503.",
+        description=(
+            "MiB that the bodies of all requests that are not answered yet may take; beyond that "
+            "further ones are answered 503."
+        ),
     )
     request_timeout: float | None = Field(
         None, ge=0.001, description="Seconds after which a request is cancelled. Default: no limit."

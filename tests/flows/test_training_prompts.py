@@ -18,7 +18,7 @@ from draftwell.flows.steps.monitor import untouched
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
-from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.runtime.strategies import StrategyChoice
 from tests.support.loop.publishing import distilled
 
@@ -100,20 +100,6 @@ def test_a_config_tuned_on_unknown_prompts_says_so_and_keeps_saying_it(space: Wo
     ), "the greedy one is replaced"
     assert artifact_prompts({"decoding_config": both}).unknown == (
         "decoding_config (made from: traces)",
-    )
-
-
-def test_a_choice_of_an_older_version_stays_unknown(space: Workspace) -> None:
-    sampled = SampledChoice(0.7, "svip", {}, {"reason": "faster, too"})
-    space.save(
-        DecodingConfig(
-            "vanilla_sd", {}, {"reason": "faster"}, made(device_class="cpu-test"), sampled
-        )
-    )
-    found = config_after(space, evidence(0.0, ROWS[:1]))
-    assert (found.provenance.unknown_prompts, found.provenance.training_prompts) == (
-        ["an earlier choice"],
-        hashes_of(ROWS[:1]),
     )
 
 

@@ -1,8 +1,8 @@
-"""Workspaces keep apart what is valid on one device only, and read what earlier versions kept
-together."""
+"""Workspaces keep apart what is valid on one device only, and refuse what another version made."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,19 +10,24 @@ from typing import Any
 
 import pytest
 
+import draftwell.flows.steps.profile
 import draftwell.serving.device
-from draftwell.flows.context import StepContext, pictures_of
+from draftwell.flows.context import StepContext
 from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.steps.publish import run_publish
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.device import checked_device, default_device
+from draftwell.serving.format import FORMAT
 from draftwell.serving.number_format import WEIGHTS, Weights, named
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import profile, verifier
+from tests.support.patching import replace_everywhere
 
 MARK = "f" * 64
 
@@ -36,7 +41,7 @@ def config(device_class: str | None, strategy: str = "spide") -> DecodingConfig:
 @pytest.fixture
 def cuda_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a CUDA device, as far as its one question goes."""
-    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
+    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
 
 
 @dataclass
@@ -50,7 +55,7 @@ class OnDevice:
 
 def test_one_place_picks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (default_device(), PipelineSettings().device) == ("cpu", "cpu")
-    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
+    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
     assert (default_device(), PipelineSettings().device, checked_device("cuda")) == (
         "cuda",
         "cuda",
@@ -61,7 +66,7 @@ def test_one_place_picks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(draftwell.serving.device.VARIABLE, "gpu")
     with raises_code("unknown_device", "DRAFTWELL_DEVICE gpu"):
         default_device()
-    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: False)
+    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: False)
     monkeypatch.setenv(draftwell.serving.device.VARIABLE, "cuda")
     with raises_code("no_cuda", "DRAFTWELL_DEVICE cuda"):
         default_device()
@@ -105,16 +110,13 @@ def test_a_profile_of_other_layers_is_measured_again(
     own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same machine: compiled layers decode a token in half the time."""
-    import draftwell.components.calibrate.hardware_profile
-    from draftwell.serving.artifacts.hardware_profile import HardwareProfile
-
     measured: list[str | None] = []
 
     def measure(pair: Any, made: Provenance, head: None) -> HardwareProfile:
         measured.append(made.device_class)
         return HardwareProfile(1.0, {1: 4.0}, 0.1, made)
 
-    monkeypatch.setattr(draftwell.components.calibrate.hardware_profile, "measure_profile", measure)
+    monkeypatch.setattr(draftwell.flows.steps.profile, "measure_profile", measure)
     space, here = Workspace(str(pair_file)), draftwell.serving.device.device_class("cpu")
     eager, compiled = (
         SimpleNamespace(
@@ -126,51 +128,37 @@ def test_a_profile_of_other_layers_is_measured_again(
         )
         for step in (None, object())
     )
-    first: Any = space._profile_for(eager, None)  # type: ignore[arg-type]
-    assert space._profile_for(eager, first) is first  # type: ignore[arg-type]
-    second: Any = space._profile_for(compiled, first)  # type: ignore[arg-type]
-    assert space._profile_for(compiled, second) is second  # type: ignore[arg-type]
-    assert space._profile_for(eager, second) is not second  # type: ignore[arg-type]
+    for pair in (eager, eager, compiled, compiled, eager):
+        made: Any = find_or_measure_profile(space, pair, ["pearl"])  # type: ignore[arg-type]
+        kept = space.found(pair, "hardware_profile")  # type: ignore[arg-type]
+        assert kept is not None
+        assert made.provenance.device_class == kept.provenance.device_class
+    assert find_or_measure_profile(space, eager, ["prompt_lookup"]) is None  # type: ignore[arg-type]
     assert measured == [here, f"{here}+compiled-draft-target", here]
 
 
-@pytest.mark.parametrize(
-    ("device_class", "device"),
-    [("cpu-x86-2c-avx2", "cpu"), ("cuda-nvidia-h100", "cuda"), (None, "cpu")],
-)
-def test_what_an_earlier_version_kept_is_moved_to_its_device(
-    own_stores: Path, pair_file: Path, device_class: str | None, device: str
+def test_a_workspace_of_another_version_is_refused_in_one_line(
+    own_stores: Path, pair_file: Path
 ) -> None:
-    lines: list[str] = []
-    cuda, cpu = (
-        Workspace(str(pair_file), say=lines.append, device=name) for name in ("cuda", "cpu")
-    )
-    config(device_class).save(cpu.artifacts / "decoding_config")
-    cpu.reports.mkdir()
-    for name in ("tuning.html", "tuning.json", "tuning_pareto.png", "verifier.md"):
-        (cpu.reports / name).write_text(name)
-    spaces = {"cuda": cuda, "cpu": cpu}
-    found = {name: space.folder("decoding_config").is_dir() for name, space in spaces.items()}
-    assert found == {"cuda": device == "cuda", "cpu": device == "cpu"}
-    assert [path.name for path in pictures_of(spaces[device], "decoding_config")] == [
-        "tuning.html",
-        "tuning_pareto.png",
-    ]
-    assert (spaces[device].device_reports / "tuning.json").is_file()
-    assert [path.name for path in cpu.reports.iterdir()] == ["verifier.md"]
-    assert len(lines) == 1
-    assert device in lines[0]
-
-
-def test_nothing_is_moved_over_what_is_there(own_stores: Path, pair_file: Path) -> None:
     space = Workspace(str(pair_file), device="cpu")
-    space.save(config("cpu-x86", "svip"))
-    config("cpu-x86", "spide").save(space.artifacts / "decoding_config")
-    assert DecodingConfig.load(space.folder("decoding_config")).strategy == "svip"
-    assert DecodingConfig.load(space.artifacts / "decoding_config").strategy == "spide", (
-        "an earlier version's, still there"
-    )
-    assert space.kept()["decoding_config"] == space.folder("decoding_config")
+    space.save(config("cpu-x86"))
+    mark = space.root / "workspace.json"
+    assert json.loads(mark.read_text()) == {"format": FORMAT}
+    Workspace(str(pair_file))
+    mark.write_text(json.dumps({"format": FORMAT + 1}))
+    with raises_code("newer_format", str(space.root), "upgrade draftwell"):
+        Workspace(str(pair_file))
+    mark.unlink()
+    with raises_code("older_format", str(space.root), "make reset"):
+        Workspace(str(pair_file))
+
+
+def test_looking_at_a_workspace_writes_nothing(own_stores: Path, pair_file: Path) -> None:
+    space = Workspace(str(pair_file), device="cpu")
+    pair: Any = OnDevice("cpu")
+    assert space.found(pair, "hardware_profile") is None
+    assert space.kept() == {}
+    assert not space.root.exists()
 
 
 def test_a_profile_of_another_device_is_not_found(own_stores: Path, pair_file: Path) -> None:
@@ -178,8 +166,8 @@ def test_a_profile_of_another_device_is_not_found(own_stores: Path, pair_file: P
     space.save(profile(MARK))
     on_cuda: Any = OnDevice("cuda:0")
     on_cpu: Any = OnDevice("cpu")
-    assert space._find(on_cuda, "hardware_profile", None) is None
-    assert space._find(on_cpu, "hardware_profile", None) is not None
+    assert space.found(on_cuda, "hardware_profile") is None
+    assert space.found(on_cpu, "hardware_profile") is not None
 
 
 def test_a_cpu_config_under_a_cuda_name_is_refused(own_stores: Path, pair_file: Path) -> None:

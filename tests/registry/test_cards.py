@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftwell.registry.cards.datasets import LONGEST_DIGEST
-from draftwell.registry.cards.trials import MOST, trial_runs
+from draftwell.registry.cards.trials import MOST
 from draftwell.registry.pyfunc_models import MODELS, _load_pyfunc
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
@@ -182,10 +182,3 @@ def test_what_was_tried_for_sampled_requests_stands_in_runs_of_its_own_class(
     }
     assert found == {("greedy", "0.5", 0.01), ("sampled", "0.5", 0.03), ("sampled", "0.6", 0.02)}
     assert len({run.info.run_name for run in runs}) == 3, "a list of runs tells them apart"
-
-
-@pytest.mark.parametrize(
-    "evidence", [{}, {"confirmation": None, "trials": 3}, {"trials": [3, {"strategy": "spide"}]}]
-)
-def test_evidence_of_another_form_has_no_trials(evidence: dict[str, Any]) -> None:
-    assert trial_runs(evidence) == []

@@ -25,7 +25,6 @@ from tests.support.loop.publishing import (
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ([], "nothing_picked"),
         (["verifier"], "bad_pin"),
         (["=3"], "bad_pin"),
         (["verifier=3", "verifier=4"], "bad_pin"),
@@ -36,6 +35,25 @@ from tests.support.loop.publishing import (
 def test_a_pin_of_another_form_is_refused(words: list[str], code: str) -> None:
     with raises_code(code):
         parse_pins(words)
+
+
+def test_what_a_person_marked_in_mlflow_needs_no_pin(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
+    """A mark with the device's name goes before one without, and a pin before both."""
+    with raises_code("nothing_picked", "picked"):
+        compose(store, "tiny", "cpu", {})
+    one = release(store, spec, files, tmp_path / "one", accepted=1)
+    promote(store, "tiny", "cpu", 1, verdict(one))
+    release(store, spec, files, tmp_path / "two", accepted=2)
+    two = store.resolve("acceptance_table", "tiny", 2)
+    store.set_alias(two, "picked")
+    made = compose(store, "tiny", "cpu", {})
+    assert (made.versions["acceptance_table"], made.picked) == (two, ("acceptance_table",))
+    store.set_alias(store.resolve("acceptance_table", "tiny", 1), "picked-cpu")
+    assert compose(store, "tiny", "cpu", {}).versions["acceptance_table"].version == 1
+    pinned = compose(store, "tiny", "cpu", {"acceptance_table": "2"})
+    assert pinned.versions["acceptance_table"].version == 2
 
 
 def test_other_kinds_are_the_champions_although_newer_ones_exist(

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 import draftwell.registry.gates
-from draftwell.registry.gates import Gates, load_baseline, load_gates
+from draftwell.components.gate.baseline_counts import CountsReport
+from draftwell.registry.gates import load_baseline, load_gates
+from draftwell.serving.bundle.verdict import Thresholds
 from tests.support.errors import raises_code
 
 COUNTS = '{"target_calls": 10, "judged": 20, "accepted": 12, "output_digest": "ab"}'
@@ -20,13 +22,12 @@ def test_the_projects_thresholds() -> None:
     assert gates.max_regression == 0.05
     assert gates.min_speedup_lower_bound == 1.0
     assert gates.lossless_identical is True
-    assert gates.min_acceptance_ratio == 0.98
     assert gates.min_quality_ratio == 0.9
 
 
 def test_every_threshold_is_explained() -> None:
     lines = (Path(draftwell.registry.gates.__file__).parent / "gates.yaml").read_text().splitlines()
-    for name in Gates.model_fields:
+    for name in Thresholds.model_fields:
         at = next(i for i, line in enumerate(lines) if line.startswith(f"{name}:"))
         assert lines[at - 1].startswith("# ")
 
@@ -67,19 +68,21 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 def test_a_baseline_where_one_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draftwell.registry.gates, "HERE", tmp_path)
     (tmp_path / "baselines").mkdir()
-    assert load_baseline("tiny") is None
+    assert load_baseline("tiny", CountsReport) is None
     (tmp_path / "baselines" / "tiny.json").write_text(BASELINE % COUNTS)
-    found = load_baseline("tiny")
+    found = load_baseline("tiny", CountsReport)
     assert found is not None
     assert found.strategies["vanilla_sd"].accepted == 12
     (tmp_path / "baselines" / "tiny.json").write_text(BASELINE % "{}")
     with raises_code("bad_value", "strategies.vanilla_sd.target_calls: Field required"):
-        load_baseline("tiny")
+        load_baseline("tiny", CountsReport)
     (tmp_path / "baselines" / "tiny.json").write_text("{")
     with raises_code("bad_json", "tiny.json"):
-        load_baseline("tiny")
+        load_baseline("tiny", CountsReport)
 
 
 def test_recorded_baselines_can_be_read() -> None:
     for path in (Path(draftwell.registry.gates.__file__).parent / "baselines").glob("*.json"):
-        assert load_baseline(path.stem).pair == path.stem  # type: ignore[union-attr]
+        found = load_baseline(path.stem, CountsReport)
+        assert found is not None
+        assert found.pair == path.stem

@@ -127,7 +127,8 @@ def test_artifacts_of_different_models_make_no_release(
     publish(store, distilled(), tmp_path / "draft")
     models = model_records(spec, files)
     with raises_code(
-        "mixed_fingerprints", "acceptance_table aaaaaaaaaaaa, decoding_config bbbbbbbbbbbb"
+        "mixed_fingerprints",
+        "acceptance_table version 1 aaaaaaaaaaaa, decoding_config version 1 bbbbbbbbbbbb",
     ):
         create_release(
             store, "tiny", "cpu", {"acceptance_table": 1, "decoding_config": 1}, models, {}

@@ -8,6 +8,7 @@ import pytest
 
 from draftwell.serving import device
 from draftwell.serving.cpu_quota import cpu_quota
+from tests.support.patching import replace_everywhere
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -80,7 +81,7 @@ def test_threads_that_nobody_named_keep_to_the_quota_and_named_ones_do_not(
     torch, had = {"threads": 4}, []
     monkeypatch.setattr("torch.get_num_threads", lambda: torch["threads"])
     monkeypatch.setattr("torch.set_num_threads", had.append)
-    monkeypatch.setattr(device, "usable_cores", lambda: 2)
+    replace_everywhere(monkeypatch, device, "usable_cores", lambda: 2)
     device.set_threads(None)
     device.set_threads(3)
     torch["threads"] = 1  # by OMP_NUM_THREADS

@@ -1,8 +1,10 @@
-"""A small report of a bench, as a release before schema versions wrote it."""
+"""A small report of a bench."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from draftwell.components.bench.schema import SCHEMA
 
 ENTRY: dict[str, Any] = {
     "tokens_per_second": 31.4,
@@ -31,6 +33,7 @@ PLAIN: dict[str, Any] = {
     "acceptance_by_position": [],
 }
 REPORT: dict[str, Any] = {
+    "schema_version": SCHEMA,
     "pair": "tiny",
     "prompts": 16,
     "machine": {"cpu": "CPU", "cores": 2, "threads": 1, "dtype": "bfloat16"},
@@ -40,5 +43,6 @@ REPORT: dict[str, Any] = {
         "vanilla_sd": ENTRY,
         "csd": {**ENTRY, "lossless": False, "near_ties": 0},
     },
-    "peers": {"transformers": {"assisted": {**PLAIN, "tokens_per_second": 9.0}, "notes": ["x"]}},
+    "peers": {"transformers": {"assisted": {**PLAIN, "tokens_per_second": 9.0}}},
+    "peer_notes": ["x"],
 }

@@ -11,9 +11,8 @@ from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
-from draftwell.serving.runtime.strategies import Strategy
 
-RUN = ("fresh", "spread", "log", "progress")
+RUN = ("strategy", "fresh", "spread", "progress")
 
 
 def small(**settings: Any) -> CollectionSettings:
@@ -26,14 +25,10 @@ def collect_traces(
     pair: LoadedPair,
     prompts: Sequence[Prompt],
     folder: Path,
-    *,
-    strategy: Strategy | None = None,
     **options: Any,
 ) -> TraceSet:
     """A collection with `small` settings; `options` are settings, and how to run it (`RUN`)."""
     run = {name: options.pop(name) for name in RUN if name in options}
-    if strategy is not None:
-        return collect.collect_lossy_texts(pair, prompts, folder, small(**options), strategy, **run)
     return collect.collect_traces(pair, prompts, folder, small(**options), **run)
 
 

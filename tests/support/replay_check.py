@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from draftwell.components.bench.runner import Config, Progress, labels_of, measure
+from draftwell.components.bench.interleaved import Progress
+from draftwell.components.bench.runner import Config, labels_of, measure
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.replay.replay import replay_strategy

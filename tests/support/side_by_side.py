@@ -18,9 +18,6 @@ ONE_PREFECT_SERVER = tuple(
         "orchestration/test_pipeline",
         "orchestration/test_deployments",
         "steps/test_recalibrate",
-        "steps/test_traffic_prompts",
-        "orchestration/test_engine_flow",
-        "workers/test_task_runners",
     )
 )
 """Quick tests that need Prefect's server, whose start takes ten seconds: they share a process, and

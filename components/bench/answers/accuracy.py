@@ -15,6 +15,8 @@ from draftwell.components.bench.answers.checks import Checker, checker_for
 from draftwell.components.bench.answers.sandbox import SandboxUnavailable
 from draftwell.components.prompts.prompt import Prompt
 
+TAIL = 0.05
+"""Probability left out at each end of an interval."""
 Checked = bool | str | None
 """Whether an answer is right; None where nothing can check it, a sentence where this machine
 cannot."""
@@ -85,17 +87,12 @@ def accuracy_of(ours: Sequence[bool | str], theirs: Sequence[Checked]) -> dict[s
     return found
 
 
-def paired_difference(
-    ours: Sequence[bool], theirs: Sequence[bool], tail: float = 0.05
-) -> tuple[float, float, float]:
+def paired_difference(ours: Sequence[bool], theirs: Sequence[bool]) -> tuple[float, float, float]:
     """Share of ours that is right less that of theirs on the same prompts, with an interval.
 
     Agresti and Min 2005 ("Simple improved confidence intervals for comparing matched proportions"):
     Wald's interval after half a prompt is added to each of the four cells. A bootstrap would call
     eight wrong answers on both sides a certain tie.
-
-    Args:
-        tail: probability left out at each end.
 
     >>> [
     ...     round(x, 2)
@@ -107,5 +104,5 @@ def paired_difference(
     lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
     n, b, c = len(ours) + 2, gained + 0.5, lost + 0.5
     centre = (b - c) / n
-    reach = NormalDist().inv_cdf(1 - tail) * math.sqrt((b + c) - (b - c) ** 2 / n) / n
+    reach = NormalDist().inv_cdf(1 - TAIL) * math.sqrt((b + c) - (b - c) ** 2 / n) / n
     return (gained - lost) / len(ours), max(-1.0, centre - reach), min(1.0, centre + reach)

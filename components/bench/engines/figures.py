@@ -9,10 +9,7 @@ from pydantic import Field
 
 from draftwell.components.bench.engines.measure import Beside, Side
 from draftwell.components.engines.port import Acceptance, Message
-from draftwell.components.report.intervals import expanded_tail, paired_bootstrap_ratio
-
-TAIL = 0.05
-"""Left out at each end of an interval."""
+from draftwell.components.report.intervals import TAIL, ratio_of
 
 
 class Figure(Message):
@@ -30,7 +27,7 @@ class Figure(Message):
     high: float
     tokens_per_second: float
     plain_tokens_per_second: float
-    acceptance: Acceptance = Field(default_factory=Acceptance)
+    acceptance: Acceptance = Acceptance()
 
     @property
     def surely_faster(self) -> bool:
@@ -44,8 +41,7 @@ class Figure(Message):
 
 
 def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
-    """Compare two sides, with an interval that `tail` is left out of at each end; few prompts or
-    groups make it wider.
+    """Compare two sides.
 
     The interval is over distinct prompts. Where several are sent at once, a group's time is that of
     the group, and says little of each prompt: then it reaches as far as that over groups, too,
@@ -53,22 +49,15 @@ def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
     """
     plain, other = beside.plain, beside.other
     one, two = by_prompt(plain, beside.prompts), by_prompt(other, beside.prompts)
-    prompts = len(one[0])
-    ratio, low, high = paired_bootstrap_ratio(*one, *two, tail=expanded_tail(tail, prompts))
+    ratio, low, high = ratio_of(one, two, tail)
     if beside.at_once > 1:
-        _, lowest, highest = paired_bootstrap_ratio(
-            plain.seconds,
-            plain.tokens,
-            other.seconds,
-            other.tokens,
-            tail=expanded_tail(tail, len(plain.seconds)),
-        )
-        low, high = min(low, lowest), max(high, highest)
+        over_groups = ratio_of(plain, other, tail)
+        low, high = min(low, over_groups.low), max(high, over_groups.high)
     return Figure(
         label=label,
         at_once=beside.at_once,
         groups=len(plain.seconds),
-        prompts=prompts,
+        prompts=len(one.seconds),
         ratio=ratio,
         low=low,
         high=high,
@@ -78,16 +67,17 @@ def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
     )
 
 
-def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> tuple[list[float], list[int]]:
+def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> Side:
     """Seconds and tokens of each distinct prompt; the seconds of a group are divided by those that
     its prompts took.
 
     >>> side = Side(seconds=[3.0], tokens=[3], each_seconds=[[3.0, 1.5]], outputs=[[[5, 5], [6]]])
-    >>> by_prompt(side, [[0, 1]])
+    >>> found = by_prompt(side, [[0, 1]])
+    >>> found.seconds, found.tokens
     ([2.0, 1.0], [2, 1])
     """
     if not places:
-        return side.seconds, side.tokens
+        return side
     count = 1 + max(max(group) for group in places)
     seconds, tokens = [0.0] * count, [0] * count
     for group, whole, each, outputs in zip(
@@ -96,4 +86,4 @@ def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> tuple[list[float],
         for place, own, output in zip(group, each, outputs, strict=True):
             seconds[place] += whole * own / sum(each)
             tokens[place] += len(output)
-    return seconds, tokens
+    return Side(seconds=seconds, tokens=tokens)

@@ -8,20 +8,21 @@ no further one (`Beside.prompts`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from pydantic import Field
 
+from draftwell.components.bench.interleaved import WARMUP_TOKENS, Progress, take_turns
 from draftwell.components.engines.port import Acceptance, Decoded, Engine, Message
+from draftwell.components.results import Results
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 
-WARMUP_TOKENS = 8
-Progress = Callable[[int, int, str], None]
-"""Called with (done, total, label)."""
 Group = Sequence[Sequence[int]]
 """Token ids of the prompts that are sent at once."""
 
@@ -30,14 +31,13 @@ class Side(Message):
     """What one engine did with all groups, in their order."""
 
     seconds: list[float]
-    tokens: list[int] = Field(description="new ones of each group")
-    acceptance: Acceptance = Field(default_factory=Acceptance)
-    each_seconds: list[list[float]] = Field(
-        default_factory=list, description="of each group the seconds of each prompt"
-    )
-    outputs: list[list[list[int]]] = Field(
-        default_factory=list, description="of each group the new tokens of each prompt"
-    )
+    tokens: list[int]
+    """New ones of each group."""
+    acceptance: Acceptance = Acceptance()
+    each_seconds: list[list[float]] = Field(default_factory=list)
+    """Of each group the seconds of each prompt."""
+    outputs: list[list[list[int]]] = Field(default_factory=list)
+    """Of each group the new tokens of each prompt."""
 
 
 class Beside(Message):
@@ -46,11 +46,16 @@ class Beside(Message):
     at_once: int = Field(ge=1, description="prompts in a group")
     plain: Side
     other: Side
-    prompts: list[list[int]] = Field(
-        default_factory=list,
-        description="of each group the places of its prompts among the distinct ones; "
-        "empty: each group is a prompt of its own",
-    )
+    prompts: list[list[int]] = Field(default_factory=list)
+    """Of each group the places of its prompts among the distinct ones; empty: each group is a
+    prompt of its own."""
+
+
+def measurements_of(
+    subject: Any, file: Path | None = None, *, fresh: bool = False
+) -> Results[Beside]:
+    """The store of what was measured by name; `subject` is all that it depends on."""
+    return Results(file, subject, Beside, fresh=fresh)
 
 
 def groups_of(
@@ -108,17 +113,15 @@ def measure_beside(
         engine.decode(
             groups[0], replace(sampling, max_tokens=min(sampling.max_tokens, WARMUP_TOKENS))
         )
-    found: dict[str, list[Decoded]] = {"plain": [], "other": []}
-    sides = [("plain", plain), ("other", other)]
-    for turn, group in enumerate(groups):
-        for name, engine in sides if turn % 2 == 0 else sides[::-1]:
-            found[name].append(engine.decode(group, sampling))
-            if progress:
-                progress(sum(map(len, found.values())), 2 * len(groups), engine.label)
+    turns = {
+        engine.label: lambda group, engine=engine: engine.decode(groups[group], sampling)
+        for engine in (plain, other)
+    }
+    one, two = take_turns(turns, len(groups), progress=progress).values()
     return Beside(
         at_once=len(groups[0]),
-        plain=side_of(found["plain"]),
-        other=side_of(found["other"]),
+        plain=side_of([decoded for [decoded] in one]),
+        other=side_of([decoded for [decoded] in two]),
         prompts=places_of(groups),
     )
 

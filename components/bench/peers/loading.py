@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from draftwell.components.bench.interleaved import leaving_out
 from draftwell.components.bench.peers.environments import check_peers
 from draftwell.components.bench.peers.group import PeerGroup, ProcessPeer
 from draftwell.components.bench.peers.model_files import gguf_of, head_folder, model_folder
@@ -38,6 +39,7 @@ def open_peers(
     context: int = 2048,
     temperature: float = 0.0,
     head: Artifact | None = None,
+    left_out: dict[str, str] | None = None,
 ) -> Iterator[dict[str, PeerGroup]]:
     """The peers with these names, ready to decode; their processes end with the block.
 
@@ -46,6 +48,7 @@ def open_peers(
         context: tokens of the longest prompt with its answer.
         temperature: that of the bench.
         head: the pair's EAGLE-3 head, where it has one, for peers that load it.
+        left_out: takes label → reason of those that do not start; None lets their errors through.
     Raises:
         DraftwellError: what `check_peers` and `EngineProcess` raise.
     """
@@ -69,12 +72,17 @@ def open_peers(
     )
     positions = min(context + ROOM, limit)
     with ExitStack() as stack:
-        yield {
-            name: transformers_peers(pair, gamma)
-            if name not in DRIVERS
-            else process_peers(name, pair, variants_of(name, pair, gamma, head), positions, stack)
-            for name in names
-        }
+        groups = {}
+        for name in names:
+            with leaving_out(name, left_out):
+                groups[name] = (
+                    process_peers(
+                        name, pair, variants_of(name, pair, gamma, head), positions, stack, left_out
+                    )
+                    if name in DRIVERS
+                    else transformers_peers(pair, gamma)
+                )
+        yield groups
 
 
 def variants_of(
@@ -105,6 +113,7 @@ def process_peers(
     variants: dict[str, dict[str, Any] | None],
     context: int,
     stack: ExitStack,
+    left_out: dict[str, str] | None = None,
 ) -> PeerGroup:
     """One engine for each variant, started one after the other; each is stopped when it is
     ready."""
@@ -112,14 +121,12 @@ def process_peers(
     for variant, speculation in variants.items():
         engine = engine_of(name, variant, pair)
         stack.callback(engine.stop)
-        about = engine.start(EngineSettings(speculation=speculation, context=context))
-        group.contenders.append(ProcessPeer(engine))
-        group.notes += [
-            note
-            for note in (*about.notes, *note_on(name, variant, speculation))
-            if note not in group.notes
-        ]
-        group.version = about.version
+        with leaving_out(engine.label, left_out):
+            about = engine.start(EngineSettings(speculation=speculation, context=context))
+            group.contenders.append(ProcessPeer(engine))
+            notes = (*about.notes, *note_on(name, variant, speculation))
+            group.notes += [note for note in notes if note not in group.notes]
+            group.version = about.version
     return group
 
 

@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from transformers import GenerationConfig
+from transformers.utils import logging
 
 from draftwell.components.bench.peers.group import PeerGroup
 from draftwell.components.bench.runner import Generation
@@ -25,8 +28,6 @@ LOOKUP_TOKENS, LOOKUP_NGRAM = 10, 3
 
 def transformers_peers(pair: LoadedPair, gamma: int) -> PeerGroup:
     """Plain, assisted (where the pair has a draft) and prompt-lookup generation."""
-    from transformers import __version__
-
     target = pair.modules["target"]
     attention = (
         "sdpa"
@@ -34,7 +35,7 @@ def transformers_peers(pair: LoadedPair, gamma: int) -> PeerGroup:
         else f"{target.config._attn_implementation}, the model's own"
     )
     notes = [f"attention: {attention}; cache: transformers' default"]
-    group = PeerGroup([TransformersPeer(pair, "autoregressive")], notes, __version__)
+    group = PeerGroup([TransformersPeer(pair, "autoregressive")], notes, transformers.__version__)
     draft = pair.modules.get("draft")
     if draft is not None:
         settings = draft.generation_config
@@ -73,34 +74,23 @@ class TransformersPeer:
         assistant: Any = None,
         settings: dict[str, Any] | None = None,
     ):
-        self.pair, self.label, self.assistant, self.settings = (
-            pair,
-            f"transformers/{name}",
-            assistant,
-            settings or {},
-        )
+        self.pair, self.label = pair, f"transformers/{name}"
+        self.assistant, self.settings = assistant, settings or {}
 
     def reset(self) -> None:
         """Nothing is remembered between requests."""
 
     def config(self, sampling: Sampling) -> Any:
         """Our sampling parameters as transformers' generation config."""
-        from transformers import GenerationConfig
-
         stops = sorted(sampling.stop_token_ids)
-        choice: dict[str, Any] = {"do_sample": not sampling.greedy}
-        if not sampling.greedy:
-            choice |= {
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-            }
+        drawn = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
         return GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             eos_token_id=stops or None,
             repetition_penalty=1.0,
             pad_token_id=stops[0] if stops else 0,
-            **choice,
+            do_sample=not sampling.greedy,
+            **({} if sampling.greedy else drawn),
             **self.settings,
         )
 
@@ -166,8 +156,6 @@ def own_attention(*modules: Any) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep back transformers' advice about arguments that it passes to itself."""
-    from transformers.utils import logging
-
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

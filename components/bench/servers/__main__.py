@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +28,7 @@ from draftwell.components.bench.servers.load_test import (
 from draftwell.components.bench.servers.long_prompt import stall, stall_table, text_of
 from draftwell.components.bench.servers.processes import Server
 from draftwell.components.engines.environments import VLLM_COMMAND, interpreter, peers_root
-from draftwell.components.engines.process import engine_environment
+from draftwell.components.engines.process_group import engine_environment
 from draftwell.components.prompts.prompt import demo_prompts, read_prompts
 from draftwell.serving.artifacts.pair_files import models_root
 from draftwell.serving.bundle.bundle import Bundle, open_bundle
@@ -47,68 +48,68 @@ NGRAM = {
 }
 
 
+BundleOption = Annotated[
+    Path, typer.Option(help="Bundle that our server serves (`make deploy` builds it).")
+]
+Clients = Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")]
+Datasets = Annotated[
+    str,
+    typer.Option(
+        help="Data sets of vLLM's load test, separated by commas: custom (--prompts), random, "
+        "prefix_repetition."
+    ),
+]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-caching",
+        help="Let the servers keep their prefix caches; not with custom, whose prompts repeat.",
+    ),
+]
+Alone = Annotated[bool, typer.Option("--alone", help="Ask our server only, and leave vLLM's out.")]
+Slots = Annotated[int, typer.Option(min=1, help="Requests that each server decodes at once.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(help="JSONL file of prompts. Default: those that the project ships."),
+]
+Limit = Annotated[int, typer.Option(min=1, help="Requests per run: the first prompts of the file.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")]
+LongPrompt = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=CONTEXT - 256,
+        help="Tokens of the prompt that is sent while others are being answered.",
+    ),
+]
+Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")]
+Out = Annotated[
+    Path | None, typer.Option("--json", help="Write the rows to this file, after every run.")
+]
+
+
 def main(
-    bundle: Annotated[
-        Path, typer.Option(help="Bundle that our server serves (`make deploy` builds it).")
-    ],
-    clients: Annotated[
-        str, typer.Option(help="Numbers of clients, separated by commas.")
-    ] = "1,8,32",
-    datasets: Annotated[
-        str,
-        typer.Option(
-            help="Data sets of vLLM's load test, separated by commas: custom (--prompts), random, "
-            "prefix_repetition."
-        ),
-    ] = "custom",
-    prefix_caching: Annotated[
-        bool,
-        typer.Option(
-            "--prefix-caching",
-            help="Let the servers keep their prefix caches; not with custom, whose prompts repeat.",
-        ),
-    ] = False,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Ask our server only, and leave vLLM's out.")
-    ] = False,
-    slots: Annotated[
-        int, typer.Option(min=1, help="Requests that each server decodes at once.")
-    ] = 32,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="JSONL file of prompts. Default: those that the project ships."),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, help="Requests per run: the first prompts of the file.")
-    ] = 64,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 64,
-    long_prompt: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=CONTEXT - 256,
-            help="Tokens of the prompt that is sent while others are being answered.",
-        ),
-    ] = 4000,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")
-    ] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this file, after every run.")
-    ] = None,
+    bundle: BundleOption,
+    clients: Clients = "1,8,32",
+    datasets: Datasets = "custom",
+    prefix_caching: PrefixCaching = False,
+    alone: Alone = False,
+    slots: Slots = 32,
+    prompts: Prompts = None,
+    limit: Limit = 64,
+    max_tokens: MaxTokens = 64,
+    long_prompt: LongPrompt = 4000,
+    rounds: Rounds = 1,
+    out: Out = None,
 ) -> None:
     """Compare our server with vLLM's and print one table."""
     from rich.console import Console
 
-    counts, sets, opened = (
-        numbers(clients),
-        names(datasets, prefix_caching=prefix_caching),
-        open_bundle(bundle),
-    )
+    counts, sets = numbers(clients), names(datasets, prefix_caching=prefix_caching)
+    opened = open_bundle(bundle)
     target = opened.files(models_root()).target
     chosen = (read_prompts(prompts) if prompts else demo_prompts())[:limit]
-    folder = peers_root() / "logs" / "bench-server"
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder := peers_root() / "logs" / "bench-server").mkdir(parents=True, exist_ok=True)
     # so that the servers are ended on the way out
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     caption = (
@@ -125,56 +126,44 @@ def main(
         if out is not None:
             write_json(out, report(runs, caption))
 
-    with ExitStack() as stack:
-        servers = []
-        for label, command, env in commands(opened, target, slots, prefix_caching=prefix_caching)[
-            : 1 if alone else None
-        ]:
-            typer.echo(f"starting {label}", err=True)
-            servers.append(
-                Server(
-                    label,
-                    command,
-                    folder / f"{label.replace(', ', '-').replace(' ', '-')}.log",
-                    env=env,
-                )
-            )
-            stack.callback(servers[-1].close)
-        rows = compare(
-            servers,
-            counts,
-            LoadTest(chosen, max_tokens, target, folder, sets),
-            rounds=rounds,
-            after=after,
-        )
+    started = commands(opened, target, slots, prefix_caching=prefix_caching)
+    with started_servers(started[: 1 if alone else None], folder) as servers:
+        test = LoadTest(chosen, max_tokens, target, folder, sets)
+        rows = compare(servers, counts, test, rounds=rounds, after=after)
         stalls, text = [], text_of(chosen, long_prompt, target)
         for server in servers:
             with server.running():
                 stalls.append(stall(server, STREAMS, chosen, text))
     if out is not None:
-        write_json(
-            out,
-            report(rows, caption)
-            | {
-                "runs": [asdict(row) for row in runs],
-                "long_prompt": [asdict(row) for row in stalls],
-            },
-        )
+        parts = {
+            "runs": [asdict(row) for row in runs],
+            "long_prompt": [asdict(row) for row in stalls],
+        }
+        write_json(out, report(rows, caption) | parts)
     screen = Console(width=max(120, Console().width))
     screen.print(load_table(rows, caption))
-    screen.print(
-        stall_table(
-            stalls,
-            (
-                f"time between parts of {STREAMS} streams, before and while a prompt of "
-                f"{long_prompt} tokens is read"
-            ),
-        )
-    )
+    title = "time between parts of {} streams, before and while a prompt of {} tokens is read"
+    screen.print(stall_table(stalls, title.format(STREAMS, long_prompt)))
     for line in (failed := failures(rows)):
         typer.echo(line, err=True)
     if failed:
         raise typer.Exit(1)
+
+
+@contextmanager
+def started_servers(
+    wanted: Sequence[tuple[str, Sequence[str], Mapping[str, str] | None]], folder: Path
+) -> Iterator[list[Server]]:
+    """Servers by label, command and environment, each with a log in a folder; they end with the
+    block."""
+    with ExitStack() as stack:
+        servers = []
+        for label, command, env in wanted:
+            typer.echo(f"starting {label}", err=True)
+            log = folder / f"{label.replace(', ', '-').replace(' ', '-')}.log"
+            servers.append(Server(label, command, log, env=env))
+            stack.callback(servers[-1].close)
+        yield servers
 
 
 def commands(

@@ -3,19 +3,19 @@ table."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwell.components.bench.runner import rotated
+from draftwell.components.bench.interleaved import take_turns
 from draftwell.components.bench.servers.processes import Server
 from draftwell.components.engines.environments import VLLM_COMMAND, interpreter
 from draftwell.components.engines.failures import last_line
-from draftwell.components.engines.process import engine_environment
+from draftwell.components.engines.process_group import ProcessGroup, engine_environment
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.tables import number, rich_table
 from draftwell.serving.errors import DraftwellError
@@ -154,17 +154,21 @@ def compare(
         "".join(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in test.prompts)
     )
     cells = [(dataset, count) for dataset in test.datasets for count in clients]
-    found: dict[tuple[str, int, str], list[Row]] = {
-        (*cell, server.label): [] for cell in cells for server in servers
-    }
-    for turn in range(rounds):
-        for i, (dataset, count) in enumerate(cells):
-            for server in rotated(servers, turn + i):
-                with server.running():
-                    row = ask(server, count, test, dataset, seed=turn * len(cells) + i)
-                found[dataset, count, server.label].append(row)
-                after(row)
-    return [median_of(rows) for rows in found.values()]
+
+    def asking(server: Server) -> Callable[[int], Row]:
+        seeds = itertools.count()
+
+        def turn(cell: int) -> Row:
+            dataset, count = cells[cell]
+            with server.running():
+                row = ask(server, count, test, dataset, seed=next(seeds))
+            after(row)
+            return row
+
+        return turn
+
+    found = take_turns({server.label: asking(server) for server in servers}, len(cells), rounds)
+    return [median_of(rows) for cell in zip(*found.values(), strict=True) for rows in cell]
 
 
 def ask(server: Server, clients: int, test: LoadTest, dataset: str, *, seed: int) -> Row:
@@ -178,7 +182,34 @@ def ask(server: Server, clients: int, test: LoadTest, dataset: str, *, seed: int
     """
     log, result = test.folder / "bench.log", test.folder / "result.json"
     result.unlink(missing_ok=True)
-    command = [
+    command = [*command_of(server, test, clients, result), *test.options(dataset, seed)]
+    client = ProcessGroup("vllm bench serve", command, log, env=engine_environment(1))
+    try:
+        exit_code = client.exit_code(LIMIT_SECONDS)
+    finally:
+        client.end(0.0)
+    if exit_code != 0 or not result.is_file():
+        why = last_line(log) if exit_code is not None else f"no end within {LIMIT_SECONDS} s"
+        raise DraftwellError(
+            f"`vllm bench serve` failed against {server.label} ({why}): see {log} and {server.log}",
+            code="load_test_failed",
+        )
+    data_of = json.loads(result.read_text())
+    return Row(
+        server.label,
+        clients,
+        data_of["output_throughput"],
+        data_of["median_ttft_ms"],
+        data_of["median_tpot_ms"],
+        data_of["completed"],
+        data_of["failed"],
+        dataset,
+    )
+
+
+def command_of(server: Server, test: LoadTest, clients: int, result: Path) -> list[str]:
+    """`vllm bench serve` against a server, without the options of its requests."""
+    return [
         str(interpreter("vllm")),
         str(VLLM_COMMAND),
         "bench",
@@ -193,7 +224,6 @@ def ask(server: Server, clients: int, test: LoadTest, dataset: str, *, seed: int
         server.model,
         "--tokenizer",
         str(test.tokenizer),
-        *test.options(dataset, seed),
         "--max-concurrency",
         str(clients),
         "--temperature",
@@ -207,44 +237,6 @@ def ask(server: Server, clients: int, test: LoadTest, dataset: str, *, seed: int
         "--result-filename",
         result.name,
     ]
-    with log.open("wb") as out:
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=engine_environment(1),
-                check=False,
-                timeout=LIMIT_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise DraftwellError(
-                (
-                    f"`vllm bench serve` did not end within {LIMIT_SECONDS} s against "
-                    f"{server.label}: see {server.log}"
-                ),
-                code="load_test_failed",
-            ) from error
-    if done.returncode or not result.is_file():
-        raise DraftwellError(
-            (
-                f"`vllm bench serve` failed against {server.label} ({last_line(log)}): see "
-                f"{log} and {server.log}"
-            ),
-            code="load_test_failed",
-        )
-    data_of = json.loads(result.read_text())
-    return Row(
-        server.label,
-        clients,
-        data_of["output_throughput"],
-        data_of["median_ttft_ms"],
-        data_of["median_tpot_ms"],
-        data_of["completed"],
-        data_of["failed"],
-        dataset,
-    )
 
 
 def median_of(rows: Sequence[Row]) -> Row:

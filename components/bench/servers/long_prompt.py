@@ -4,17 +4,16 @@ their tokens, before and meanwhile."""
 from __future__ import annotations
 
 import json
-import statistics
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from draftwell.components.bench.servers.processes import Server
 from draftwell.components.prompts.prompt import Prompt
@@ -129,52 +128,30 @@ def summary(
         sent, read: when the long prompt was sent and when its first token arrived.
     """
     pairs = [(a, b) for times in list(arrivals) for a, b in pairwise(times)]
-    before = sorted(b - a for a, b in pairs if b < sent)
+    before = [b - a for a, b in pairs if b < sent]
     # a pause that begins while the prompt is read counts, also if it ends with the last part after
     # it
-    meanwhile = sorted(b - a for a, b in pairs if b >= sent and a <= read)
+    meanwhile = [b - a for a, b in pairs if b >= sent and a <= read]
     if not before or not meanwhile:
         raise DraftwellError(
             f"{label}: no answer was being written before or while the long prompt was read",
             code="load_test_failed",
         )
-    p99_before, p99 = (
-        1e3 * gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))] for gaps in (before, meanwhile)
+    (usual, usual_p99), (middle, p99) = (
+        1e3 * np.quantile(gaps, [0.5, 0.99]) for gaps in (before, meanwhile)
     )
-    return Stall(
-        label,
-        clients,
-        1e3 * statistics.median(before),
-        p99_before,
-        1e3 * statistics.median(meanwhile),
-        p99,
-        read - sent,
-    )
+    return Stall(label, clients, usual, usual_p99, middle, p99, read - sent)
 
 
 def parts(server: Server, prompt: str, max_tokens: int) -> Generator[str, None, None]:
     """The text of an answer, part by part as it is streamed."""
     body = {
-        "model": server.model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
     }
-    request = urllib.request.Request(
-        f"{server.url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        answer = urllib.request.urlopen(request, timeout=LIMIT_SECONDS)
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            raise DraftwellError(
-                f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}",
-                code="load_test_failed",
-            ) from None
-    with answer:
+    with server.post("/v1/chat/completions", body, LIMIT_SECONDS) as answer:
         for line in answer:
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue

@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
+from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
 
-from draftwell.components.engines.environments import GROUP_OF_PARENT
-from draftwell.components.engines.failures import last_line, why_ended
 from draftwell.components.engines.ports import free_port, refuse_taken
-from draftwell.components.engines.process import END_SECONDS, START_SECONDS
+from draftwell.components.engines.process_group import END_SECONDS, START_SECONDS, ProcessGroup
 from draftwell.serving.errors import DraftwellError
 
 POLL_SECONDS = 0.2
@@ -38,7 +34,7 @@ class Server:
         end_seconds: that it has to end when it is asked to.
     Raises:
         DraftwellError: it ended, or did not answer in time (`server_failed`, or what
-            `failures.KNOWN` makes of its log); the port is taken (`engine_port_taken`).
+            `failures.why_ended` finds); the port is taken (`engine_port_taken`).
     """
 
     def __init__(
@@ -48,7 +44,6 @@ class Server:
         log: Path,
         *,
         env: Mapping[str, str] | None = None,
-        start_seconds: float = START_SECONDS,
         port: int | None = None,
         end_seconds: float = END_SECONDS,
     ):
@@ -57,22 +52,15 @@ class Server:
             port = free_port()
         refuse_taken(port)
         self.url = f"http://127.0.0.1:{port}"
-        watched = [sys.executable, "-ES", str(GROUP_OF_PARENT), *command, "--port", str(port)]
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                watched,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                env=None if env is None else dict(env),
-                process_group=0,
-            )
+        self.group = ProcessGroup(
+            f"the server {label}", [*command, "--port", str(port)], log, env=env
+        )
         try:
-            self.model = self._wait(time.monotonic() + start_seconds)
+            self.model = self._wait(time.monotonic() + START_SECONDS)
         except BaseException:
             self.close()
             raise
-        self._signal(signal.SIGSTOP)
+        self.group.signal(signal.SIGSTOP)
 
     def _wait(self, end: float) -> str:
         """Name of the model that it serves, as soon as it answers.
@@ -92,8 +80,7 @@ class Server:
                     if refusal.code != HTTPStatus.SERVICE_UNAVAILABLE:
                         raise DraftwellError(
                             f"the server {self.label} answers /v1/models with HTTP "
-                            f"{refusal.code} ({refusal.reason}): see "
-                            f"{self.log}",
+                            f"{refusal.code} ({refusal.reason}): see {self.log}",
                             code="server_failed",
                         ) from None
             except OSError:  # it does not listen yet
@@ -109,43 +96,42 @@ class Server:
         Args:
             seconds: that it is given to end.
         Raises:
-            DraftwellError: it ended (`server_failed`, or what `failures.KNOWN` makes of its log).
+            DraftwellError: it ended (`server_failed`, or what `failures.why_ended` finds).
         """
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return
-        error = why_ended(f"the server {self.label}", self.log, code)
-        if error.code != "engine_failed":
-            raise error
-        raise DraftwellError(
-            (
-                f"the server {self.label} ended with exit code {code} ({last_line(self.log)}): "
-                f"see {self.log}"
-            ),
-            code="server_failed",
+        if self.group.exit_code(seconds) is not None:
+            raise self.group.why_ended("server_failed")
+
+    def post(self, path: str, body: Mapping[str, Any], seconds: float) -> HTTPResponse:
+        """The answer to a request, to be read and closed.
+
+        Args:
+            body: besides the model's name.
+            seconds: that it is waited for.
+        Raises:
+            DraftwellError: the server refused it (`server_failed`).
+            OSError: it could not be reached, or did not answer in time.
+        """
+        data = json.dumps({"model": self.model, **body}).encode()
+        request = urllib.request.Request(
+            f"{self.url}{path}", data, {"Content-Type": "application/json"}
         )
+        try:
+            answer: HTTPResponse = urllib.request.urlopen(request, timeout=seconds)
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                why = refusal.read(300).decode(errors="replace")
+            raise DraftwellError(f"HTTP {refusal.code}: {why}", code="server_failed") from None
+        return answer
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Let it run inside the block."""
-        self._signal(signal.SIGCONT)
+        self.group.signal(signal.SIGCONT)
         try:
             yield
         finally:
-            self._signal(signal.SIGSTOP)
+            self.group.signal(signal.SIGSTOP)
 
     def close(self) -> None:
         """Ask it to end, and end it by force with all processes that it has started."""
-        self._signal(signal.SIGCONT)
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(self.end_seconds)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        self.group.end(self.end_seconds)

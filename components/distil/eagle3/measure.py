@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from draftwell.components.distil.corpus import Conversation, batches
 from draftwell.components.distil.eagle3.network import Eagle3Network
 from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
+from draftwell.components.distil.family import Head
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,6 @@ class Reach:
     positions: int
 
     @property
-    def mean(self) -> float:
-        """Mean over the depths."""
-        return sum(self.depths) / len(self.depths)
-
-    @property
     def length(self) -> float:
         """Expected number of accepted tokens of a draft that goes as deep."""
         total, reached = 0.0, 1.0
@@ -41,14 +36,24 @@ class Reach:
             total += (reached := reached * share)
         return total
 
+    def figures(self, prefix: str = "") -> dict[str, float]:
+        """Acceptance by depth, its mean and the length, by name."""
+        depths = {
+            f"{prefix}acceptance_depth_{depth}": share for depth, share in enumerate(self.depths, 1)
+        }
+        mean = sum(self.depths) / len(self.depths)
+        return {
+            **depths,
+            f"{prefix}acceptance": mean,
+            f"{prefix}accepted_length": self.length,
+        }
+
 
 @torch.no_grad()
 def reach(
     network: Eagle3Network,
     held: Sequence[Conversation],
-    embeddings: Tensor,
-    rows: Tensor,
-    ids: Tensor,
+    head: Head,
     steps: int,
     batch_tokens: int = 2048,
 ) -> Reach:
@@ -59,37 +64,26 @@ def reach(
     text itself is what a draft has read so far.
 
     Args:
-        embeddings: `[vocab, hidden]`, the target's.
-        rows: `[head, hidden]` of the output embedding, float32: rounded ones would tie many tokens.
-        ids: `[head]` the tokens of the rows.
+        head: the target's; logits are computed in full precision: rounded ones would
+            tie many tokens.
     """
     right, tried = [0] * steps, [0] * steps
-    device = rows.device
+    rows, device = head.weight.float(), head.weight.device
     for group in batches(held, batch_tokens, random.Random(0)):
         batch = Batch.of(group, device)
-        starts = Starts.of(batch, torch.arange(len(group), device=device), batch.prompt - 1)
+        starts = Starts.of(batch, batch.prompt[:, None] - 1)
         going = torch.ones_like(starts.index, dtype=torch.bool)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            for step, output in enumerate(
-                unroll(network, batch, batch.features, embeddings, starts, steps)
-            ):
+            for step, output in enumerate(unroll(network, batch, batch.features, starts, steps)):
                 going = going & starts.real(step)
                 at = going.nonzero(as_tuple=True)
                 index = starts.index[at]
-                states = network.norm(
-                    output[starts.rows[at[0]], index] if step == 0 else output[at]
-                )
-                said = ids[best(states, rows)]
-                hit = said == batch.ids[starts.rows[at[0]], index + 2 + step]
+                states = network.norm(output[at[0], index] if step == 0 else output[at])
+                with torch.autocast(device.type, enabled=False):
+                    best = F.linear(states.float(), rows).argmax(-1)
+                hit = head.ids[best] == batch.ids[at[0], index + 2 + step]
                 right[step] += int(hit.sum())
                 tried[step] += len(hit)
                 going = going.clone()
                 going[at] = hit
     return Reach(tuple(r / max(1, t) for r, t in zip(right, tried, strict=True)), tried[0])
-
-
-def best(states: Tensor, rows: Tensor) -> Tensor:
-    """`[n]` index of the likeliest row of each state `[n, hidden]`, in full precision."""
-    with torch.autocast(states.device.type, enabled=False):
-        found = [F.linear(piece.float(), rows).argmax(-1) for piece in states.split(128)]
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.long, device=states.device)

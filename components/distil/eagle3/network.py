@@ -2,7 +2,7 @@
 (arXiv 2503.01840, section 3).
 
 Parameters are named as vLLM's and SGLang's `LlamaForCausalLMEagle3` read them. Embeddings and the
-rows of the output embedding are the target's: they are passed in, and no part of the head.
+rows of the output embedding are the target's, and no part of the head.
 
 Index i pairs the target's states at token i with the embedding of token i + 1, has rotary position
 i, and predicts token i + 2. A drafted index takes the head's own output at the index before as its
@@ -18,8 +18,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwell.components.distil.lean import LONGEST, rope_tables, rotate
 from draftwell.serving.errors import DraftwellError
+
+LONGEST = 4096
+"""Positions that a head is trained for, at most."""
+
+
+def rope_tables(theta: float, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine tables, each `[length, head_dim]` float32, in the half-split layout of
+    Llama."""
+    inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of `x` `[batch, heads, tokens, head_dim]` by tables broadcastable
+    to it."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
 
 class Projected(NamedTuple):
@@ -110,9 +128,10 @@ class Eagle3Network(nn.Module):
 
     Args:
         config: `head_config`'s, or that of an artifact.
+        embeddings: `[vocab, hidden]`, the target's, which training reads; no part of the head.
     """
 
-    def __init__(self, config: Mapping[str, Any]):
+    def __init__(self, config: Mapping[str, Any], embeddings: Tensor | None = None):
         super().__init__()
         self.config = dict(config)
         hidden, eps = config["hidden_size"], config["rms_norm_eps"]
@@ -133,6 +152,8 @@ class Eagle3Network(nn.Module):
         )
         self.cos: Tensor
         self.sin: Tensor
+        self.embeddings: Tensor
+        self.register_buffer("embeddings", embeddings, persistent=False)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 

@@ -15,7 +15,7 @@ def training_plot(report: Mapping[str, Any], path: Path) -> Path:
     Args:
         report: what `train_head` returns.
     """
-    curve: Sequence[tuple[int, float]] = report["curve"]
+    curve: Sequence[tuple[int, float]] = report["curves"]["sample_accepted_length"]
     title, kept = (
         "EAGLE-3 head: accepted tokens of a draft, held-out texts",
         "tokens of a draft that are kept",

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from draftwell.components.distil.corpus import Conversation
 from draftwell.components.distil.eagle3.network import Eagle3Network
-from draftwell.components.distil.lean import BatchedLlama
+from draftwell.components.distil.writers import states_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.models.architecture import architecture_of
+from draftwell.serving.runtime.pair import over_slots
 
 RIDGE = 1e-3
 """Share of the features' mean square that is added to the diagonal."""
@@ -74,19 +75,15 @@ def start_from_target(
     copy_layer(network, target, generator)
 
 
+@torch.no_grad()
 def entering_last(target: Any, texts: Sequence[Tensor]) -> list[Tensor]:
-    """`[ids, hidden]` float32 for each text, the states that enter the target's last layer.
-
-    They are computed beside the module, whose attention the engine may have taken over.
-    """
-    lean = BatchedLlama(target, torch.bfloat16, features=(len(target.model.layers) - 1,))
-    found = []
-    for ids in texts:
-        places = torch.arange(len(ids))
-        lean.start(1, len(ids))
-        states = lean.forward(ids[None], 0, places[None], (places[:, None] >= places)[None])
-        found.append(states[0, :, : states.shape[-1] // 2].float())
-    return found
+    """`[ids, hidden]` float32 for each text, the states that enter the target's last layer."""
+    attention = target.config._attn_implementation
+    model: Any = over_slots(target, max_context=max(map(len, texts)))
+    model.keep_hidden_states((len(target.model.layers) - 1,))
+    states = [states_of(model, ids.tolist(), features=1) for ids in texts]
+    target.set_attn_implementation(attention)
+    return [each[:, : each.shape[-1] // 2].float() for each in states]
 
 
 def ridge(x: Tensor, y: Tensor) -> Tensor:

@@ -1,45 +1,123 @@
 """Train an EAGLE-3 head on the target's own text, unrolled over its own outputs (arXiv 2503.01840,
 section 3).
 
-Loss of a step (`objective`): KL from the target's distribution over the head's tokens, plus a small
-cross-entropy with the target's likeliest token; later steps weigh less. There is no regression of
-states: what the head puts out is free, as in the paper. The schedule and checkpoints are those of
-`draftwell.components.distil.training`: a budget of minutes or of tokens, and a run that was killed
-resumes at the same batch of the same pass, under a budget of tokens bit for bit.
+Loss of a step: KL from the target's distribution over the head's tokens, plus a small cross-entropy
+with the target's likeliest token; later steps weigh less. There is no regression of states: what
+the head puts out is free, as in the paper. The loop, its budget and its checkpoints are those of
+`draftwell.components.train.fit`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftwell.components.distil.checkpoint import restore, save
-from draftwell.components.distil.corpus import Conversation, batches, corpus_digest, hold_out
+from draftwell.components.distil.corpus import Conversation, checkpoint_on, hold_out, passes_over
 from draftwell.components.distil.eagle3.measure import Reach, reach
 from draftwell.components.distil.eagle3.network import Eagle3Network
-from draftwell.components.distil.eagle3.objective import head_losses, spread_of
-from draftwell.components.distil.eagle3.recipe import Borrowed, HeadRecipe
-from draftwell.components.distil.training import Log
-from draftwell.serving.errors import DraftwellError
+from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
+from draftwell.components.distil.family import Head
+from draftwell.components.distil.training import divergence
+from draftwell.components.train.fit import Budget, Say, fit
+
+SAMPLE = 64
+"""Held-out conversations that are measured on during training; all of them at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe(Budget):
+    """How to train a head.
+
+    Args:
+        layers: the target's layers whose input states the head reads.
+        head_tokens: tokens that the head covers at most.
+        steps: tokens that the head is unrolled over.
+        decay: weight of a step relative to the one before.
+        hard_weight: weight of the cross-entropy with the target's likeliest token.
+        prompt_weight: share of the positions in prompts that are learned, at step 0 only; they are
+            drawn again each time, which is their weight in the mean.
+        noise: of the features in training, uniform up to ± this part of each one's spread.
+    """
+
+    layers: tuple[int, ...]
+    head_tokens: int = 8192
+    steps: int = 4
+    decay: float = 0.8
+    batch_tokens: int = 1024
+    peak_rate: float = 1.5e-3
+    final_rate: float = 2e-5
+    hard_weight: float = 0.1
+    prompt_weight: float = 0.3
+    noise: float = 0.1
+    seed: int = 0
+
+
+def head_losses(
+    network: Eagle3Network,
+    group: Sequence[Conversation],
+    head: Head,
+    recipe: HeadRecipe,
+    spread: Tensor,
+    generator: torch.Generator,
+) -> tuple[Tensor, dict[str, float]]:
+    """Loss of a batch.
+
+    Args:
+        head: the target's, over the tokens that are covered.
+        spread: `[3 * hidden]` of the features, which noise is measured by.
+        generator: draws positions in prompts, and noise.
+    Returns:
+        scalar loss and its parts: `kl` of each step, as `kl_1`…, and their sum `loss`.
+    """
+    device = head.weight.device
+    batch = Batch.of(group, device)
+    # from the first index that predicts a token of the target's
+    starts = Starts.of(batch, (batch.prompt - 2).clamp(min=0)[:, None])
+    everywhere = torch.arange(batch.indices, device=device)
+    drawn = torch.rand(len(batch.ids), batch.indices, generator=generator) < recipe.prompt_weight
+    learned = (everywhere >= starts.index[:, :1]) | drawn.to(device)
+    noise = torch.rand(batch.features.shape, generator=generator).mul_(2).sub_(1)
+    features = batch.features + noise.mul_(recipe.noise * spread)
+    loss, parts = torch.zeros((), device=device), dict[str, float]()
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        target = head(batch.final).log_softmax(-1)  # [batch, width - 1, head]
+        for step, output in enumerate(unroll(network, batch, features, starts, recipe.steps)):
+            real = (learned & (everywhere <= starts.last)) if step == 0 else starts.real(step)
+            at = real.nonzero(as_tuple=True)
+            if not len(at[0]):
+                break
+            place = (at[1] if step == 0 else starts.index[at]) + 1 + step
+            logits = head(network.norm(output[at]))
+            each, soft = divergence(logits, target[at[0], place], recipe.hard_weight)
+            loss = loss + recipe.decay**step * each.mean()
+            parts[f"kl_{step + 1}"] = float(soft.detach().mean())
+    return loss, {"loss": float(loss.detach()), **parts}
+
+
+def spread_of(corpus: Sequence[Conversation]) -> Tensor:
+    """`[3 * hidden]` spread of each feature: half the distance between its 16th and 84th
+    percentile, a standard deviation that the outliers of a text's first token do not touch."""
+    states = torch.cat([s.hidden[1:] for s in corpus[:: max(1, len(corpus) // 16)][:16]]).float()
+    features = states[:, : states.shape[1] // 4 * 3]
+    low, high = torch.quantile(features, torch.tensor([0.16, 0.84]), dim=0)
+    spread: Tensor = (high - low) / 2
+    return spread
 
 
 def train_head(
     network: Eagle3Network,
     corpus: Sequence[Conversation],
-    borrowed: Borrowed,
+    head: Head,
     recipe: HeadRecipe,
     folder: Path,
     *,
-    bound: Mapping[str, str] | None = None,
-    log: Log = lambda name, value, step: None,
-    say: Callable[[str], None] = print,
+    donor: str,
+    say: Say = print,
 ) -> dict[str, Any]:
     """Train until the budget is used; checkpoints make it resumable, and a finished run that is
     resumed returns at once.
@@ -47,163 +125,45 @@ def train_head(
     Args:
         network: a head at its start (`start.start_from_target`).
         corpus: written with the states of `recipe.layers`.
+        head: as in `head_losses`.
         folder: of the checkpoint.
-        bound: further identity of the run, such as the target's digest; a checkpoint of a different
-            run is refused.
-        log: called during training with the loss's parts and, of a sample of the held-out
-            conversations, `sample_acceptance_depth_1`…, `sample_acceptance` (their mean) and
-            `sample_accepted_length`.
+        donor: sha256 of the target's weights.
     Returns:
-        steps, tokens, minutes, and acceptance on held-out conversations (2 %): `acceptance` of each
-        depth, `accepted_length` (expected tokens of a draft of `recipe.steps`), `positions`, and
-        the `curve` of accepted lengths during training.
+        what `fit` does, with curves of the loss's parts and, on a sample of the held-out
+        conversations (2 %), of `Reach.figures`; and on all of these `acceptance` of each depth,
+        `accepted_length` (expected tokens of a draft of `recipe.steps`), `positions`, and all of
+        them as `metrics`.
     Raises:
-        DraftwellError: the folder's checkpoint belongs to another run, there is too little text, or
-            training diverged.
+        DraftwellError: the checkpoint cannot be read, there is too little text, or training
+            diverged.
     """
     # those with a token to draft
     corpus = [s for s in corpus if len(s.ids) > s.prompt + 1 and len(s.ids) > 2]
     held, train_set = hold_out(corpus)
-    if not train_set:
-        raise DraftwellError(
-            "the target wrote fewer than two texts to learn from: give more prompts",
-            code="too_little_text",
-        )
-    identity = {
-        **(bound or {}),
-        **recipe.identity(),
-        "corpus": corpus_digest(corpus),
-        "head": hashlib.sha256(borrowed.ids.to(torch.int32).cpu().numpy().tobytes()).hexdigest(),
-    }
-    run = Run(network, borrowed, recipe, held, spread_of(train_set), log, say)
-    optimizer = torch.optim.AdamW(
-        network.parameters(),
-        lr=recipe.peak_rate,
-        betas=(0.9, 0.98),
-        weight_decay=recipe.weight_decay,
-        fused=True,
+    spread = spread_of(train_set)
+
+    def loss(group: Sequence[Conversation], step: int) -> tuple[Tensor, dict[str, float]]:
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        return head_losses(network, group, head, recipe, spread, generator)
+
+    def reach_on(held: Sequence[Conversation]) -> Reach:
+        return reach(network, held, head, recipe.steps, recipe.batch_tokens)
+
+    progress = fit(
+        network,
+        loss,
+        recipe,
+        passes_over(train_set, recipe.batch_tokens, recipe.seed),
+        # under names of their own: those of all held-out conversations would be a jump
+        measure=lambda: reach_on(held[:SAMPLE]).figures("sample_"),
+        checkpoint=checkpoint_on(corpus, folder, recipe, head.ids, donor),
+        say=say,
     )
-    progress = restore(
-        network, optimizer, folder, identity, absent=HeadRecipe(recipe.layers).identity()
-    )
-    started, spent, saved = time.monotonic(), progress["minutes"], time.monotonic()
-    while recipe.spent(progress) < 1:
-        groups = list(
-            batches(
-                train_set, recipe.batch_tokens, random.Random(f"{recipe.seed}/{progress['passes']}")
-            )
-        )
-        for group in groups[progress["position"] :]:
-            run.update(optimizer, group, progress)
-            progress["position"] += 1
-            progress["steps"] += 1
-            progress["tokens"] += sum(len(s.ids) for s in group)
-            progress["minutes"] = spent + (time.monotonic() - started) / 60
-            if progress["steps"] % recipe.measure_steps == 0:
-                run.measure(progress)
-            if time.monotonic() - saved >= recipe.save_seconds:
-                save(network, optimizer, progress, folder, identity)
-                saved = time.monotonic()
-            if recipe.spent(progress) >= 1:
-                break
-        else:
-            progress["passes"], progress["position"] = progress["passes"] + 1, 0
-    save(network, optimizer, progress, folder, identity)
-    found = run.reach(held)
+    found = reach_on(held)
     return {
         **progress,
         "acceptance": list(found.depths),
         "accepted_length": found.length,
         "positions": found.positions,
+        "metrics": {**found.figures(), "positions": float(found.positions)},
     }
-
-
-class Run:
-    """One training with what it reads and reports."""
-
-    def __init__(
-        self,
-        network: Eagle3Network,
-        borrowed: Borrowed,
-        recipe: HeadRecipe,
-        held: Sequence[Conversation],
-        spread: Tensor,
-        log: Log,
-        say: Callable[[str], None],
-    ):
-        self.network, self.borrowed, self.recipe, self.held, self.spread = (
-            network,
-            borrowed,
-            recipe,
-            held,
-            spread,
-        )
-        self.log, self.say, self.shown = log, say, list[dict[str, float]]()
-        self.rows = borrowed.rows.bfloat16()
-
-    def update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        group: Sequence[Conversation],
-        progress: Mapping[str, Any],
-    ) -> None:
-        """One optimizer step on one batch; what is drawn depends on the seed and the step alone, so
-        that a resumed run draws the same."""
-        for slot in optimizer.param_groups:
-            slot["lr"] = self.recipe.rate(progress)
-        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + progress["steps"])
-        loss, parts = head_losses(
-            self.network, group, self.borrowed, self.rows, self.recipe, self.spread, generator
-        )
-        if not torch.isfinite(loss):
-            raise DraftwellError(
-                f"training diverged at step {progress['steps']} (the loss is not finite): "
-                "lower the learning rate; "
-                "the last checkpoint is sound",
-                code="training_diverged",
-            )
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        optimizer.step()
-        self.shown.append(parts)
-
-    def reach(self, held: Sequence[Conversation]) -> Reach:
-        """Acceptance on some of the held-out conversations."""
-        return reach(
-            self.network,
-            held,
-            self.borrowed.embeddings,
-            self.borrowed.rows,
-            self.borrowed.ids,
-            self.recipe.steps,
-            self.recipe.batch_tokens,
-        )
-
-    def measure(self, progress: dict[str, Any]) -> None:
-        """Report how far training is."""
-        found = self.reach(self.held[: self.recipe.measured])
-        progress["curve"].append([progress["steps"], found.length])
-        means = {
-            name: sum(p.get(name, 0.0) for p in self.shown) / len(self.shown)
-            for name in self.shown[-1]
-        }
-        self.shown.clear()
-        for name, value in means.items():
-            self.log(name, value, progress["steps"])
-        self.tell(found, progress["steps"])
-        self.say(
-            f"step {progress['steps']}  {progress['minutes']:.1f} min  "
-            f"{progress['tokens'] / 1e6:.2f} M tokens  "
-            f"loss {means['loss']:.3f}  acceptance "
-            f"{' '.join(f'{share:.3f}' for share in found.depths)}  "
-            f"accepted {found.length:.2f} of {self.recipe.steps}"
-        )
-
-    def tell(self, found: Reach, step: int) -> None:
-        """Log acceptance of the sample. That of all held-out conversations, which the artifact has
-        without the prefix, would be a jump."""
-        for depth, share in enumerate(found.depths, 1):
-            self.log(f"sample_acceptance_depth_{depth}", share, step)
-        self.log("sample_acceptance", found.mean, step)
-        self.log("sample_accepted_length", found.length, step)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from draftwell.components.distil.corpus import Conversation
 from draftwell.components.distil.eagle3.network import Eagle3Network, Projected, lowered
@@ -44,14 +45,10 @@ class Batch:
     @classmethod
     def of(cls, group: Sequence[Conversation], device: torch.device | str = "cpu") -> Batch:
         """From a corpus written with features."""
-        width = max(len(s.ids) for s in group)
-        ids = torch.stack([F.pad(s.ids, (0, width - len(s.ids))) for s in group])
-        states = torch.stack([F.pad(s.hidden, (0, 0, 0, width - len(s.ids))) for s in group]).to(
-            device
-        )
+        states = pad_sequence([s.hidden for s in group], batch_first=True).to(device)
         hidden = states.shape[-1] // 4
         return cls(
-            ids.to(device),
+            pad_sequence([s.ids for s in group], batch_first=True).to(device),
             torch.tensor([s.prompt for s in group], device=device),
             torch.tensor([len(s.ids) for s in group], device=device),
             states[..., : 3 * hidden],
@@ -70,25 +67,23 @@ class Starts:
     """Indices that drafts start from.
 
     Args:
-        rows: `[rows]` of the batch.
-        index: `[rows, starts]`.
-        last: `[rows, 1]` the last index of each row that predicts a token; what lies behind it is
+        index: `[batch, starts]`.
+        last: `[batch, 1]` the last index of each row that predicts a token; what lies behind it is
             padding.
     """
 
-    rows: Tensor
     index: Tensor
     last: Tensor
 
     @classmethod
-    def of(cls, batch: Batch, rows: Tensor, first: Tensor) -> Starts:
-        """From index `first` `[batch]` to the end of each of these rows."""
-        first, last = first[rows, None], batch.total[rows, None] - 3
+    def of(cls, batch: Batch, first: Tensor) -> Starts:
+        """From index `first` `[batch, 1]` to the end of each row."""
+        last = batch.total[:, None] - 3
         count = max(1, int((last - first).max()) + 1)
-        return cls(rows, first + torch.arange(count, device=first.device), last)
+        return cls(first + torch.arange(count, device=first.device), last)
 
     def real(self, step: int) -> Tensor:
-        """`[rows, starts]`, where the token that a step predicts exists."""
+        """`[batch, starts]`, where the token that a step predicts exists."""
         return self.index <= self.last - step
 
 
@@ -96,7 +91,6 @@ def unroll(
     network: Eagle3Network,
     batch: Batch,
     features: Tensor,
-    embeddings: Tensor,
     starts: Starts,
     steps: int,
 ) -> Iterator[Tensor]:
@@ -104,9 +98,8 @@ def unroll(
 
     Args:
         features: the batch's, possibly with noise, `[batch, ≥ indices, 3 * hidden]`.
-        embeddings: `[vocab, hidden]`, the target's.
     Yields:
-        at step 0 `[batch, indices, hidden]`, then `[rows, starts, hidden]`; what lies behind
+        at step 0 `[batch, indices, hidden]`, then `[batch, starts, hidden]`; what lies behind
         `starts.last` means nothing.
     """
     count = batch.indices
@@ -114,21 +107,20 @@ def unroll(
     hidden = network.fc(lowered(features[:, :count])).float()
     everywhere = torch.arange(count, device=hidden.device)
     first = network.project(
-        hidden, F.embedding(batch.ids[:, 1 : count + 1], embeddings), everywhere
+        hidden, F.embedding(batch.ids[:, 1 : count + 1], network.embeddings), everywhere
     )
     output = network.finish(F.scaled_dot_product_attention(*first, is_causal=True), hidden)
     yield output
     index = starts.index.clamp(max=count - 1)
-    keys, values = first.key[starts.rows], first.value[starts.rows]
-    visible = (everywhere <= index[..., None])[:, None]  # [rows, 1, starts, indices]
-    ids = batch.ids[starts.rows]
-    hidden = output[starts.rows[:, None], index]
+    visible = (everywhere <= index[..., None])[:, None]  # [batch, 1, starts, indices]
+    ids = batch.ids
+    hidden = output[torch.arange(len(ids))[:, None], index]
     own: list[Projected] = []
     for step in range(1, steps):
         following = ids.gather(1, (index + step + 1).clamp(max=ids.shape[1] - 1))
         position = (index + step).clamp(max=len(network.cos) - 1)
-        own.append(network.project(hidden, F.embedding(following, embeddings), position))
-        hidden = network.finish(attend(own, keys, values, visible), hidden)
+        own.append(network.project(hidden, F.embedding(following, network.embeddings), position))
+        hidden = network.finish(attend(own, first.key, first.value, visible), hidden)
         yield hidden
 
 
@@ -137,10 +129,10 @@ def attend(own: Sequence[Projected], keys: Tensor, values: Tensor, visible: Tens
     its own index.
 
     Args:
-        own: projections of the steps from 1 on, `[rows, heads, starts, head_dim]` each; the query
+        own: projections of the steps from 1 on, `[batch, heads, starts, head_dim]` each; the query
             is the last one's.
-        keys, values: of step 0, `[rows, heads, indices, head_dim]`.
-        visible: `[rows, 1, starts, indices]` bool.
+        keys, values: of step 0, `[batch, heads, indices, head_dim]`.
+        visible: `[batch, 1, starts, indices]` bool.
     """
     query = own[-1].query * keys.shape[-1] ** -0.5
     before = (query @ keys.transpose(2, 3)).masked_fill(~visible, -torch.inf)

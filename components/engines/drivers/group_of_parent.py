@@ -1,10 +1,9 @@
 """Becomes a command whose process group ends when the process that started it is killed: `python
-group_of_parent.py COMMAND...`
+group_of_parent.py DESCRIPTOR COMMAND...`
 
-The starter holds this process's input open; nothing is written into it. A server starts processes
-of its own, which would outlive both, and a server that is stopped (SIGSTOP) notices nothing. So a
-watcher outside of the group waits for the end of the input. Linux only; elsewhere the command runs
-without a watcher.
+DESCRIPTOR is the reading end of a pipe that the starter holds open; nothing is written into it. A
+server starts processes of its own, which would outlive both, and one that is stopped (SIGSTOP)
+notices nothing. So a watcher outside of the group waits for the end of the pipe.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ import os
 import signal
 import sys
 
-from peer_protocol import end_with_parent
 
-
-def watch(leader: int) -> None:
-    """Kill the group of `leader`, a process id, when the input ends; end before that if the leader
-    does."""
-    os.setpgid(0, 0)
-    end_with_parent()
-    os.read(0, 1)
+def watch(leader: int, descriptor: int) -> None:
+    """Kill the group of `leader`, a process id, when the pipe ends; run in another group."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for own in range(3):  # else who reads the command's output would wait for the watcher, too
+        os.dup2(nothing, own)
+    os.read(descriptor, 1)
     if os.getppid() == leader:
         os.killpg(leader, signal.SIGKILL)
 
 
 def main() -> None:
-    """Start the watcher, then run the command with an empty input."""
-    leader = os.getpid()
-    if sys.platform == "linux" and os.fork() == 0:
-        watch(leader)
+    """Start the watcher, then run the command."""
+    leader, descriptor = os.getpid(), int(sys.argv[1])
+    watcher = os.fork()
+    if watcher == 0:
+        watch(leader, descriptor)
         os._exit(0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.execvp(sys.argv[1], sys.argv[1:])
+    os.setpgid(watcher, watcher)  # before the command runs, and may be stopped with its group
+    os.close(descriptor)
+    os.execvp(sys.argv[2], sys.argv[2:])
 
 
 if __name__ == "__main__":

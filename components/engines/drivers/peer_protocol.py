@@ -6,10 +6,8 @@ It needs nothing but the standard library: the interpreter is that of the engine
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +21,6 @@ likeliest tokens to name, or None)."""
 Decode = Callable[[Request, "list[Tokens]"], None]
 """Called with a request and an object for each of its prompts: adds the new tokens to it as they
 come."""
-PR_SET_PDEATHSIG = 1
 
 
 class Tokens:
@@ -75,7 +72,6 @@ def serve(start: Callable[[Settings], tuple[Decode, dict[str, Any]]]) -> None:
     Args:
         start: loads the model of the settings; returns what decodes, and `version` and `notes`.
     """
-    end_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints goes to the log, not among the answers
 
@@ -108,10 +104,3 @@ def one_by_one(decode: Callable[[Sequence[int], Request, Tokens], None]) -> Deco
             decode(ids, request, tokens)
 
     return all_of
-
-
-def end_with_parent() -> None:
-    """Let the system kill this process when the one that asks is killed: stopped, it would not
-    notice. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

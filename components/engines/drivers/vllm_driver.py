@@ -67,7 +67,6 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
     return decode, {
         "version": f"vllm {vllm_version()}, torch {version('torch')}",
         "device": current_platform.device_type,
-        "distribution": distribution(),
         "notes": ["vllm: offline, in one process, compiled, without prefix cache"],
     }
 

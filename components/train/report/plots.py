@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from draftwell.components.report.charts import scatter_on_diagonal
 from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
 from draftwell.components.train.reports import HeadReport, ReliabilityBin, RocCurve, VerifierReport
 
@@ -31,15 +32,7 @@ def reliability(
 ) -> Path:
     """Reliability diagram: in each bin the mean score against the observed share."""
     with drawing(path, title, "score", observed) as axes:
-        axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--")
-        largest = max((b.count for b in bins), default=1)
-        axes.scatter(
-            [b.score for b in bins],
-            [b.observed for b in bins],
-            color=INK,
-            s=[20 + 180 * b.count / largest for b in bins],
-        )
-        axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
+        scatter_on_diagonal(axes, [(b.score, b.observed, b.count) for b in bins])
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from draftwell.components.report.tables import markdown, number
-from draftwell.components.train.reports import Ranking, Transfer, VerifierReport
+from draftwell.components.train.reports import Ranking, VerifierReport
 
 RANKING = ("prompts", "tokens", "prevalence", "AUC", "AUC of score = C", "gain")
 
@@ -37,8 +37,6 @@ def verifier_markdown(report: VerifierReport) -> str:
             [[name, f"{auc:.3f}"] for name, auc in report.candidates.items()],
         )
     )
-    if report.transfer:
-        parts.append(transfer_markdown(report.transfer))
     return "\n".join(parts)
 
 
@@ -47,7 +45,7 @@ def summary(report: VerifierReport) -> str:
     found = report.metrics
     label = f"λ = {report.ratio:g}" if report.label == "ratio" else f"label {report.label}"
     heat = "" if report.temperature is None else f", traces at temperature {report.temperature:g}"
-    text = (
+    return (
         f"Reads {' + '.join(report.features)}; {label}{heat}. Trained on "
         f"{len(report.prompts['train'])} prompts "
         f"({report.rows['train']} draft tokens), tested on {found.test_prompts} others "
@@ -58,13 +56,6 @@ def summary(report: VerifierReport) -> str:
         f"η_TP {number(found.eta_tp, '.3f')} at τ = "
         f"{report.threshold:.3f}; Brier {found.brier:.3f}, calibration error "
         f"{found.calibration_error:.3f}."
-    )
-    if report.cost is None:
-        return text
-    return text + (
-        f" A score takes {report.cost.score_us:.0f} µs, {100 * report.cost.share:.1f} % of "
-        "a draft forward pass "
-        f"({report.cost.draft_us:.0f} µs)."
     )
 
 
@@ -92,35 +83,3 @@ def with_interval(found: Ranking, name: str, form: str = ".3f") -> str:
         return number(value, form)
     low, high = found.intervals[name]
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
-
-
-def transfer_markdown(transfer: Transfer) -> str:
-    """A row for each task that a verifier was trained on, a column for each task that it is tested
-    on."""
-    tasks = transfer.tasks
-
-    def cells(aucs: Mapping[str, float], own: str | None = None) -> list[str]:
-        return [f"**{aucs[task]:.3f}**" if task == own else f"{aucs[task]:.3f}" for task in tasks]
-
-    rows = [
-        *(
-            [f"{task} ({row.prompts})", *cells(row.auc, task)]
-            for task, row in transfer.trained.items()
-        ),
-        ["all of them", *cells(transfer.all)],
-        ["score = C", *cells(transfer.baseline)],
-    ]
-    left = "".join(f"; left out: {task}, {why}" for task, why in transfer.left_out.items())
-    own, other, baseline = (
-        number(transfer.means[name], ".3f") for name in ("own", "other", "baseline")
-    )
-    return (
-        "## Transfer between tasks\n\nAUC on test prompts (prompts in brackets; a task's "
-        "own in bold), in the layout of SPRINTER's "
-        f"Table 4, which reports latency and win rates. Means: own task {own}, other tasks "
-        f"{other}, score = C {baseline}"
-        f"{left}.\n\n"
-        + markdown(
-            ("trained on", *(f"{task} ({transfer.test_prompts[task]})" for task in tasks)), rows
-        )
-    )

@@ -10,22 +10,6 @@ from draftwell.components.engines.vllm_methods import OFF, Method
 from draftwell.components.tune.engines.schedule import Level
 
 
-class Final(Message):
-    """Two settings that were measured beside each other."""
-
-    winner: str
-    loser: str
-    ratio: float = Field(ge=1, description="the winner's tokens a second over the loser's")
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.winner} is {self.ratio:.2f} times as fast as {self.loser} beside it "
-            f"({self.low:.2f} to {self.high:.2f})"
-        )
-
-
 class EngineChoice(Message):
     """What a tuning chose, why, and all that it measured."""
 
@@ -39,9 +23,6 @@ class EngineChoice(Message):
     )
     explored: tuple[Figure, ...] = Field((), strict=False)
     confirmed: tuple[Figure, ...] = Field((), strict=False)
-    finals: tuple[Final, ...] = Field(
-        (), strict=False, description="between confirmed ones whose intervals overlap"
-    )
     loads: tuple[Figure, ...] = Field(
         (), strict=False, description="of each length that was tried at each load above 1"
     )
@@ -60,6 +41,20 @@ class EngineChoice(Message):
         """The way in which a single request is answered, without lengths for other loads."""
         k = self.levels[0].k if self.levels else self.k
         return self.chosen.with_k(k) if k else Method()
+
+    def of(self, method: Method, reason: str) -> EngineChoice:
+        """This way at every load, with all that was measured before."""
+        return self.model_copy(
+            update={
+                "method": method.name,
+                "k": method.k,
+                "n": method.n,
+                "reason": reason,
+                "levels": (),
+                "schedule": (),
+                "scheduled": (),
+            }
+        )
 
     def off(self, reason: str) -> EngineChoice:
         """Plain decoding instead, with all that was measured."""

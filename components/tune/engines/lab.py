@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from draftwell.components.bench.engines.figures import TAIL, Figure, figure_of
-from draftwell.components.bench.engines.measure import Beside, Progress, groups_of, measure_beside
-from draftwell.components.bench.engines.store import Measurements
+from draftwell.components.bench.engines.figures import Figure, figure_of
+from draftwell.components.bench.engines.measure import Beside, groups_of, measure_beside
+from draftwell.components.bench.interleaved import Progress
 from draftwell.components.engines.port import About, Decoded, Engine, EngineSettings
 from draftwell.components.engines.vllm_methods import OFF, Method, VllmFiles
+from draftwell.components.report.intervals import TAIL
+from draftwell.components.results import Results
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
@@ -33,23 +35,9 @@ class MethodFails(DraftwellError):
     """The engine fails with one way to speculate, for another reason than `FATAL` ones: it says
     nothing of the others."""
 
-    when = "the engine fails with it"
-
-
-class DoesNotStart(MethodFails):
-    """It does not start with it."""
-
-    when = "the engine does not start with it"
-
-
-class DoesNotDecode(MethodFails):
-    """It crashes, gives no answer in time or a wrong one."""
-
-    when = "the engine fails while it decodes with it"
-
 
 @contextmanager
-def failing_as(kind: type[MethodFails]) -> Iterator[None]:
+def failing(when: str) -> Iterator[None]:
     """Failures of the engine in the block, but for `FATAL` ones, are those of its way to
     speculate."""
     try:
@@ -57,7 +45,7 @@ def failing_as(kind: type[MethodFails]) -> Iterator[None]:
     except DraftwellError as error:
         if error.code in FATAL:
             raise
-        raise kind(str(error), code=error.code) from error
+        raise MethodFails(f"the engine {when}: {error}", code=error.code) from error
 
 
 @contextmanager
@@ -66,28 +54,22 @@ def left_out_if_it_fails(out: dict[str, str], name: str) -> Iterator[None]:
     try:
         yield
     except MethodFails as error:
-        out[name] = f"{error.when}: {error}"
+        out[name] = str(error)
 
 
 class Tried:
-    """An `Engine` that is measured beside plain decoding: what it raises says whether its way to
-    speculate is to blame.
-
-    Raises:
-        DoesNotStart: (of `start`) it fails for another reason than `FATAL` ones.
-        DoesNotDecode: (of `decode`) the same.
-        DraftwellError: it fails for one of those.
-    """
+    """An `Engine` that is measured beside plain decoding: it raises `MethodFails` where its way to
+    speculate is to blame."""
 
     def __init__(self, engine: Engine):
         self.engine, self.label = engine, engine.label
 
     def start(self, settings: EngineSettings) -> About:
-        with failing_as(DoesNotStart):
+        with failing("does not start with it"):
             return self.engine.start(settings)
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Decoded:
-        with failing_as(DoesNotDecode):
+        with failing("fails while it decodes with it"):
             return self.engine.decode(prompts, sampling)
 
     def stop(self) -> None:
@@ -114,7 +96,7 @@ class Lab:
     slots: int
     context: int
     groups: int
-    store: Measurements
+    store: Results[Beside]
     progress: Progress | None = None
     budget: Budget = field(default_factory=Budget)
     _plain: Engine | None = field(default=None, init=False)
@@ -146,9 +128,7 @@ class Lab:
             MethodFails: the engine fails with this way, for another reason than `FATAL` ones.
             DraftwellError: it fails otherwise, or plain decoding does.
         """
-        missing = [
-            level for level in levels if self.name(method, stage, level) not in self.store.found
-        ]
+        missing = [level for level in levels if self.name(method, stage, level) not in self.store]
         if missing:
             other = Tried(self.make(method.label))
             try:
@@ -175,41 +155,35 @@ class Lab:
         Raises:
             MethodFails, DraftwellError: as `measure`.
         """
-        name = self.name_between(one, two, stage)
-        if not self.has_between(one, two, stage):
-            self.end_plain()
-            made = [self.make(method.label) for method in (one, two)]
-            engines = [
-                engine if method.name == OFF else Tried(engine)
-                for engine, method in zip(made, (one, two), strict=True)
-            ]
-            try:
-                for engine, method in zip(engines, (one, two), strict=True):
-                    with self.budget.starting():
-                        engine.start(self.settings(method))
-                groups = groups_of(self.prompts, 1, self.groups)
-                # one place further the second time, so that the other engine is the first to be
-                # asked for each of an even number
-                groups += groups if len(groups) % 2 else [*groups[1:], groups[0]]
-                with self.budget.decoding(1, len(groups)):
-                    self.store.put(
-                        name,
-                        measure_beside(
-                            engines[0], engines[1], groups, self.sampling, progress=self.progress
-                        ),
-                    )
-            finally:
-                for engine in engines:
-                    engine.stop()
-        return self.store.found[name]
+        return self.store.get(
+            f"{stage} {one.label} beside {two.label}", lambda: self._beside(one, two)
+        )
 
-    def has_between(self, one: Method, two: Method, stage: str) -> bool:
-        """Whether they were measured beside each other already."""
-        return self.name_between(one, two, stage) in self.store.found
+    def _beside(self, one: Method, two: Method) -> Beside:
+        self.end_plain()
+        engines: list[Engine] = [
+            engine if method.name == OFF else Tried(engine)
+            for method in (one, two)
+            for engine in [self.make(method.label)]
+        ]
+        try:
+            for engine, method in zip(engines, (one, two), strict=True):
+                with self.budget.starting():
+                    engine.start(self.settings(method))
+            groups = self.groups_at(1)
+            # one place further the second time, so that the other engine is the first to be
+            # asked for each of an even number
+            groups += groups if len(groups) % 2 else [*groups[1:], groups[0]]
+            with self.budget.decoding(1, len(groups)):
+                first, second = engines
+                return measure_beside(first, second, groups, self.sampling, progress=self.progress)
+        finally:
+            for engine in engines:
+                engine.stop()
 
     def has(self, method: Method, stage: str, level: int = 1) -> bool:
         """Whether it was measured already."""
-        return self.name(method, stage, level) in self.store.found
+        return self.name(method, stage, level) in self.store
 
     def groups_at(self, level: int) -> list[list[Sequence[int]]]:
         """What is measured at a level, of all prompts."""
@@ -217,7 +191,7 @@ class Lab:
 
     def found(self, method: Method, stage: str, level: int = 1) -> Beside:
         """What was measured."""
-        return self.store.found[self.name(method, stage, level)]
+        return self.store[self.name(method, stage, level)]
 
     def plain(self) -> Engine:
         """Plain decoding, started at its first use."""
@@ -233,16 +207,6 @@ class Lab:
             self._plain.stop()
             self._plain = None
 
-    @contextmanager
-    def wide(self, slots: int) -> Iterator[Engine]:
-        """Plain decoding with other slots, beside that which stays."""
-        engine = self.make("off-wide")
-        try:
-            engine.start(EngineSettings(slots=slots, context=self.context))
-            yield engine
-        finally:
-            engine.stop()
-
     def settings(self, method: Method) -> EngineSettings:
         """What an engine is started with."""
         return EngineSettings(
@@ -255,8 +219,3 @@ class Lab:
     def name(method: Method, stage: str, level: int) -> str:
         """In the store."""
         return f"{stage} {method.label} at {level}"
-
-    @staticmethod
-    def name_between(one: Method, two: Method, stage: str) -> str:
-        """In the store."""
-        return f"{stage} {one.label} beside {two.label}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from draftwell.components.report.drawing import drawn_of
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.report.plots import tuning_plots
-from draftwell.components.tune.report.tables import Section, choice_figures, facts, tuning_tables
+from draftwell.components.tune.report.tables import choice_figures, facts, tuning_tables
 from draftwell.serving.files import write_atomically
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -29,7 +29,6 @@ CAPTIONS = {
     "tuning_speed_over_gamma": (
         "Speed over the draft length; bars: interval of the speedup, 5 % and 95 %"
     ),
-    "tuning_predicted": "What replay predicted against what was measured",
     "acceptance_by_confidence": (
         "How often the target keeps a draft token, by the draft's confidence (SPIDE, Figure 3)"
     ),
@@ -59,23 +58,18 @@ def write_tuning_report(
         for stem in CAPTIONS
         if not stem.startswith("tuning_") and drawn_of(path := others_in / f"{stem}.png") in used
     ]
-    text = tuning_html(evidence, [*drawn, *others], tuning_tables(evidence), pair=pair)
+    text = tuning_html(evidence, [*drawn, *others], pair=pair)
     write_atomically(folder / "tuning.html", text.encode())
     return folder / "tuning.html"
 
 
 def tuning_html(
-    evidence: TuningEvidence,
-    pictures: Iterable[Path],
-    tables: Iterable[Section],
-    *,
-    pair: str | None = None,
+    evidence: TuningEvidence, pictures: Iterable[Path], *, pair: str | None = None
 ) -> str:
     """The report as one self-contained HTML text.
 
     Args:
         pictures: PNG files; their captions go by their names.
-        tables: shown in this order.
     """
     import jinja2
 
@@ -86,19 +80,15 @@ def tuning_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    images = [
-        {
-            "caption": CAPTIONS.get(path.stem, path.stem),
-            "data": base64.b64encode(path.read_bytes()).decode(),
-        }
+    images = {
+        CAPTIONS.get(path.stem, path.stem): base64.b64encode(path.read_bytes()).decode()
         for path in pictures
-    ]
+    }
     return environment.get_template("tuning.html.j2").render(
         title=f"Tuning of {pair}" if pair else "Tuning",
-        choice=str(evidence.choice),
-        reason=evidence.reason,
+        evidence=evidence,
         figures=choice_figures(evidence),
         facts=facts(evidence),
         pictures=images,
-        tables=list(tables),
+        tables=tuning_tables(evidence),
     )

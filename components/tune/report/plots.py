@@ -1,33 +1,23 @@
-"""The plots of a tuning, from its evidence alone: the Pareto front, speed over thresholds and draft
-lengths, predicted against measured.
+"""The plots of a tuning, from its evidence alone: what is fast and faithful, and speed over
+thresholds and draft lengths.
 
-A plot that the evidence holds too little for is left out: no trial, no second value, no prediction.
+A plot that the evidence holds too little for is left out: no trial, no second value.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
-from draftwell.components.tune.evidence import Metrics, Row, Trial, TuningEvidence, usable
+from draftwell.components.tune.evidence import Metrics, Row, Trial, TuningEvidence
 from draftwell.serving.runtime.strategies import PLAIN
 
 COLOURS = (
-    INK,
-    SECOND,
-    "#548235",
-    "#7b4fa3",
-    "#2a9d8f",
-    "#a23b72",
-    "#8a6d3b",
-    "#4f81bd",
-    "#d62728",
-    "#6b7280",
+    *(INK, SECOND, "#548235", "#7b4fa3", "#2a9d8f"),
+    *("#a23b72", "#8a6d3b", "#4f81bd", "#d62728", "#6b7280"),
 )
 THRESHOLDS = ("tau", "threshold", "tau_target", "budget")
 LENGTHS = ("num_speculative_tokens", "prompt_lookup_num_tokens", "max_draft", "max_sequences")
@@ -35,7 +25,8 @@ LENGTHS = ("num_speculative_tokens", "prompt_lookup_num_tokens", "max_draft", "m
 the first counts."""
 PREFIX = "tuning_"
 """Of the files: plots of an older tuning are recognised by it."""
-R = TypeVar("R", bound=Row)
+Place = tuple[float, float]
+"""On the axes."""
 
 
 def tuning_plots(evidence: TuningEvidence, folder: Path) -> list[Path]:
@@ -43,16 +34,11 @@ def tuning_plots(evidence: TuningEvidence, folder: Path) -> list[Path]:
     older tuning there are deleted."""
     for old in folder.glob(f"{PREFIX}*.png"):
         old.unlink()
+    over_tau, over_gamma = (folder / f"{PREFIX}speed_over_{name}.png" for name in ("tau", "gamma"))
     made = [
         pareto_plot(evidence, folder / f"{PREFIX}pareto.png"),
-        speed_over(evidence, THRESHOLDS, "threshold (τ)", folder / f"{PREFIX}speed_over_tau.png"),
-        speed_over(
-            evidence,
-            LENGTHS,
-            "draft length (γ), or its limit",
-            folder / f"{PREFIX}speed_over_gamma.png",
-        ),
-        predicted_against_measured(evidence, folder / f"{PREFIX}predicted.png"),
+        speed_over(evidence, THRESHOLDS, "threshold (τ)", over_tau),
+        speed_over(evidence, LENGTHS, "draft length (γ), or its limit", over_gamma),
     ]
     return [path for path in made if path is not None]
 
@@ -64,59 +50,51 @@ def pareto_plot(evidence: TuningEvidence, path: Path) -> Path | None:
     Where nothing diverges (lossless strategies only), that axis would be a single value: target
     calls take its place.
     """
-    points = candidates(evidence)
-    lossy = any(point.divergence for point in points)
-    places = [
-        (point, x)
-        for point in points
-        if (x := point.divergence if lossy else point.calls) is not None
-    ]
-    if not places:
+    rows: list[Trial | Metrics] = [*evidence.trials, *evidence.measured]
+    lossy = any(row.divergence for row in rows)
+    marks = []
+    for row in rows:
+        x = row.divergence if lossy else row.target_calls_per_token
+        if x is not None:
+            marks.append(Mark(row, (x, row.seconds * 1e3)))
+    if not marks:
         return None
-    x_label = (
-        "divergence from the target" if lossy else "target calls per token (nothing here diverges)"
-    )
-    largest = max((point.calls or 0.0 for point, _ in places), default=0.0) or 1.0
+    x_label = "divergence from the target" if lossy else "target calls per token (none diverges)"
+    largest = max(mark.row.target_calls_per_token for mark in marks) or 1.0
     with drawing(
         path, "What is fast, cheap and faithful at once", x_label, "milliseconds per token"
     ) as axes:
-        colours = colours_of(point.label for point, _ in places)
-        for label, colour in colours.items():
-            for measured, marker, face in ((False, "o", "none"), (True, "D", colour)):
-                mine = [
-                    (point, x)
-                    for point, x in places
-                    if (point.label, point.measured) == (label, measured)
-                ]
-                if mine:
-                    axes.scatter(
-                        [x for _, x in mine],
-                        [p.seconds * 1e3 for p, _ in mine],
-                        marker=marker,
-                        facecolors=face,
-                        edgecolors=colour,
-                        s=[20 + 100 * (p.calls or 0.0) / largest for p, _ in mine],
-                        label=f"{label}, measured" if measured else label,
-                    )
-        line = lower_left([(x, point.seconds * 1e3) for point, x in places if point.tried])
-        axes.plot(
-            [x for x, _ in line],
-            [y for _, y in line],
-            color=FAINT,
-            drawstyle="steps-post",
-            zorder=0,
-            label="front",
-        )
-        ring(
-            axes,
-            [
-                (x, point.seconds * 1e3)
-                for point, x in places
-                if not point.tried and point.row.choice == evidence.choice
-            ],
-        )
+        colours = colours_of(label_of(mark.row) for mark in marks)
+        for curve in dict.fromkeys((label_of(mark.row), mark.row.was_measured) for mark in marks):
+            label, measured = curve
+            own = [one for one in marks if (label_of(one.row), one.row.was_measured) == curve]
+            axes.scatter(
+                *zip(*(mark.place for mark in own), strict=True),
+                marker="D" if measured else "o",
+                facecolors=colours[label] if measured else "none",
+                edgecolors=colours[label],
+                s=[20 + 100 * mark.row.target_calls_per_token / largest for mark in own],
+                label=f"{label}, measured" if measured else label,
+            )
+        front = lower_left(mark.place for mark in marks if isinstance(mark.row, Trial))
+        if front:
+            x_values, y_values = zip(*front, strict=True)
+            axes.step(x_values, y_values, where="post", color=FAINT, zorder=0, label="front")
+        ring(axes, [one.place for one in marks if is_choice(one.row, evidence)])
         legend(axes)
     return path
+
+
+class Mark(NamedTuple):
+    """A configuration on the axes."""
+
+    row: Trial | Metrics
+    place: Place
+
+
+def is_choice(row: Trial | Metrics, evidence: TuningEvidence) -> bool:
+    """Whether this is the measurement of what was chosen."""
+    return isinstance(row, Metrics) and row.choice == evidence.choice
 
 
 def speed_over(
@@ -129,153 +107,60 @@ def speed_over(
     interval of their speedup over autoregressive decoding, which is a horizontal line. The choice
     is ringed.
     """
-    trials, found = grouped(evidence.timed_trials, names), grouped(evidence.latest_metrics(), names)
-    several = [
-        key
-        for key in dict.fromkeys([*trials, *found])
-        if len({value for value, _ in (*trials.get(key, ()), *found.get(key, ()))}) > 1
-    ]
-    if not several:
+    curves = {
+        key: marks
+        for key, marks in curves_of([*evidence.trials, *evidence.measured], names).items()
+        if len({mark.place[0] for mark in marks}) > 1
+    }
+    if not curves:
         return None
-    base = next(
-        (
-            figure.seconds_per_token
-            for figure in evidence.latest_metrics()
-            if figure.choice == PLAIN
-        ),
-        None,
-    )
+    plain = next((figure for figure in evidence.measured if figure.choice == PLAIN), None)
     with drawing(path, "Speed over " + x_label, x_label, "tokens per second") as axes:
-        for key, colour in colours_of(several).items():
-            best: dict[float, float] = {}
-            for value, trial in trials.get(key, ()):
-                best[value] = max(best.get(value, 0.0), 1 / trial.predicted_seconds_per_token)
-            if best:
-                brief = trials[key][0][1].source == "measured"
-                axes.plot(
-                    sorted(best),
-                    [best[value] for value in sorted(best)],
-                    color=colour,
-                    marker=".",
-                    linestyle=":" if brief else "-",
-                    label=f"{key}, {'tried briefly' if brief else 'predicted'}",
-                )
-            marks = found.get(key, [])
-            if marks:
-                speeds = [1 / figure.seconds_per_token for _, figure in marks]
-                axes.errorbar(
-                    [value for value, _ in marks],
-                    speeds,
-                    yerr=ends(marks, speeds, base),
-                    fmt="D",
-                    color=colour,
-                    capsize=4,
-                    label=f"{key}, measured",
-                )
-            ring(
-                axes,
-                [
-                    (value, 1 / figure.seconds_per_token)
-                    for value, figure in marks
-                    if figure.choice == evidence.choice
-                ],
-            )
-        if base:
-            axes.axhline(1 / base, color=FAINT, linestyle="--", label=f"{PLAIN}, measured")
+        for key, colour in colours_of(curves).items():
+            draw_predicted(axes, key, curves[key], colour)
+            draw_measured(axes, key, curves[key], plain, colour)
+            ring(axes, [one.place for one in curves[key] if is_choice(one.row, evidence)])
+        if plain:
+            axes.axhline(1 / plain.seconds, color=FAINT, linestyle="--", label=f"{PLAIN}, measured")
         axes.set_ylim(bottom=0)
         legend(axes)
     return path
 
 
-def predicted_against_measured(evidence: TuningEvidence, path: Path) -> Path | None:
-    """Milliseconds per token that replay predicted, against those measured, with a band of 10 %."""
-    figures = [
-        figure for figure in evidence.latest_metrics() if usable(figure.predicted_seconds_per_token)
-    ]
-    if not figures:
-        return None
-    pairs = [
-        (figure.seconds_per_token * 1e3, (figure.predicted_seconds_per_token or 0.0) * 1e3)
-        for figure in figures
-    ]
-    error = median(figure.prediction_error or 0.0 for figure in figures)
-    far = 1.1 * max(max(pair) for pair in pairs)
-    title = f"Predicted against measured, median error {error:.0%}"
-    with drawing(path, title, "measured milliseconds per token", "predicted") as axes:
-        axes.plot([0, far], [0, far], color=FAINT, linestyle="--")
-        axes.fill_between(
-            [0, far],
-            [0, 0.9 * far],
-            [0, 1.1 * far],
-            color=FAINT,
-            alpha=0.25,
-            linewidth=0,
-            label="within 10 %",
-        )
-        for label, colour in colours_of(label_of(figure) for figure in figures).items():
-            mine = [
-                pair
-                for pair, figure in zip(pairs, figures, strict=True)
-                if label_of(figure) == label
-            ]
-            axes.scatter([x for x, _ in mine], [y for _, y in mine], color=colour, label=label)
-        ring(
-            axes,
-            [
-                pair
-                for pair, figure in zip(pairs, figures, strict=True)
-                if figure.choice == evidence.choice
-            ],
-        )
-        axes.set(xlim=(0, far), ylim=(0, far))
-        legend(axes)
-    return path
+def draw_predicted(axes: Any, key: str, marks: Sequence[Mark], colour: str) -> None:
+    """The line of the fastest trial of each value."""
+    trials = [mark for mark in marks if isinstance(mark.row, Trial)]
+    if not trials:
+        return
+    # of equal values the last counts, the fastest
+    best = dict(sorted(mark.place for mark in trials))
+    brief = trials[0].row.was_measured
+    axes.plot(
+        list(best),
+        list(best.values()),
+        color=colour,
+        marker=".",
+        linestyle=":" if brief else "-",
+        label=f"{key}, {'tried briefly' if brief else 'predicted'}",
+    )
 
 
-@dataclass(frozen=True)
-class Point:
-    """A configuration with its objectives; one that is not known is None.
-
-    Args:
-        tried: it is a trial of the search, not a measurement of the shortlist.
-        measured: its values are measured, not predicted.
-    """
-
-    row: Row
-    seconds: float
-    calls: float | None
-    divergence: float | None
-    tried: bool
-    measured: bool
-
-    @property
-    def label(self) -> str:
-        """Its curve's name."""
-        return label_of(self.row)
-
-
-def candidates(evidence: TuningEvidence) -> list[Point]:
-    """All configurations with a time: what was tried, and what was measured at length."""
-    tried = [
-        point_of(trial, trial.predicted_seconds_per_token, True, trial.source == "measured")
-        for trial in evidence.timed_trials
-    ]
-    return tried + [
-        point_of(figure, figure.seconds_per_token, False, True)
-        for figure in evidence.latest_metrics()
-    ]
-
-
-def point_of(row: Trial | Metrics, seconds: float, tried: bool, measured: bool) -> Point:
-    """One configuration."""
-    calls, divergence = row.target_calls_per_token, row.divergence
-    return Point(
-        row,
-        seconds,
-        calls if is_number(calls) else None,
-        divergence if is_number(divergence) else None,
-        tried,
-        measured,
+def draw_measured(
+    axes: Any, key: str, marks: Sequence[Mark], plain: Metrics | None, colour: str
+) -> None:
+    """Marks with the interval of the speedup, where plain decoding was measured."""
+    own = [(mark.place, mark.row) for mark in marks if isinstance(mark.row, Metrics)]
+    if not own:
+        return
+    bars = None
+    if plain is not None:
+        base = 1 / plain.seconds
+        below = [max(0.0, speed - row.speedup_low * base) for (_, speed), row in own]
+        above = [max(0.0, row.speedup_high * base - speed) for (_, speed), row in own]
+        bars = [below, above]
+    values, speeds = zip(*(place for place, _ in own), strict=True)
+    axes.errorbar(
+        values, speeds, yerr=bars, fmt="D", color=colour, capsize=4, label=f"{key}, measured"
     )
 
 
@@ -296,45 +181,27 @@ def label_of(row: Row) -> str:
     return f"{row.strategy} parallel" if row.parameters.get("parallel") is True else row.strategy
 
 
-def grouped(rows: Iterable[R], names: Sequence[str]) -> dict[str, list[tuple[float, R]]]:
-    """Curve → its (value, row), where the strategy has one of these parameters as a number."""
-    found: dict[str, list[tuple[float, R]]] = {}
+def curves_of(rows: Iterable[Trial | Metrics], names: Sequence[str]) -> dict[str, list[Mark]]:
+    """Curve → its marks, speed over value, where the strategy has one of these parameters as a
+    number."""
+    found: dict[str, list[Mark]] = {}
     for row in rows:
         name = next((name for name in names if name in row.parameters), None)
         if name is not None and is_number(row.parameters[name]):
-            found.setdefault(f"{label_of(row)} ({name})", []).append(
-                (float(row.parameters[name]), row)
+            key = f"{label_of(row)} ({name})"
+            found.setdefault(key, []).append(
+                Mark(row, (float(row.parameters[name]), 1 / row.seconds))
             )
     return found
 
 
-def ends(
-    marks: Sequence[tuple[float, Metrics]], speeds: Sequence[float], base: float | None
-) -> list[list[float]] | None:
-    """Lengths of the bars below and above every measured speed; None where plain decoding was not
-    measured."""
-    intervals = [(figure.speedup_low, figure.speedup_high) for _, figure in marks]
-    if base is None or any(None in interval for interval in intervals):
-        return None
-    return [
-        [
-            max(0.0, speed - (low or 0.0) / base)
-            for speed, (low, _) in zip(speeds, intervals, strict=True)
-        ],
-        [
-            max(0.0, (high or 0.0) / base - speed)
-            for speed, (_, high) in zip(speeds, intervals, strict=True)
-        ],
-    ]
-
-
-def lower_left(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def lower_left(points: Iterable[Place]) -> list[Place]:
     """The points that no other beats in both coordinates, by the first.
 
     >>> lower_left([(1, 5), (2, 6), (3, 2), (3, 4)])
     [(1, 5), (3, 2)]
     """
-    line: list[tuple[float, float]] = []
+    line: list[Place] = []
     for x, y in sorted(points):
         if not line or y < line[-1][1]:
             line.append((x, y))
@@ -346,19 +213,11 @@ def colours_of(labels: Iterable[str]) -> dict[str, str]:
     return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(dict.fromkeys(labels))}
 
 
-def ring(axes: Any, points: Sequence[tuple[float, float]]) -> None:
+def ring(axes: Any, points: Sequence[Place]) -> None:
     """A ring around what was chosen."""
     if points:
-        axes.scatter(
-            [x for x, _ in points],
-            [y for _, y in points],
-            s=260,
-            facecolors="none",
-            edgecolors="#d62728",
-            linewidths=1.8,
-            label="chosen",
-            zorder=5,
-        )
+        style = {"facecolors": "none", "edgecolors": "#d62728", "linewidths": 1.8}
+        axes.scatter(*zip(*points, strict=True), s=260, label="chosen", zorder=5, **style)
 
 
 def legend(axes: Any) -> None:

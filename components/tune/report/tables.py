@@ -1,244 +1,139 @@
-"""The tables and figures of a tuning's report, as text, from its evidence."""
+"""The figures of a tuning's report, as text, from its evidence. A table is a list of rows, each a
+dict of column → cell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwell.components.report.tables import number
 from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
 from draftwell.serving.runtime.strategies import PLAIN
 
-MEASURED_COLUMNS = (
-    "config",
-    "tokens/s",
-    "times as fast",
-    "ms per token",
-    "predicted ms",
-    "error",
-    "target calls per token",
-)
-LIMIT_COLUMNS = (
-    "config",
-    "quality lost",
-    "ROUGE-L points lost",
-    "shift, nats a token",
-    "cost ratio",
-    "objection",
-)
-TRIAL_COLUMNS = ("config", "ms per token", "target calls per token", "divergence", "how known")
+Table = list[dict[str, str]]
 SHOWN_TRIALS = 200
 """Trials in the report, the fastest; the evidence has all."""
-FACTS = {
-    "device_class": "machine class",
-    "machine": "machine",
-    "padded_to": "target padded to parameters",
-    "prompts": "prompts measured",
-    "max_tokens": "tokens per prompt, measured",
-    "replayed_tokens": "tokens per text, replayed",
-    "seed": "seed",
-    "temperature": "temperature of the requests",
-    "constraints": "constraints",
-    "champion": "champion",
-    "fingerprint": "pair fingerprint",
-    "trace_digest": "traces",
-    "artifacts": "artifacts",
-    "prompts_digest": "prompts' digest",
-}
-"""Field of the evidence → what the report calls it."""
+FACTS = (
+    "device_class",
+    "machine",
+    "padded_to",
+    "prompts",
+    "max_tokens",
+    "replayed_tokens",
+    "seed",
+    "temperature",
+    "constraints",
+    "champion",
+    "fingerprint",
+    "trace_digest",
+    "artifacts",
+    "prompts_digest",
+)
+"""Fields of the evidence that its figures depend on."""
 MACHINE = ("device_name", "cores", "threads", "dtype", "device", "commit")
 
 
-@dataclass(frozen=True)
-class Section:
-    """A table of text with its heading.
-
-    Args:
-        note: a sentence below it.
-        folded: closed until the reader opens it.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[list[str]]
-    note: str = ""
-    folded: bool = False
+def tuning_tables(evidence: TuningEvidence) -> dict[str, Table]:
+    """Title → table; the template has what stands around them."""
+    trials = sorted(evidence.trials, key=lambda trial: trial.seconds)
+    return {
+        "Measured": measured(evidence),
+        "Constraints": [limits_row(figure) for figure in evidence.confirmed],
+        "Successive halving": halving(evidence),
+        "Left out": [{"strategy": name, "why": why} for name, why in evidence.left_out.items()],
+        "Tried": [trial_row(trial) for trial in trials[:SHOWN_TRIALS]],
+    }
 
 
-def choice_figures(evidence: TuningEvidence) -> list[tuple[str, str]]:
-    """Name and value of what was measured of the choice; what was not is left out."""
-    figure = next(
-        (figure for figure in evidence.latest_metrics() if figure.choice == evidence.choice), None
-    )
-    if figure is None:
-        return []
-    found = [
-        ("times as fast as plain decoding", ratio(figure)),
-        ("tokens per second", f"{1 / figure.seconds_per_token:.1f}"),
-        ("ms per token", milliseconds(figure.seconds_per_token)),
-        ("ms per token, median of prompts", milliseconds(figure.median_seconds_per_token)),
-        ("ms per token, predicted", milliseconds(figure.predicted_seconds_per_token)),
-        ("prediction error", number(figure.prediction_error, ".1%")),
-        ("target calls per token", number(figure.target_calls_per_token, ".3f")),
-        ("cost ratio", number(figure.cost_ratio, ".2f")),
-        ("quality lost", number(figure.quality_loss, ".1%")),
-    ]
-    return [(name, value) for name, value in found if value != "–"]
+def measured(evidence: TuningEvidence) -> Table:
+    """Everything that was measured at length, each configuration by its last figures."""
+    rows = []
+    for figure in evidence.measured:
+        row = measured_row(figure)
+        if figure.choice == evidence.choice:
+            row["config"] += " ← chosen"
+        rows.append(row)
+    return rows
 
 
-def tuning_tables(evidence: TuningEvidence) -> list[Section]:
-    """The tables that the evidence has rows for."""
-    sections = [
-        confirmation(evidence),
-        limits(evidence),
-        halving(evidence),
-        measured(evidence),
-        pareto(evidence),
-        left_out(evidence),
-        tried(evidence),
-    ]
-    return [section for section in sections if section.rows]
+def choice_figures(evidence: TuningEvidence) -> dict[str, str]:
+    """Name → value of what was measured of the choice; what was not is left out."""
+    found = next((figure for figure in evidence.measured if figure.choice == evidence.choice), None)
+    if found is None:
+        return {}
+    values = measured_row(found) | limits_row(found)
+    for name in ("config", "confirmed", "objection"):
+        del values[name]
+    return {name: value for name, value in values.items() if value != "–"}
 
 
-def confirmation(evidence: TuningEvidence) -> Section:
-    """The last measurement, with fresh times."""
-    deciding = {figure.choice for figure in evidence.confirmed}
-    tail = evidence.confirmation.tail if evidence.confirmation is not None else None
-    ends = f"; each end of the brackets leaves out {tail:.1%}" if tail is not None else ""
-    figures = [figure for figure in evidence.latest_metrics() if figure.choice in deciding]
-    return Section(
-        "Confirmation",
-        MEASURED_COLUMNS,
-        measured_rows(evidence, figures),
-        (
-            f"Measured again on all prompts, interleaved: only this decided{ends} (bootstrap "
-            "over prompts)."
-        ),
-    )
+def measured_row(figure: Metrics) -> dict[str, str]:
+    """What was measured of a configuration; plain decoding's speedup has no interval."""
+    faster = f"{figure.speedup:.2f}"
+    if figure.choice != PLAIN:
+        faster += f" [{figure.speedup_low:.2f}, {figure.speedup_high:.2f}]"
+    return {
+        "config": str(figure.choice),
+        "confirmed": "yes" if figure.confirmed else "",
+        "tokens/s": f"{1 / figure.seconds:.1f}",
+        "times as fast": faster,
+        "ms per token": milliseconds(figure.seconds),
+        "predicted ms": milliseconds(figure.predicted_seconds_per_token),
+        "error": number(figure.prediction_error, ".1%"),
+        "target calls per token": number(figure.target_calls_per_token, ".3f"),
+    }
 
 
-def limits(evidence: TuningEvidence) -> Section:
-    """How far the confirmed configurations keep to the constraints."""
-    rows = [
-        [
-            str(figure.choice),
-            number(figure.quality_loss, ".1%"),
-            number(figure.rouge_l_lost, "+.1f"),
-            number(figure.surprisal_shift, ".3f"),
-            number(figure.cost_ratio, ".2f"),
-            figure.objection or "none",
-        ]
-        for figure in evidence.confirmed
-    ]
-    return Section("Constraints", LIMIT_COLUMNS, rows)
+def limits_row(figure: Metrics) -> dict[str, str]:
+    """How far a configuration keeps to the constraints."""
+    return {
+        "config": str(figure.choice),
+        "quality lost": number(figure.quality_loss, ".1%"),
+        "ROUGE-L points lost": number(figure.rouge_l_lost, "+.1f"),
+        "shift, nats a token": number(figure.surprisal_shift, ".3f"),
+        "cost ratio": number(figure.cost_ratio, ".2f"),
+        "objection": figure.objection or "none",
+    }
 
 
-def halving(evidence: TuningEvidence) -> Section:
+def halving(evidence: TuningEvidence) -> Table:
     """What left in which rung, and why."""
-    rows = [
-        [
-            str(i),
-            plain(rung.prompts),
-            str(len(rung.figures)),
-            "; ".join(f"{row.choice}: {row.why}" for row in rung.dropped) or "none",
-        ]
+    return [
+        {
+            "rung": str(i),
+            "new prompts": plain(rung.prompts),
+            "measured": str(len(rung.figures)),
+            "dropped": "; ".join(f"{row.choice}: {row.why}" for row in rung.dropped) or "none",
+        }
         for i, rung in enumerate(evidence.rungs, 1)
     ]
-    return Section("Successive halving", ("rung", "new prompts", "measured", "dropped"), rows)
 
 
-def measured(evidence: TuningEvidence) -> Section:
-    """Everything that was measured at length, each configuration by its last figures."""
-    return Section(
-        "Measured",
-        MEASURED_COLUMNS,
-        measured_rows(evidence, evidence.latest_metrics()),
-        (
-            "The last figures of every configuration: those that were dropped early rest on "
-            "fewer prompts."
-        ),
-    )
+def trial_row(trial: Trial) -> dict[str, str]:
+    """What is known of a trial; a replay is an estimate where drafts were longer than what the
+    trace holds."""
+    estimate = ", estimate" if not trial.was_measured and not trial.exact else ""
+    return {
+        "config": str(trial.choice),
+        "ms per token": milliseconds(trial.seconds),
+        "target calls per token": number(trial.target_calls_per_token, ".3f"),
+        "divergence": number(trial.divergence, ".4f"),
+        "how known": f"{trial.source}{estimate}",
+    }
 
 
-def pareto(evidence: TuningEvidence) -> Section:
-    """The tried configurations that no other beats in one respect without losing in another."""
-    return Section("Pareto front", TRIAL_COLUMNS, trial_rows(evidence.front_trials))
-
-
-def left_out(evidence: TuningEvidence) -> Section:
-    """What was not tried, and why."""
-    return Section(
-        "Left out", ("strategy", "why"), [[name, why] for name, why in evidence.left_out.items()]
-    )
-
-
-def tried(evidence: TuningEvidence) -> Section:
-    """All that was tried, the fastest first."""
-    trials = sorted(evidence.timed_trials, key=lambda trial: trial.predicted_seconds_per_token)
-    shown = f"The fastest {SHOWN_TRIALS} of {len(trials)}." if len(trials) > SHOWN_TRIALS else ""
-    note = f"{shown} {evidence.rollouts.summary if evidence.rollouts else ''}".strip()
-    return Section(
-        f"Tried ({len(trials)})",
-        TRIAL_COLUMNS,
-        trial_rows(trials[:SHOWN_TRIALS]),
-        note,
-        folded=True,
-    )
-
-
-def measured_rows(evidence: TuningEvidence, figures: Iterable[Metrics]) -> list[list[str]]:
-    """Measured configs in `MEASURED_COLUMNS`."""
-    return [
-        [
-            f"{figure.choice}{' ← chosen' if figure.choice == evidence.choice else ''}",
-            f"{1 / figure.seconds_per_token:.1f}",
-            ratio(figure),
-            milliseconds(figure.seconds_per_token),
-            milliseconds(figure.predicted_seconds_per_token),
-            number(figure.prediction_error, ".1%"),
-            number(figure.target_calls_per_token, ".3f"),
-        ]
-        for figure in figures
-    ]
-
-
-def trial_rows(trials: Iterable[Trial]) -> list[list[str]]:
-    """Tried configs in `TRIAL_COLUMNS`."""
-    return [
-        [
-            str(trial.choice),
-            milliseconds(trial.predicted_seconds_per_token),
-            number(trial.target_calls_per_token, ".3f"),
-            number(trial.divergence, ".4f"),
-            how_known(trial),
-        ]
-        for trial in trials
-    ]
-
-
-def how_known(trial: Trial) -> str:
-    """Where a trial's values come from; replay is an estimate where drafts were longer than what
-    the trace holds."""
-    return (
-        f"{trial.source}, estimate"
-        if trial.source == "replayed" and not trial.exact
-        else trial.source
-    )
-
-
-def facts(evidence: TuningEvidence) -> list[tuple[str, str]]:
-    """What the figures depend on."""
+def facts(evidence: TuningEvidence) -> dict[str, str]:
+    """What the figures depend on, by name."""
     known = {name: getattr(evidence, name) for name in FACTS}
     known["machine"] = {
         name: evidence.machine[name] for name in MACHINE if name in evidence.machine
     }
     known["constraints"] = evidence.constraints.model_dump() if evidence.constraints else None
-    return [
-        (name, plain(known[what]))
-        for what, name in FACTS.items()
-        if known[what] not in (None, {}, [])
-    ]
+    return {
+        name.replace("_", " "): plain(value)
+        for name, value in known.items()
+        if value not in (None, {}, [])
+    }
 
 
 def plain(value: Any) -> str:
@@ -250,18 +145,6 @@ def plain(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(plain, value))
     return str(value)
-
-
-def ratio(figure: Metrics) -> str:
-    """`1.31 [1.25, 1.38]`; plain decoding, which speedups are relative to, has no interval."""
-    if figure.speedup is None:
-        return "–"
-    if figure.choice == PLAIN:
-        return f"{figure.speedup:.2f}"
-    return (
-        f"{figure.speedup:.2f} [{number(figure.speedup_low, '.2f')}, "
-        f"{number(figure.speedup_high, '.2f')}]"
-    )
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -1,7 +1,7 @@
 """Searching: every configuration of the replayed strategies is replayed, the others are tried on a
 few prompts.
 
-Of each configuration three values are to be small: seconds per emitted token, target calls per
+Of each configuration three values are known: seconds per emitted token, target calls per
 emitted token, and divergence: the share of emitted tokens that are not the target's argmax after
 the same prefix, relative to plain decoding, which at temperature 0 is the mean total variation
 between what was written and what the target would have written there. It is 0 where a strategy is
@@ -13,29 +13,28 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftwell.components.replay.replay import replay_strategy
 from draftwell.components.replay.texts import Texts
+from draftwell.components.results import Results
 from draftwell.components.tune.evidence import Trial
+from draftwell.components.tune.halving import best_of_each
 from draftwell.components.tune.search.space import (
     MEASURED,
-    Space,
     combinations,
+    nearest_default,
     replayable,
-    space_of,
-    start,
 )
-from draftwell.components.tune.search.trial_log import TrialLog
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest, sha256_file
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, find_strategy
 
-Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, strategy)."""
 
@@ -46,7 +45,7 @@ class Search:
 
     Args:
         max_tokens: tokens per text that are replayed.
-        trials: what was tried before, and where it is kept.
+        trials: what was replayed before, and where it is kept.
         seed: of the order in which a space that is not tried whole is tried.
     """
 
@@ -54,8 +53,7 @@ class Search:
     resources: StrategyResources
     profile: HardwareProfile
     max_tokens: int
-    overlap: bool
-    trials: TrialLog
+    trials: Results[Trial]
     trace_digest: str
     seed: int = 0
 
@@ -65,7 +63,6 @@ class Search:
         limit: int | None,
         *,
         spread: Spread | None = None,
-        log: Log | None = None,
         progress: Progress | None = None,
     ) -> list[Trial]:
         """Replays of these strategies' configurations: all of them, or at most `limit`. What is on
@@ -74,41 +71,26 @@ class Search:
         Args:
             spread: has replays made by workers; what they leave is replayed here.
         """
-        wanted = [
-            choice
+        subjects = {name: self.subject(name) for name in names}
+        keys = {
+            choice: json_digest([subjects[name], choice.to_json()])
             for name, count in self.counts(names, limit).items()
             for choice in self.choices(name, count)
-        ]
-        descriptions = {name: self.describe(name) for name in names}
-        found = {
-            choice: trial
-            for name in names
-            for choice, trial in self.trials.known(name, descriptions[name]).items()
         }
-        missing = [choice for choice in wanted if choice not in found]
-        before = len(wanted) - len(missing)
+        missing = [choice for choice, key in keys.items() if key not in self.trials]
 
         def keep(trial: Trial) -> None:
-            self.trials.add(descriptions[trial.strategy], trial)
-            found[trial.choice] = trial
+            self.trials.put(keys[trial.choice], trial)
             if progress:
-                progress(
-                    before + sum(choice in found for choice in missing), len(wanted), trial.strategy
-                )
+                done = sum(key in self.trials for key in keys.values())
+                progress(done, len(keys), trial.strategy)
 
         if spread is not None and missing:
             spread(self, missing, keep)
         for choice in missing:
-            if choice not in found:
+            if keys[choice] not in self.trials:
                 keep(self.predict(choice))
-        for number, choice in enumerate(wanted, 1):
-            if log:
-                log(
-                    f"predicted_seconds_per_token/{choice.name}",
-                    found[choice].predicted_seconds_per_token,
-                    number,
-                )
-        return [found[choice] for choice in wanted]
+        return [self.trials[key] for key in keys.values()]
 
     def counts(self, names: Sequence[str], limit: int | None) -> dict[str, int]:
         """Strategy → how many configurations it may try. With a limit small spaces come first: what
@@ -122,12 +104,6 @@ class Search:
             limit -= shares[name]
         return shares
 
-    def space(self, name: str) -> Space:
-        """The values that a strategy's parameters may have."""
-        return (
-            MEASURED[name] if name in MEASURED else space_of(name, self.texts.rollout, self.profile)
-        )
-
     def configs(self, name: str) -> list[StrategyChoice]:
         """Every configuration of a strategy that may be tried; replayed ones are bounded by the
         trace's rollouts."""
@@ -137,22 +113,13 @@ class Search:
             else replayable(name, self.texts.rollout, self.profile)
         )
 
-    def choices(
-        self, name: str, count: int, first: Sequence[StrategyChoice] = ()
-    ) -> list[StrategyChoice]:
-        """The complete space where `count` suffices for it, else the first ones and others that
-        cover every parameter's values evenly.
-
-        Args:
-            first: choices to begin with; none takes the defaults.
-        """
+    def choices(self, name: str, count: int) -> list[StrategyChoice]:
+        """The complete space where `count` suffices for it, else what is nearest to the strategy's
+        defaults, and others that cover every parameter's values evenly."""
         allowed = self.configs(name)
         if len(allowed) <= count:
-            return list(dict.fromkeys([*first, *allowed]))
-        begin = list(first) or [
-            choice for choice in [start(name, self.space(name))] if choice in allowed
-        ]
-        return evenly(begin, allowed, self.seed)[: max(count, len(first))]
+            return allowed
+        return evenly([nearest_default(name, allowed)], allowed, self.seed)[:count]
 
     def predict(self, choice: StrategyChoice) -> Trial:
         """One replay; where the trace's rollouts end too early, an estimate."""
@@ -163,7 +130,6 @@ class Search:
             self.resources,
             self.profile,
             max_tokens=self.max_tokens,
-            overlap=self.overlap,
             extend=True,
         )
         return Trial.of(
@@ -175,43 +141,34 @@ class Search:
             source="replayed",
         )
 
-    def explore(
-        self,
-        name: str,
-        count: int,
-        measure: Callable[[StrategyChoice], Trial],
-        first: Sequence[StrategyChoice],
-        subject: Mapping[str, Any],
-    ) -> list[Trial]:
-        """`count` configurations of a strategy that no replay can predict, each measured.
-
-        Args:
-            first: choices to begin with, all of which are measured; none takes the defaults.
-            subject: what is measured on.
-        """
-        description = self.describe(name, subject)
-        known, trials = self.trials.known(name, description), []
-        for choice in self.choices(name, count, first):
-            trial = known.get(choice)
-            if trial is None:
-                trial = measure(choice)
-                self.trials.add(description, trial)
-            trials.append(trial)
-        return trials
-
-    def describe(self, name: str, subject: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """All that a trial's values depend on besides its choice: trials of another description are
-        not used."""
+    def subject(self, name: str) -> dict[str, Any]:
+        """All that a strategy's trials depend on besides the choice."""
         kinds = [kind for kind in find_strategy(name).reads() if kind in self.resources.artifacts]
         artifacts = {kind: artifact_digest(self.resources.artifacts[kind]) for kind in kinds}
         return {
             "trace": self.trace_digest,
             "budget": self.max_tokens,
-            "overlap": self.overlap,
             "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
             "deterministic": self.resources.deterministic,
-            **(subject or {}),
         }
+
+
+def trials_in(file: Path | None) -> Results[Trial]:
+    """The trials of earlier searches, where this one keeps its own.
+
+    A trial's key says all that it depends on, so one file holds those of many searches.
+
+    Args:
+        file: None keeps them in memory.
+    Raises:
+        DraftwellError: the file holds something else (`not_a_study`).
+    """
+    refusal = DraftwellError(
+        f"{file} is no file of trials that this version reads: name another with --study, or "
+        "move it away",
+        code="not_a_study",
+    )
+    return Results(file, "trials", Trial, refusal=refusal)
 
 
 Spread = Callable[[Search, Sequence[StrategyChoice], Callable[[Trial], None]], None]
@@ -259,7 +216,7 @@ def artifact_digest(artifact: Artifact) -> str:
     with tempfile.TemporaryDirectory() as place:
         artifact.write_files(Path(place))
         files = {path.name: sha256_file(path) for path in sorted(Path(place).iterdir())}
-    return json_digest([artifact.kind, artifact.written_schema, files])
+    return json_digest([artifact.kind, artifact.schema_version, files])
 
 
 def fastest_vanilla(search: Search, trials: Sequence[Trial]) -> Trial:
@@ -272,13 +229,18 @@ def fastest_vanilla(search: Search, trials: Sequence[Trial]) -> Trial:
     )
 
 
-def shortlist(trials: Sequence[Trial], count: int) -> list[Trial]:
+def shortlist(
+    trials: Sequence[Trial], count: int, max_divergence: float | None = None
+) -> list[Trial]:
     """The best of every strategy (serial and parallel are two), fastest first; then the next best
-    of any."""
-    ranked = sorted(trials, key=lambda trial: trial.predicted_seconds_per_token)
-    # by strategy, and by whether draft and target run at once
-    best: dict[tuple[str, Any], Trial] = {}
-    for trial in ranked:
-        best.setdefault((trial.strategy, trial.parameters.get("parallel")), trial)
-    rest = [trial for trial in ranked if trial not in best.values()]
-    return [*best.values(), *rest][:count]
+    of any.
+
+    Args:
+        max_divergence: those that diverged more come after the others: a short measurement is too
+            little to leave them out.
+    """
+    limit = 1.0 if max_divergence is None else max_divergence
+    ranked = sorted(
+        trials, key=lambda trial: (trial.divergence > limit, trial.predicted_seconds_per_token)
+    )
+    return best_of_each(ranked, lambda one: (one.strategy, one.parameters.get("parallel")), count)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.runtime.strategies import (
     STRATEGIES,
     StrategyChoice,
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 REPLAYED: dict[str, Space] = {
     name: cls.search_space
     for name, cls in STRATEGIES.items()
-    if cls.search_space and cls.replayable
+    # an acceptance head reads the draft's states, which no trace holds along its rollouts
+    if cls.search_space and cls.replayable and AcceptanceHead.kind not in cls.artifacts
 }
 """Strategies that a trace predicts exactly."""
 MEASURED: dict[str, Space] = {
     name: cls.search_space
     for name, cls in STRATEGIES.items()
-    if cls.search_space and not cls.replayable
+    if cls.search_space and name not in REPLAYED
 }
 """Strategies that are measured, because what a trace holds does not predict them."""
 
@@ -55,46 +57,19 @@ def rollout_needed(choice: StrategyChoice, profile: HardwareProfile) -> int:
     ).rollout_needed()
 
 
-def space_of(strategy: str, rollout: int, profile: HardwareProfile) -> Space:
-    """The values of a replayed strategy that some `replayable` choice has."""
-    choices = replayable(strategy, rollout, profile)
-    return {
-        name: bounded(values, {choice.parameters[name] for choice in choices})
-        for name, values in REPLAYED[strategy].items()
-    }
-
-
-def bounded(values: Span | tuple[Any, ...], allowed: set[Any]) -> Span | tuple[Any, ...]:
-    """Those of the values that are allowed: a shorter range, or some of them.
-
-    >>> bounded(Span(1, 12), {1, 2, 3}), bounded((None, 1, 2), {None, 1})
-    (Span(low=1, high=3, step=1), (None, 1))
-    """
-    if isinstance(values, Span):
-        return Span(min(allowed), max(allowed), values.step)
-    return tuple(value for value in values if value in allowed)
-
-
-def values_of(values: Span | tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values one by one."""
-    return values.values if isinstance(values, Span) else values
-
-
 def grid(space: Space) -> list[dict[str, Any]]:
     """Every combination.
 
     >>> grid({"a": Span(1, 2), "b": (True,)})
     [{'a': 1, 'b': True}, {'a': 2, 'b': True}]
     """
-    return [
-        dict(zip(space, combination, strict=True))
-        for combination in itertools.product(*map(values_of, space.values()))
-    ]
+    each = [part.values if isinstance(part, Span) else part for part in space.values()]
+    return [dict(zip(space, combination, strict=True)) for combination in itertools.product(*each)]
 
 
 def combinations(strategy: str, space: Space | None = None) -> list[StrategyChoice]:
     """Every choice in a strategy's space that its own rules allow, once, with what follows filled
-    in (see `completed`).
+    in (`Strategy.completed`).
 
     Args:
         space: a part of it; None takes all.
@@ -104,34 +79,25 @@ def combinations(strategy: str, space: Space | None = None) -> list[StrategyChoi
     cls = find_strategy(strategy)
     allowed: dict[StrategyChoice, None] = {}
     for point in grid(cls.search_space if space is None else space):
-        choice = completed(strategy, point)
+        choice = StrategyChoice(strategy, cls.completed(point))
         with contextlib.suppress(ValidationError):
             cls.Config.model_validate(choice.parameters)
             allowed[choice] = None
     return list(allowed)
 
 
-def completed(strategy: str, parameters: Mapping[str, Any]) -> StrategyChoice:
-    """The choice of a point in the space, with the parameters that follow from it
-    (`Strategy.completed`)."""
-    return StrategyChoice(strategy, find_strategy(strategy).completed(parameters))
+def nearest_default(strategy: str, allowed: Sequence[StrategyChoice]) -> StrategyChoice:
+    """The choice that has most of the strategy's own values; of equal ones that which is nearest in
+    the others."""
+    fields = find_strategy(strategy).Config.model_fields
 
+    def distance(choice: StrategyChoice) -> tuple[int, float]:
+        others = [
+            (value, fields[name].default)
+            for name, value in choice.parameters.items()
+            if value != fields[name].default
+        ]
+        numbers = [pair for pair in others if all(isinstance(one, int | float) for one in pair)]
+        return len(others), sum(abs(value - default) for value, default in numbers)
 
-def defaults(strategy: str, space: Space) -> dict[str, Any]:
-    """The strategy's own values of the parameters in a space, each moved to the nearest that the
-    space has."""
-    chosen = {}
-    for name, values in space.items():
-        own, known = find_strategy(strategy).Config.model_fields[name].default, values_of(values)
-        if own in known:
-            chosen[name] = own
-        elif isinstance(own, int | float):
-            chosen[name] = min(known, key=lambda value: abs(value - own))
-        else:
-            chosen[name] = known[0]
-    return chosen
-
-
-def start(strategy: str, space: Space) -> StrategyChoice:
-    """The choice that a search begins with: the defaults, with what follows filled in."""
-    return completed(strategy, defaults(strategy, space))
+    return min(allowed, key=distance)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from draftwell.components.collect.settings import CollectionSettings
+from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.learn.shared import (
     COLLECTED,
     Column,
@@ -34,13 +35,68 @@ from draftwell.flows.cli.options import (
     Workers,
     say,
 )
+from draftwell.flows.workspace import Workspace
 
 DEFAULTS = CollectionSettings()
+PREFIX_KINDS = ",".join(DEFAULTS.prefix_kinds)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command()(collect)
+
+
+Turns = Annotated[
+    int,
+    typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all."),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p",
+        min=0.001,
+        max=1.0,
+        help="Sample from the smallest set of tokens with this probability.",
+    ),
+]
+Rollout = Annotated[
+    int,
+    typer.Option(
+        "--rollout",
+        min=1,
+        help="Draft tokens recorded after every position: the longest draft that a replay can try.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Trace folder (default: the workspace's).")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Replace a trace of other prompts or settings.")
+]
+Kinds = Annotated[
+    str,
+    typer.Option(
+        "--kinds",
+        help="Who writes the texts, comma-separated; `target` alone is enough to tune.",
+    ),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help=(
+            "With --engine vllm: how it speculates, such as ngram:k=5:n=3; default: what "
+            "was tuned for it, else off."
+        ),
+    ),
+]
+Logprobs = Annotated[
+    int,
+    typer.Option(
+        "--logprobs",
+        min=0,
+        max=20,
+        help="With --engine vllm: likeliest tokens that are named at each position.",
+    ),
+]
 
 
 def collect(
@@ -51,116 +107,38 @@ def collect(
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
     split: Split = "train",
     column: Column = None,
-    turns: Annotated[
-        int,
-        typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all."),
-    ] = (DEFAULTS.turns),
+    turns: Turns = DEFAULTS.turns,
     temperature: Temperature = DEFAULTS.temperature,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            "--top-p",
-            min=0.001,
-            max=1.0,
-            help="Sample from the smallest set of tokens with this probability.",
-        ),
-    ] = DEFAULTS.top_p,
-    rollout: Annotated[
-        int,
-        typer.Option(
-            "--rollout",
-            min=1,
-            help="Draft tokens recorded after every position: the longest draft "
-            "that a replay can try.",
-        ),
-    ] = DEFAULTS.rollout,
+    top_p: TopP = DEFAULTS.top_p,
+    rollout: Rollout = DEFAULTS.rollout,
     seed: Seed = DEFAULTS.seed,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Trace folder (default: the workspace's).")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Replace a trace of other prompts or settings.")
-    ] = False,
-    kinds: Annotated[
-        str,
-        typer.Option(
-            "--kinds",
-            help="Who writes the texts, comma-separated; `target` alone is enough to tune.",
-        ),
-    ] = ",".join(DEFAULTS.prefix_kinds),
+    out: Out = None,
+    fresh: Fresh = False,
+    kinds: Kinds = PREFIX_KINDS,
     runner: RunnerOption = Runner.threads,
     workers: Workers = 1,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
     engine: EngineOption = EngineName.draftwell,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            help=(
-                "With --engine vllm: how it speculates, such as ngram:k=5:n=3; default: what "
-                "was tuned for it, else off."
-            ),
-        ),
-    ] = None,
-    logprobs: Annotated[
-        int,
-        typer.Option(
-            "--logprobs",
-            min=0,
-            max=20,
-            help="With --engine vllm: likeliest tokens that are named at each position.",
-        ),
-    ] = 5,
+    method: Method = None,
+    logprobs: Logprobs = 5,
 ) -> None:
     """Collect traces: texts of the target and the draft, with what both models say at every
-    position.
+    position. With --engine vllm, texts are collected instead, one JSON object a line, with the
+    likeliest tokens and the acceptance of drafts.
 
-    A run that was stopped resumes where it was. Of the shipped prompts the first 64 are taken:
-    calibrate, tune and gate use others.
-
-    With --engine vllm, texts are collected instead, one JSON object a line, with the likeliest
-    tokens and the acceptance of drafts.
+    A run that was stopped resumes. Of the shipped prompts it takes the first 64.
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
-    from draftwell.flows.cli.engine import collect_elsewhere, refuse_options
+    rows = load(prompts, limit or (None if prompts else COLLECTED), split=split, column=column)
+    if on_other_engine(context):
+        from draftwell.flows.cli.engine import collect_elsewhere
 
-    elsewhere = (
-        "prompts",
-        "limit",
-        "split",
-        "column",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "seed",
-        "out",
-        "fresh",
-        "method",
-        "logprobs",
-    )
-    if refuse_options(context, engine, elsewhere, only_elsewhere=("method", "logprobs")):
-        texts = load(prompts, limit or (None if prompts else COLLECTED), split=split, column=column)
-        return collect_elsewhere(
-            pair,
-            dtype,
-            device,
-            threads,
-            rows=texts,
-            method=method,
-            out=out,
-            fresh=fresh,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            logprobs=logprobs,
-        )
+        return collect_elsewhere(context, rows)
     from draftwell.components.collect.collect import cuts
     from draftwell.flows.steps import collect as collect_step
-    from draftwell.flows.workspace import Workspace
 
     settings = CollectionSettings(
         max_tokens=max_tokens,
@@ -171,30 +149,13 @@ def collect(
         seed=seed,
         prefix_kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
     )
-    rows = load(prompts, limit or (None if prompts else COLLECTED), split=split, column=column)
     load_with = collect_step.loading(Workspace(pair, dtype, say), rows, settings)
-    rates: dict[str, float] = {}
     pool = worker_pool(runner, workers, threads, device)
     with open_with_progress("collect", pair, dtype, device, threads, **load_with) as opened:
         traces = collect_step.run_collect(
-            opened,
-            rows,
-            settings,
-            folder=out,
-            fresh=fresh,
-            pool=pool,
-            log=lambda name, value, shard: rates.update({name: value}),
+            opened, rows, settings, folder=out, fresh=fresh, pool=pool
         )
-    if rate := rates.get("collect_tokens_per_second"):
-        generated = rates.get("generate_tokens_per_second")
-        say(
-            f"{rate:.0f} tokens/s"
-            + (f"; the target alone wrote {generated:.0f} tokens/s" if generated else "")
-        )
-    typer.echo(
-        f"{traces.folder}  {traces.read(['position']).num_rows} positions  digest "
-        f"{traces.digest()[:12]}"
-    )
-    cut, tokens = cuts(traces)
-    if cut:
-        typer.echo(f"{cut} of the prompts were too long and were cut, by {tokens} tokens in all")
+    digest, positions = traces.digest()[:12], traces.read(["position"]).num_rows
+    typer.echo(f"{traces.folder}  {positions} positions  digest {digest}")
+    if any(cut := cuts(traces)):
+        typer.echo(f"{cut[0]} of the prompts were too long and were cut, by {cut[1]} tokens in all")

@@ -21,6 +21,7 @@ from draftwell.flows.cli.options import (
     say,
     set_threads,
 )
+from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
 
@@ -36,101 +37,109 @@ class Loss(StrEnum):
     TV = "tv"
 
 
-def distill(
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            help="Hub id (ORG/NAME), model folder, or a pair, of which the target is taken.",
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        help="Hub id (ORG/NAME), model folder, or a pair, of which the target is taken.",
+    ),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option("--prompts", help=f"{SOURCES} (default: the target invents its prompts)."),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        help=(
+            "Layers of the target to keep, such as 0,1,28,29 (default: the first two and "
+            "the last two)."
         ),
-    ],
-    prompts: Annotated[
-        str | None,
-        typer.Option("--prompts", help=f"{SOURCES} (default: the target invents its prompts)."),
-    ] = None,
+    ),
+]
+HeadTokens = Annotated[
+    int, typer.Option("--head-tokens", min=2, help="Tokens that the draft can propose.")
+]
+LossOption = Annotated[
+    Loss,
+    typer.Option(
+        "--loss",
+        help=(
+            "KL divergence (kl) or total variation (tv), which is one minus the chance of "
+            "acceptance."
+        ),
+    ),
+]
+Minutes = Annotated[
+    float,
+    typer.Option(
+        "--minutes",
+        min=0.01,
+        help="Training time; writing the training text before it takes further time.",
+    ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option("--tokens", min=1, help="Train on this many tokens instead of for --minutes."),
+]
+Invent = Annotated[
+    int,
+    typer.Option(
+        "--invent",
+        min=8,
+        help="Number of instructions that the target invents without --prompts.",
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", help="Name of the new pair (default: the target's with -distilled)."),
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(
+        "--work",
+        help=(
+            "Folder of unfinished work, which a second run resumes (default: in "
+            "$DRAFTWELL_HOME/distill)."
+        ),
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder of the draft (default: in the pair's workspace)."),
+]
+
+
+def distill(
+    target: Target,
+    prompts: Prompts = None,
     limit: Limit = None,
     split: Split = "train",
     column: Column = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            "--layers",
-            help=(
-                "Layers of the target to keep, such as 0,1,28,29 (default: the first two and "
-                "the last two)."
-            ),
-        ),
-    ] = None,
-    head_tokens: Annotated[
-        int, typer.Option("--head-tokens", min=2, help="Tokens that the draft can propose.")
-    ] = 8192,
-    loss: Annotated[
-        Loss,
-        typer.Option(
-            "--loss",
-            help=(
-                "KL divergence (kl) or total variation (tv), which is one minus the chance of "
-                "acceptance."
-            ),
-        ),
-    ] = Loss.KL,
-    minutes: Annotated[
-        float,
-        typer.Option(
-            "--minutes",
-            min=0.01,
-            help="Training time; writing the training text before it takes further time.",
-        ),
-    ] = 60,
-    tokens: Annotated[
-        int | None,
-        typer.Option("--tokens", min=1, help="Train on this many tokens instead of for --minutes."),
-    ] = None,
+    layers: Layers = None,
+    head_tokens: HeadTokens = 8192,
+    loss: LossOption = Loss.KL,
+    minutes: Minutes = 60,
+    tokens: Tokens = None,
     max_tokens: MaxTokens = 128,
-    invent: Annotated[
-        int,
-        typer.Option(
-            "--invent",
-            min=8,
-            help="Number of instructions that the target invents without --prompts.",
-        ),
-    ] = 2000,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", help="Name of the new pair (default: the target's with -distilled)."
-        ),
-    ] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(
-            "--work",
-            help=(
-                "Folder of unfinished work, which a second run resumes (default: in "
-                "$DRAFTWELL_HOME/distill)."
-            ),
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of the draft (default: in the pair's workspace)."),
-    ] = None,
+    invent: Invent = 2000,
+    name: Name = None,
+    work: Work = None,
+    out: Out = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
     publish: Publish = True,
 ) -> None:
     """Make a draft of a few of a target's own layers, trained on what the target writes, and a pair
-    of both.
-
-    A run that was stopped resumes where it was.
+    of both. A run that was stopped resumes where it was.
 
     Example: draftwell distill --target HuggingFaceTB/SmolLM2-360M-Instruct --minutes 60
     """
     kept = None if layers is None else numbers(layers)
-    for folder in (work, out):
-        if folder is not None:
-            check_folder(folder)
+    for folder in filter(None, (work, out)):
+        check_folder(folder)
     rows = load(prompts, limit, split=split, column=column) if prompts else None
     from draftwell.flows.steps import distil as distil_step
 
@@ -155,16 +164,11 @@ def distill(
     made = distil_step.run_distil(wanted, say=say)
     reports = distil_step.keep_report(made)
     if publish:
-        from draftwell.registry.store import Store
-
-        version = Store().publish(made.folder, pair=made.pair.name)
-        say(f"registered {version.name} version {version.version}")
-    found = made.report.get("agreement")
-    if found:
-        typer.echo(
-            f"agreement {found['agreement']:.3f} on {found['positions']} tokens that the "
-            "target wrote after untouched prompts"
-        )
+        kept_as = Store().publish(made.folder, pair=made.pair.name)
+        say(f"registered {kept_as.name} version {kept_as.version}")
+    if found := made.report.get("agreement"):
+        after = f"{found['positions']} tokens that the target wrote after untouched prompts"
+        typer.echo(f"agreement {found['agreement']:.3f} on {after}")
     typer.echo(f"{made.folder}  {reports}\nnext: draftwell collect --pair {made.pair.name}")
 
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.components.prompts.sources import load_prompts
 from draftwell.flows.cli.options import Runner, pick_device, progress, say, set_threads
+from draftwell.flows.context import pictures_of
+from draftwell.flows.loading import open_pair
+from draftwell.registry.store import Store
+from draftwell.serving.device import default_device
 
 if TYPE_CHECKING:
     from draftwell.components.prompts.overlap import TrainingPrompts
@@ -47,7 +53,6 @@ def open_with_progress(
     title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, **load: Any
 ) -> Iterator[StepContext]:
     """A loaded pair with a progress bar; the keyword arguments are those of `open_pair`."""
-    from draftwell.flows.loading import open_pair
 
     set_threads(threads)
     opened = open_pair(
@@ -61,8 +66,6 @@ def load(
     source: str | None, limit: int | None, *, split: str = "train", column: str | None = None
 ) -> list[Prompt]:
     """Prompts of any source, or the shipped ones."""
-    from draftwell.components.prompts.prompt import demo_prompts
-    from draftwell.components.prompts.sources import load_prompts
 
     return (
         load_prompts(source, limit=limit, split=split, column=column)
@@ -91,8 +94,6 @@ def load_more(
 
 def publish_kinds(opened: StepContext, *kinds: str) -> None:
     """Register artifacts of the workspace."""
-    from draftwell.flows.context import pictures_of
-    from draftwell.registry.store import Store
 
     store, space = Store(), opened.workspace
     for kind in kinds:
@@ -105,13 +106,8 @@ def publish_kinds(opened: StepContext, *kinds: str) -> None:
 def worker_pool(
     runner: Runner, workers: int, threads: int | None, device: str | None
 ) -> WorkerPool | None:
-    """How shards and replays are spread over workers, None where this process does all; Prefect,
-    which runs them, logs errors only."""
-    from draftwell.flows.progress import settle_prefect
-
-    settle_prefect()
+    """How shards and replays are spread over workers, None where this process does all."""
     from draftwell.flows.workers.task_runners import worker_pool_for
-    from draftwell.serving.device import default_device
 
     return worker_pool_for(
         runner.value, workers, threads=threads, device=device or default_device()

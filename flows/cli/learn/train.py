@@ -12,6 +12,7 @@ import typer
 
 from draftwell.components.calibrate.settings import MemorySettings
 from draftwell.components.train.settings import LabelKind, VerifierSettings
+from draftwell.flows import context
 from draftwell.flows.cli.learn.shared import (
     SOURCES,
     Column,
@@ -33,14 +34,19 @@ from draftwell.flows.cli.options import (
     say,
     set_threads,
 )
+from draftwell.flows.context import pictures_of
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.store import Store
 from draftwell.serving.artifacts.kinds import made_by
 from draftwell.serving.errors import DraftwellError
 
 DEFAULTS, MEMORY = VerifierSettings(), MemorySettings()
 
 if TYPE_CHECKING:
+    from draftwell.components.train.datastore import DatastoreReport
     from draftwell.components.train.medusa import MedusaReport
     from draftwell.components.train.reports import HeadReport, VerifierReport
+    from draftwell.serving.recording.trace import TraceSet
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,101 +65,136 @@ class Trained(StrEnum):
     MEDUSA_HEADS = "medusa_heads"
 
 
+WITHOUT_DRAFT = (
+    "only for pairs with a draft model: without one the hardware profile alone is made, remove this"
+)
+OF_TRACES = {"--traces", "--test", "--seed", "--device"}
+OPTIONS = {
+    Trained.VERIFIER: OF_TRACES | {"--label", "--ratio", "--eta-fp", "--features"},
+    Trained.ACCEPTANCE_HEAD: OF_TRACES,
+    Trained.MEDUSA_HEADS: OF_TRACES,
+    Trained.DATASTORE: {"--traces", "--device"},
+    Trained.EAGLE3_HEAD: {"--prompts", "--limit", "--minutes", "--tokens", "--work", "--seed"},
+}
+"""What each kind takes of the options that not all do."""
+OF_SOME_KINDS = (
+    *("--traces", "--test", "--label", "--ratio", "--eta-fp", "--features", "--prompts"),
+    *("--limit", "--minutes", "--tokens", "--work", "--seed", "--device"),
+)
+
+
+Kind = Annotated[
+    Trained,
+    typer.Option(
+        "--kind",
+        help="What to make: the verifier of sprinter, the acceptance head of "
+        "specdec_pp, the heads of medusa, the datastore of rest and suffix, "
+        "or the head of eagle3, which is trained on prompts, not on "
+        "traces.",
+    ),
+]
+Test = Annotated[
+    Path | None,
+    typer.Option(
+        "--test",
+        help="Trace folder of other prompts to test on; default: a fifth of the "
+        "prompts is held out.",
+    ),
+]
+Label = Annotated[
+    LabelKind | None,
+    typer.Option(
+        "--label",
+        help="Verifier: what it predicts of a draft token: ratio (q/p at most "
+        "lambda, SPRINTER's), argmax (the target's choice; traces at "
+        "temperature 0) or soft (min(1, p/q)); default: "
+        f"{DEFAULTS.label.value}.",
+    ),
+]
+Ratio = Annotated[
+    float | None,
+    typer.Option(
+        "--ratio",
+        min=0.001,
+        help="Verifier: lambda, the largest q/p of an acceptable token; "
+        f"default: {DEFAULTS.ratio:g}.",
+    ),
+]
+EtaFp = Annotated[
+    float | None,
+    typer.Option(
+        "--eta-fp",
+        min=0.0,
+        max=1.0,
+        help="Verifier: false-positive rate that sets its threshold: share of "
+        "the tokens to be rejected (q/p > 1, or by the label) that it "
+        f"may accept; default: {DEFAULTS.eta_fp:g}.",
+    ),
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        "--features",
+        help="Verifier: comma-separated names out of before, after and "
+        "scalars; default: the best set by cross-validation.",
+    ),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        help=f"Head of eagle3: what the target is asked. {SOURCES} (default: "
+        "the target invents its prompts).",
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        min=0.01,
+        help="Head of eagle3: training time; writing the training "
+        "text before it takes further time; default: "
+        "60.",
+    ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens",
+        min=1,
+        help="Head of eagle3: train on this many tokens instead of for --minutes.",
+    ),
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(
+        "--work",
+        help="Head of eagle3: folder of unfinished work, which a second run resumes "
+        "(default: in the pair's workspace).",
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Seed of all random streams (default: 0).")
+]
+
+
 def train(
+    invoked: typer.Context,
     pair: Pair = "default",
     traces: Traces = None,
     publish: Publish = True,
-    kind: Annotated[
-        Trained,
-        typer.Option(
-            "--kind",
-            help="What to make: the verifier of sprinter, the acceptance head of "
-            "specdec_pp, the heads of medusa, the datastore of rest and suffix, "
-            "or the head of eagle3, which is trained on prompts, not on "
-            "traces.",
-        ),
-    ] = Trained.VERIFIER,
-    test: Annotated[
-        Path | None,
-        typer.Option(
-            "--test",
-            help="Trace folder of other prompts to test on; default: a fifth of the "
-            "prompts is held out.",
-        ),
-    ] = None,
-    label: Annotated[
-        LabelKind | None,
-        typer.Option(
-            "--label",
-            help="Verifier: what it predicts of a draft token: ratio (q/p at most "
-            "lambda, SPRINTER's), argmax (the target's choice; traces at "
-            "temperature 0) or soft (min(1, p/q)); default: "
-            f"{DEFAULTS.label.value}.",
-        ),
-    ] = None,
-    ratio: Annotated[
-        float | None,
-        typer.Option(
-            "--ratio",
-            help="Verifier: lambda, the largest q/p of an acceptable token; "
-            f"default: {DEFAULTS.ratio:g}.",
-        ),
-    ] = None,
-    eta_fp: Annotated[
-        float | None,
-        typer.Option(
-            "--eta-fp",
-            help="Verifier: false-positive rate that sets its threshold: share of "
-            "the tokens to be rejected (q/p > 1, or by the label) that it "
-            f"may accept; default: {DEFAULTS.eta_fp:g}.",
-        ),
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            "--features",
-            help="Verifier: comma-separated names out of before, after and "
-            "scalars; default: the best set by cross-validation.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            "--prompts",
-            help=f"Head of eagle3: what the target is asked. {SOURCES} (default: "
-            "the target invents its prompts).",
-        ),
-    ] = None,
+    kind: Kind = Trained.VERIFIER,
+    test: Test = None,
+    label: Label = None,
+    ratio: Ratio = None,
+    eta_fp: EtaFp = None,
+    features: Features = None,
+    prompts: Prompts = None,
     limit: Limit = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--minutes",
-            min=0.01,
-            help="Head of eagle3: training time; writing the training "
-            "text before it takes further time; default: "
-            "60.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens",
-            min=1,
-            help="Head of eagle3: train on this many tokens instead of for --minutes.",
-        ),
-    ] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(
-            "--work",
-            help="Head of eagle3: folder of unfinished work, which a second run resumes "
-            "(default: in the pair's workspace).",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Seed of all random streams (default: 0).")
-    ] = None,
+    minutes: Minutes = None,
+    tokens: Tokens = None,
+    work: Work = None,
+    seed: Seed = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
@@ -164,79 +205,28 @@ def train(
 
     Example: draftwell train --pair default
     """
-    verifier_only = {"--label": label, "--ratio": ratio, "--eta-fp": eta_fp, "--features": features}
+    refuse_other_kinds(kind, invoked.params)
     if kind is Trained.EAGLE3_HEAD:
-        elsewhere = None if device == "cpu" else device
-        refuse(
-            {"--traces": traces, "--test": test, **verifier_only, "--device": elsewhere},
-            (
-                "not for the head of eagle3, which is trained on the CPU, on what the target "
-                "writes: remove this, or choose another --kind"
-            ),
-            "eagle3_options",
-        )
-        train_eagle3(
-            pair,
-            dtype,
-            threads,
-            publish,
-            prompts=prompts,
-            limit=limit,
-            minutes=minutes,
-            tokens=tokens,
-            work=work,
-            seed=seed,
-        )
+        budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed)
+        if prompts:
+            budget["prompts"] = load(prompts, limit)
+        elif limit is not None:
+            budget["invented"] = limit
+        train_eagle3(pair, dtype, threads, publish, budget)
         return
-    refuse(
-        {
-            "--prompts": prompts,
-            "--limit": limit,
-            "--minutes": minutes,
-            "--tokens": tokens,
-            "--work": work,
-        },
-        "only for the head of eagle3: remove this, or add --kind eagle3_head",
-        "eagle3_options",
+    settings = named(
+        label=label,
+        ratio=ratio,
+        eta_fp=eta_fp,
+        features=features and tuple(name.strip() for name in features.split(",")),
     )
-    if kind is not Trained.VERIFIER:
-        refuse(
-            verifier_only,
-            f"only for the verifier: remove this for {kind.value}",
-            "verifier_options",
-        )
-    if kind is Trained.DATASTORE:
-        refuse(
-            {"--test": test, "--seed": seed},
-            "only for what is trained: a datastore holds out a fifth of its own prompts, and draws "
-            "nothing: remove this",
-            "datastore_options",
-        )
     from draftwell.components.train.datastore import DatastoreReport
-    from draftwell.flows import context
-    from draftwell.flows.steps import train as train_step
 
-    options = {
-        "label": label,
-        "ratio": ratio,
-        "eta_fp": eta_fp,
-        "features": features and tuple(name.strip() for name in features.split(",")),
-    }
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    verifier = VerifierSettings(seed=seed or 0, **settings)
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
-        report: VerifierReport | HeadReport | MedusaReport | DatastoreReport
-        if kind is Trained.DATASTORE:
-            report = train_step.run_train_datastore(opened, found)
-        elif kind is Trained.VERIFIER:
-            report = train_step.run_train(
-                opened, found, VerifierSettings(seed=seed or 0, **given), test=untouched
-            )
-        elif kind is Trained.ACCEPTANCE_HEAD:
-            report = train_step.run_train_head(opened, found, test=untouched, seed=seed or 0)
-        else:
-            report = train_step.run_train_medusa(opened, found, test=untouched, seed=seed or 0)
+        report = train_on_traces(kind, opened, found, untouched, verifier)
     if report.left_out and not isinstance(report, DatastoreReport):
         say(
             f"{len(report.left_out)} prompts of {test} are in the training trace too and "
@@ -250,41 +240,62 @@ def train(
         show_report(report, opened.workspace.reports)
 
 
+def refuse_other_kinds(kind: Trained, given: Mapping[str, object]) -> None:
+    """Refuse options of other kinds; every kind may be asked to use the CPU."""
+    values = {option: given[option[2:].replace("-", "_")] for option in OF_SOME_KINDS}
+    if values["--device"] == "cpu":
+        values["--device"] = None
+    refuse(
+        {option: value for option, value in values.items() if option not in OPTIONS[kind]},
+        f"not for --kind {kind.value}: remove this, or choose another --kind",
+        "option_of_another_kind",
+    )
+
+
+def train_on_traces(
+    kind: Trained,
+    opened: context.StepContext,
+    found: TraceSet,
+    untouched: TraceSet | None,
+    verifier: VerifierSettings,
+) -> VerifierReport | HeadReport | MedusaReport | DatastoreReport:
+    """Make one kind of the traces that were found; `untouched`: those to test on."""
+    from draftwell.flows.steps import train as train_step
+
+    if kind is Trained.DATASTORE:
+        return train_step.run_train_datastore(opened, found)
+    if kind is Trained.VERIFIER:
+        return train_step.run_train(opened, found, verifier, test=untouched)
+    if kind is Trained.ACCEPTANCE_HEAD:
+        return train_step.run_train_head(opened, found, test=untouched, seed=verifier.seed)
+    return train_step.run_train_medusa(opened, found, test=untouched, seed=verifier.seed)
+
+
 def refuse(options: Mapping[str, object], why: str, code: str) -> None:
     """Refuse options that were given, name → value, in one line."""
     if given := [name for name, value in options.items() if value is not None]:
         raise DraftwellError(f"{', '.join(given)}: {why}", code=code)
 
 
-def train_eagle3(
-    pair: str,
-    dtype: str | None,
-    threads: int | None,
-    publish: bool,
-    *,
-    prompts: str | None,
-    limit: int | None,
-    minutes: float | None,
-    tokens: int | None,
-    work: Path | None,
-    seed: int | None,
-) -> None:
-    """`train --kind eagle3_head`."""
-    from draftwell.flows.context import pictures_of
-    from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
-    from draftwell.flows.workspace import Workspace
+def named(**options: Any) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: value for name, value in options.items() if value is not None}
 
-    rows = load(prompts, limit) if prompts else None
+
+def train_eagle3(
+    pair: str, dtype: str | None, threads: int | None, publish: bool, request: dict[str, Any]
+) -> None:
+    """`train --kind eagle3_head`.
+
+    Args:
+        request: fields of `HeadRequest`.
+    """
+    from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
+
     set_threads(threads)
     space = Workspace(pair, dtype, say)
-    options = {"minutes": minutes, "tokens": tokens, "work": work, "seed": seed}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if rows is None and limit is not None:
-        given["invented"] = limit
-    head, report = run_train_eagle3(space, HeadRequest(prompts=rows, **given), say=say)
+    head, report = run_train_eagle3(space, HeadRequest(**request), say=say)
     if publish:
-        from draftwell.registry.store import Store
-
         made = Store().publish(
             space.folder(head.kind),
             pair=space.spec.name,
@@ -303,7 +314,7 @@ def train_eagle3(
 
 
 def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
-    """Print the metrics, with their intervals, and the cost of a score."""
+    """Print the metrics, with their intervals."""
     from draftwell.components.train.medusa import MedusaReport
     from draftwell.components.train.reports import VerifierReport
 
@@ -327,19 +338,45 @@ def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path
             if isinstance(value, int | float)
         )
     )
-    assert report.cost is not None
-    taken = (
-        f"a score takes {report.cost.score_us:.0f} µs, {100 * report.cost.share:.1f} % of a "
-        "draft forward pass"
-    )
     if isinstance(report, VerifierReport):
-        taken = f"features {'+'.join(report.features)}; {taken}; report: {folder / 'verifier.md'}"
-    typer.echo(taken)
+        typer.echo(f"features {'+'.join(report.features)}; report: {folder / 'verifier.md'}")
 
 
 def format_metric(value: float) -> str:
     """A metric for the terminal."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+Temperature = Annotated[
+    float,
+    typer.Option(
+        "--temperature",
+        min=0.0,
+        max=2.0,
+        help="Above 0: add counts for sampled requests to the acceptance table, from traces "
+        "of this temperature, and make "
+        "nothing else. 0: all, from greedy texts.",
+    ),
+]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Correction memory: tokens of each prompt.")
+]
+Batch = Annotated[
+    int,
+    typer.Option(
+        "--batch",
+        min=1,
+        help="Correction memory: prompts decoded at once. More are faster and take more memory.",
+    ),
+]
+SmallestCount = Annotated[
+    int,
+    typer.Option(
+        "--smallest-count",
+        min=1,
+        help="Correction memory: leave out pairs that were seen less often.",
+    ),
+]
 
 
 def calibrate(
@@ -349,37 +386,10 @@ def calibrate(
     limit: Limit = 24,
     split: Split = "train",
     column: Column = None,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature",
-            min=0.0,
-            max=2.0,
-            help="Above 0: add counts for sampled requests to the acceptance table, from traces "
-            "of this temperature, and make "
-            "nothing else. 0: all, from greedy texts.",
-        ),
-    ] = 0.0,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Correction memory: tokens of each prompt.")
-    ] = (MEMORY.max_tokens),
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch",
-            min=1,
-            help="Correction memory: prompts decoded at once. More are faster and "
-            "take more memory.",
-        ),
-    ] = MEMORY.batch,
-    smallest_count: Annotated[
-        int,
-        typer.Option(
-            "--smallest-count",
-            min=1,
-            help="Correction memory: leave out pairs that were seen less often.",
-        ),
-    ] = MEMORY.smallest_count,
+    temperature: Temperature = 0.0,
+    max_tokens: MaxTokens = MEMORY.max_tokens,
+    batch: Batch = MEMORY.batch,
+    smallest_count: SmallestCount = MEMORY.smallest_count,
     publish: Publish = True,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -393,30 +403,12 @@ def calibrate(
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
     """
-    from draftwell.flows import context
     from draftwell.flows.steps import train as train_step
-    from draftwell.flows.workspace import Workspace
 
     if Workspace(pair, dtype).spec.draft is None:
-        refuse(
-            {"--traces": traces, "--prompts": prompts, "--temperature": temperature or None},
-            (
-                "only for pairs with a draft model: without one the hardware profile alone is "
-                "made, remove this"
-            ),
-            "calibrate_without_draft",
-        )
-        with open_with_progress(
-            "calibrate", pair, dtype, device, threads, any_strategy=True
-        ) as opened:
-            found = train_step.run_profile(opened)
-        if publish:
-            publish_kinds(opened, "hardware_profile")
-        head = f"head step {found['t_head_ms']:.1f} ms  " if "t_head_ms" in found else ""
-        typer.echo(
-            f"no draft model: the hardware profile alone  {head}target forward pass "
-            f"{found['t_verify_ms']['1']:.1f} ms"
-        )
+        given = {"--traces": traces, "--prompts": prompts, "--temperature": temperature or None}
+        refuse(given, WITHOUT_DRAFT, "calibrate_without_draft")
+        profile_alone(pair, publish, dtype, device, threads)
         return
     if temperature > 0:
         calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
@@ -446,6 +438,23 @@ def calibrate(
     )
 
 
+def profile_alone(
+    pair: str, publish: bool, dtype: str | None, device: str | None, threads: int | None
+) -> None:
+    """Make the hardware profile of a pair without a draft model."""
+    from draftwell.flows.steps import train as train_step
+
+    with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
+        found = train_step.run_profile(opened)
+    if publish:
+        publish_kinds(opened, "hardware_profile")
+    head = f"head step {found['t_head_ms']:.1f} ms  " if "t_head_ms" in found else ""
+    typer.echo(
+        f"no draft model: the hardware profile alone  {head}target forward pass "
+        f"{found['t_verify_ms']['1']:.1f} ms"
+    )
+
+
 def calibrate_sampled(
     pair: str,
     traces: Path | None,
@@ -456,7 +465,6 @@ def calibrate_sampled(
     threads: int | None,
 ) -> None:
     """`calibrate --temperature`: count sampled texts into the acceptance table."""
-    from draftwell.flows import context
     from draftwell.flows.steps import train as train_step
 
     with open_with_progress("calibrate", pair, dtype, device, threads) as opened:

@@ -3,12 +3,14 @@ flag."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftwell.components.tune.settings import DEFAULTS, TuneSettings
+from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.learn.shared import (
     Column,
     Publish,
@@ -25,8 +27,10 @@ from draftwell.flows.cli.options import (
     EngineName,
     EngineOption,
     Fresh,
+    Levels,
     Limit,
     MaxTokens,
+    Methods,
     PadTarget,
     Pair,
     Runner,
@@ -36,7 +40,12 @@ from draftwell.flows.cli.options import (
     check_output,
     say,
 )
+from draftwell.flows.context import StepContext, open_trace, training_prompts
+from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
+
+if TYPE_CHECKING:
+    from draftwell.components.tune.evidence import TuningEvidence
 
 LIMITS = DEFAULTS.constraints
 
@@ -44,6 +53,60 @@ LIMITS = DEFAULTS.constraints
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command()(tune)
+
+
+Temperature = Annotated[
+    float,
+    typer.Option(
+        "--temperature",
+        min=0.0,
+        max=2.0,
+        help=(
+            "Of requests to tune for: 0 for greedy ones, above 0 for sampled ones; the "
+            "other choice stays."
+        ),
+    ),
+]
+Trials = Annotated[
+    int | None,
+    typer.Option(
+        "--trials",
+        min=1,
+        help="Configurations to try by replay, at most; default: all there are.",
+    ),
+]
+LosslessOnly = Annotated[
+    bool,
+    typer.Option("--lossless-only/--allow-lossy", help="Choose among lossless strategies only."),
+]
+MaxQualityLoss = Annotated[
+    float | None,
+    typer.Option(
+        "--max-quality-loss",
+        min=0,
+        max=1,
+        help="With --allow-lossy: relative loss, at most, in the share of tokens that are "
+        "the target's argmax, compared with plain "
+        "decoding; default: what the gate allows.",
+    ),
+]
+MaxCostRatio = Annotated[
+    float | None,
+    typer.Option(
+        "--max-cost-ratio",
+        min=0.01,
+        help=(
+            "Target calls per token, at most, relative to vanilla SD at its fastest gamma; "
+            "default: no limit."
+        ),
+    ),
+]
+Study = Annotated[
+    Path | None,
+    typer.Option(
+        "--study", help="File of trials to resume or to create; default: the workspace's."
+    ),
+]
 
 
 def tune(
@@ -55,60 +118,12 @@ def tune(
     split: Split = "train",
     column: Column = None,
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature",
-            min=0.0,
-            max=2.0,
-            help=(
-                "Of requests to tune for: 0 for greedy ones, above 0 for sampled ones; the "
-                "other choice stays."
-            ),
-        ),
-    ] = DEFAULTS.temperature,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            "--trials",
-            min=1,
-            help="Configurations to try by replay, at most; default: all there are.",
-        ),
-    ] = DEFAULTS.trials,
-    lossless_only: Annotated[
-        bool,
-        typer.Option(
-            "--lossless-only/--allow-lossy", help="Choose among lossless strategies only."
-        ),
-    ] = LIMITS.lossless_only,
-    max_quality_loss: Annotated[
-        float | None,
-        typer.Option(
-            "--max-quality-loss",
-            min=0,
-            max=1,
-            help="With --allow-lossy: relative loss, at most, in the share of tokens that are "
-            "the target's argmax, compared with plain "
-            "decoding; default: what the gate allows.",
-        ),
-    ] = None,
-    max_cost_ratio: Annotated[
-        float | None,
-        typer.Option(
-            "--max-cost-ratio",
-            min=0.01,
-            help=(
-                "Target calls per token, at most, relative to vanilla SD at its fastest gamma; "
-                "default: no limit."
-            ),
-        ),
-    ] = None,
-    study: Annotated[
-        Path | None,
-        typer.Option(
-            "--study", help="File of trials to resume or to create; default: the workspace's."
-        ),
-    ] = None,
+    temperature: Temperature = DEFAULTS.temperature,
+    trials: Trials = DEFAULTS.trials,
+    lossless_only: LosslessOnly = LIMITS.lossless_only,
+    max_quality_loss: MaxQualityLoss = None,
+    max_cost_ratio: MaxCostRatio = None,
+    study: Study = None,
     pad_target: PadTarget = None,
     publish: Publish = True,
     runner: RunnerOption = Runner.threads,
@@ -117,109 +132,50 @@ def tune(
     device: DeviceOption = None,
     threads: Threads = None,
     engine: EngineOption = EngineName.draftwell,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            help="With --engine vllm: comma-separated names to choose among; default: all of "
-            "ngram, suffix, draft_model and "
-            "eagle3 that are possible.",
-        ),
-    ] = None,
-    levels: Annotated[
-        str,
-        typer.Option(
-            "--levels",
-            help=(
-                "With --engine vllm: requests at once, from 1; several, such as 1,4,16, give "
-                "draft lengths by load."
-            ),
-        ),
-    ] = "1",
+    methods: Methods = None,
+    levels: Levels = "1",
     fresh: Fresh = False,
 ) -> None:
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
-    measurably faster.
+    measurably faster. With --engine vllm, vLLM's ways are measured by running it.
 
-    Greedy requests and sampled ones are tuned one at a time, each on traces of its temperature; a
-    release holds both choices. Prompts that traces and artifacts were made from are left out. An
-    interrupted run resumes where it stopped. The choice is registered as a release, the candidate,
-    together with the artifacts of the workspace. With --pad-target nothing is saved or registered.
-
-    With --engine vllm, vLLM's ways to speculate are measured by running it; the choice is stored in
-    the workspace, with vLLM's settings.
+    Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release,
+    the candidate, holds both. Prompts that traces and artifacts were made from are left out. An
+    interrupted run resumes. With --pad-target nothing is saved or registered.
 
     Example: draftwell tune --pair default --allow-lossy --max-quality-loss 0.05
     """
-    from draftwell.flows.cli.engine import refuse_options, tune_elsewhere
+    more = partial(load_more, prompts, limit, split=split, column=column)
+    check_options(study, lossless_only, max_quality_loss)
+    if on_other_engine(context):
+        from draftwell.flows.cli.engine import tune_elsewhere
 
-    elsewhere = (
-        "prompts",
-        "limit",
-        "split",
-        "column",
-        "max_tokens",
-        "temperature",
-        "methods",
-        "levels",
-        "fresh",
-    )
-    if refuse_options(context, engine, elsewhere, only_elsewhere=("methods", "levels", "fresh")):
-        return tune_elsewhere(
-            pair,
-            dtype,
-            device,
-            threads,
-            limit=limit,
-            methods=methods,
-            levels=levels,
-            fresh=fresh,
-            rows=lambda used: load_more(prompts, limit, used, split=split, column=column),
-            max_tokens=max_tokens,
-            temperature=temperature,
-        )
-    from draftwell.flows import context as step_context
-    from draftwell.flows.steps import publish as publish_step
+        return tune_elsewhere(context, more)
     from draftwell.flows.steps import tune as tune_step
-    from draftwell.flows.workspace import Workspace
 
     space = Workspace(pair, dtype)
-    used = step_context.training_prompts(
-        space, traces or space.traces_at(temperature), READ_BY_STRATEGIES
-    )
-    rows = load_more(prompts, limit, used, split=split, column=column)
-    if study is not None:
-        check_output(study)
-    if lossless_only and max_quality_loss is not None:
-        say(
-            "--max-quality-loss changes nothing without --allow-lossy: lossless strategies "
-            "lose no quality"
-        )
-    constraints = tune_step.constraints_of(lossless_only, max_quality_loss, max_cost_ratio)
+    rows = more(training_prompts(space, traces or space.traces_at(temperature), READ_BY_STRATEGIES))
+    limits = tune_step.constraints_of(lossless_only, max_quality_loss, max_cost_ratio)
     settings = TuneSettings(
-        constraints=constraints, trials=trials, max_tokens=max_tokens, temperature=temperature
+        constraints=limits, trials=trials, max_tokens=max_tokens, temperature=temperature
     )
-    pool = worker_pool(runner, workers, threads, device)
+    pool, keep = worker_pool(runner, workers, threads, device), pad_target is None
     with open_with_progress(
         "tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target
     ) as opened:
-        found = step_context.open_trace(opened, traces, temperature)
+        found = open_trace(opened, traces, temperature)
         evidence = tune_step.run_tune(
-            opened,
-            found,
-            rows,
-            settings,
-            study=study,
-            keep=pad_target is None,
-            workers=pool,
-            limit=limit,
+            opened, found, rows, settings, study=study, keep=keep, workers=pool, limit=limit
         )
-    if publish and pad_target is None:
-        made = publish_step.run_publish(opened, {}, device=opened.pair.device.partition(":")[0])
-        say(
-            f"registered {made.name}, the candidate: `draftwell gate --pair {pair} "
-            f"--device {made.device}` judges it"
-        )
+    conclude(opened, pair, evidence, publish=publish, saved=keep)
+
+
+def conclude(
+    opened: StepContext, pair: str, evidence: TuningEvidence, *, publish: bool, saved: bool
+) -> None:
+    """Register what was saved, if asked to, and print what was chosen and why."""
+    if publish and saved:
+        register(opened, pair)
     typer.echo(f"chosen: {evidence.choice.name} {dict(evidence.choice.parameters)}")
     typer.echo(evidence.reason)
     for name, why in evidence.left_out.items():
@@ -227,5 +183,26 @@ def tune(
             say(f"left out: {name}, {why}")
     if evidence.rollouts is not None and evidence.rollouts.summary:
         say(evidence.rollouts.summary)
-    if pad_target is not None:
+    if not saved:
         say("the target was padded, so the choice was neither saved nor registered")
+
+
+def check_options(study: Path | None, lossless_only: bool, max_quality_loss: float | None) -> None:
+    """Refuse a file of trials that cannot be written, and say what a limit of quality loss
+    needs."""
+    if study is not None:
+        check_output(study)
+    if lossless_only and max_quality_loss is not None:
+        say(
+            "--max-quality-loss changes nothing without --allow-lossy: lossless strategies "
+            "lose no quality"
+        )
+
+
+def register(opened: StepContext, pair: str) -> None:
+    """Publish the workspace's artifacts as the candidate for the device that they were made on."""
+    from draftwell.flows.steps import publish as publish_step
+
+    made = publish_step.run_publish(opened, {}, device=opened.pair.device.partition(":")[0])
+    judged = f"`draftwell gate --pair {pair} --device {made.device}` judges it"
+    say(f"registered {made.name}, the candidate: {judged}")

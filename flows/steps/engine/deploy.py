@@ -1,8 +1,8 @@
 """Deployment for another engine: from what its gate judged to a bundle that `current` points to.
 
-The gate's record in the workspace is the authority, as a release's gate record is for bundles of
-our own: another engine, version, device, number format or other models than it names are refused,
-and so is a draft or head that was made again since.
+The release's gate record is the authority, as for bundles of our own. Another version of the
+engine, device, number format or other models than were measured are refused, and so is a draft or
+head that was made again since.
 """
 
 from __future__ import annotations
@@ -12,37 +12,53 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.bench.engines.measure import groups_of
+from draftwell.components.drift.schema import NOT_ENOUGH
 from draftwell.components.engines.environments import REPORTS, installed_packages, peers_root
 from draftwell.components.engines.port import Acceptance
 from draftwell.components.engines.vllm import NAME
-from draftwell.components.engines.vllm_methods import NEEDS
+from draftwell.components.engines.vllm_methods import NEEDS, OFF
 from draftwell.components.tune.engines.candidates import NEEDS_PACKAGE
-from draftwell.flows.steps.engine.space import RECORD, EngineSpace, about, tuned_choice
+from draftwell.components.tune.engines.choice import EngineChoice
+from draftwell.flows.steps.engine.monitor import check_engine
+from draftwell.flows.steps.engine.recalibrate import note_made
+from draftwell.flows.steps.engine.release import (
+    EngineRelease,
+    find_engine_release,
+    measured_at_once,
+    refuse_elsewhere,
+)
+from draftwell.flows.steps.engine.serve import serve_and_ask
+from draftwell.flows.steps.engine.served import OPTIONS
+from draftwell.flows.steps.engine.space import EngineSpace, deployment_of
+from draftwell.flows.steps.monitor import load_limits
+from draftwell.registry.bundles.requirements import engine_lock
+from draftwell.registry.bundles.vllm.build import activate_vllm_bundle, build_vllm_bundle
+from draftwell.registry.bundles.vllm.edits import keep_edits
+from draftwell.registry.bundles.vllm.render import ENGINE_LOCK, MANIFEST
+from draftwell.registry.bundles.vllm.settings import (
+    BUNDLED,
+    COMMIT,
+    SCHEDULE,
+    EngineGate,
+    gated_serving,
+)
+from draftwell.registry.bundles.wheel import plugin_wheel
+from draftwell.registry.pairs.records import model_records
+from draftwell.registry.promotion import promote, withdrawal
+from draftwell.registry.releases import find_release, gate_record, is_champion, objection
+from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 
 if TYPE_CHECKING:
     from draftwell.components.bench.engines.figures import Figure
-    from draftwell.components.gate.engine_checks import EngineGateRecord
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.settings import PipelineSettings
     from draftwell.registry.bundles.vllm.settings import VllmServing
-
-OPTIONS = (
-    "image",
-    "served_name",
-    "max_model_len",
-    "max_num_seqs",
-    "memory",
-    "cache",
-    "gpus",
-    "cpus",
-    "replicas",
-    "port",
-)
-"""Fields of `VllmServing` that a person may set; all others follow from what was judged."""
-JUDGED = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint")
-"""Fields of the gate's record that have to be those of here and now."""
 
 
 @dataclass(frozen=True)
@@ -61,67 +77,160 @@ class Placed:
     folders: dict[str, Path] = field(default_factory=dict)
 
 
+def deploy_as(
+    settings: PipelineSettings, space: EngineSpace, number: int, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """Build the bundle of a release that passed with the flows' settings, try its server, and only
+    then make it the champion and move `current`.
+
+    The bundle decodes as many requests at once as were measured; of plain decoding, as many as were
+    named. What it follows is served for no fewer, and what a person decided about that stays: its
+    options, and the files that are theirs.
+
+    Returns:
+        the `bundle` (None where a person promotes), what its trial `served`, and how drafts fared
+        `since_tuning`.
+    """
+    say, kept = space.workspace.say, deployment_of(settings, space)
+    released = find_engine_release(space, number, kept.temperature)
+    store, release = Store(), released.release
+    manual = (settings.promote or space.workspace.spec.promote) == "manual"
+    if manual and not is_champion(store, release):
+        say(f"    {release.name} waits to be promoted by a person, as `promote: manual` says")
+        return {"bundle": None}
+    choice, most = released.choice, max(settings.levels)
+    at_once = most if choice.method == OFF else measured_at_once(choice)
+    if at_once < most:
+        say(
+            f"    measured for {at_once} at once: there was no time to measure more; "
+            "name more --minutes and run it again"
+        )
+    bundle = deploy_on_engine(
+        space,
+        released,
+        settings.out,
+        options={**kept.options, "max_num_seqs": str(max(at_once, kept.at_once))},
+        with_weights=kept.with_weights,
+        activate=False,
+    )
+    if kept.follows is not None and kept.follows != bundle.resolve():
+        names = keep_edits(kept.follows, bundle)
+        say(f"    kept of {kept.follows.name}: {', '.join(names) or 'no files'}")
+    served = bundle_settings(bundle)
+    say(f"    {bundle}, which decodes up to {served['max_num_seqs']} requests at once")
+    if beyond := unmeasured_loads(choice, served):
+        say(f"    {beyond}")
+    tried = try_bundle(settings, space, bundle, prompts, at_once)
+    if not is_champion(store, release):  # not before it has answered
+        promote(store, release.pair, release.device, release.version)
+        say(f"    {release.name} is the champion")
+    note_made(space, bundle)
+    activate_vllm_bundle(bundle)
+    return {
+        "bundle": str(bundle),
+        "served": tried,
+        "since_tuning": since_tuning(settings, space, kept.temperature),
+    }
+
+
+def try_bundle(
+    settings: PipelineSettings,
+    space: EngineSpace,
+    bundle: Path,
+    prompts: Sequence[Prompt],
+    clients: int,
+) -> dict[str, float]:
+    """Requests to what was built; what is counted of them stays apart from what users' requests
+    leave for monitoring."""
+    spool = trial_spool(space)
+    rmtree(spool, ignore_errors=True)
+    ids, _ = space.encoded(prompts, settings.bench_tokens)
+    return serve_and_ask(
+        bundle,
+        space.workspace.spec.name,
+        ids,
+        max_tokens=settings.bench_tokens,
+        seconds=settings.serve_seconds,
+        clients=clients,
+        port=settings.port,
+        spool=spool,
+    )
+
+
+def trial_spool(space: EngineSpace) -> Path:
+    """Folder of the counts of a trial's requests."""
+    return space.folder / "trial-spool"
+
+
+def since_tuning(
+    settings: PipelineSettings, space: EngineSpace, temperature: float
+) -> dict[str, str]:
+    """Whether drafts of the trial fared as they did when they were tuned: `verdict` and `why`."""
+    if temperature:  # says nothing about sampled requests
+        why = f"it is tuned for temperature {temperature:g}, and the trial's requests were greedy"
+        return {"verdict": NOT_ENOUGH, "why": why}
+    try:
+        found = check_engine(
+            space, spool=trial_spool(space), out=settings.out, limits=load_limits()
+        )
+    except DraftwellError as error:
+        if error.code != "spool_empty":
+            raise
+        return {"verdict": NOT_ENOUGH, "why": str(error)}
+    return {"verdict": found.verdict, "why": found.why}
+
+
+def bundle_settings(bundle: Path) -> dict[str, Any]:
+    """The settings that a bundle was made of."""
+    return dict(json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))["settings"])
+
+
 def deploy_on_engine(
     space: EngineSpace,
+    released: EngineRelease,
     out: Path,
     *,
-    temperature: float = 0.0,
     ungated: str | None = None,
     with_weights: bool = False,
     options: Mapping[str, str] | None = None,
     activate: bool = True,
 ) -> Path:
-    """Build a bundle of what the engine's gate judged, and point `current` at it.
+    """Build a bundle of a release that passed its gate, and point `current` at it.
 
     Args:
         out: folder of all bundles.
-        temperature: of the requests that it was tuned and judged for.
-        ungated: reason to deploy what was tuned although no gate passed; recorded in the bundle,
-            and said by its README.
+        ungated: reason to deploy it although no gate passed, or on something else than it was tuned
+            for; recorded in the bundle, and said by its README.
         with_weights: put the target into the bundle although it is a commit on the hub.
         options: of `OPTIONS`, as a person writes them.
         activate: whether `current` moves.
     Returns:
         the bundle's folder.
     Raises:
-        DraftwellError: nothing was judged (`not_gated`), the gate did not pass (`gate_not_passed`),
-            or judged something else than what is here (`gated_elsewhere`); files are missing
-            (`missing_file`); an unknown option (`bad_setting`) or a bad value (`bad_value`).
+        DraftwellError: no gate passed it, or it was rolled back (`not_deployable`), or it was tuned
+            on something else than is here (`tuned_elsewhere`); files are missing (`missing_file`);
+            an unknown option (`bad_setting`) or a bad value (`bad_value`).
     """
-    from draftwell.registry.bundles.vllm.build import build_vllm_bundle
-    from draftwell.registry.bundles.vllm.plugin_wheel import plugin_wheel
-    from draftwell.registry.bundles.vllm.readme import ENGINE_LOCK
-    from draftwell.registry.bundles.vllm.requirements import engine_lock
-    from draftwell.registry.bundles.vllm.settings import gated_serving
-
-    chosen = dict(options or {})
-    if unknown := sorted(set(chosen) - set(OPTIONS)):
-        raise DraftwellError(
-            f"--set {unknown[0]}: choose from {', '.join(OPTIONS)}", code="bad_setting"
-        )
-    record = judged(space, temperature, ungated)
+    chosen = checked_options(options or {})
+    record = judged(space, released, ungated)
     pair, device = space.workspace.spec.name, space.workspace.device.partition(":")[0]
-    placed, wheel, tuned = (
-        places(space, record, with_weights),
-        plugin_wheel(),
-        tuned_counts(space, temperature),
-    )
-    package = NEEDS_PACKAGE.get(str((record.settings or {}).get("method")))
+    placed, wheel = places(space, released.choice, with_weights), plugin_wheel()
+    package = NEEDS_PACKAGE.get(str((record["settings"] or {}).get("method")))
 
     def settings(number: int) -> VllmServing:
         return gated_serving(
-            record.model_dump(mode="json"),
+            record,
             device=device,
             fingerprint=space.fingerprint,
             draft=placed.draft,
-            ungated_reason=None if record.passed else ungated,
+            ungated_reason=None if record["passed"] else ungated,
             pair=pair,
             release=number,
             model=placed.model,
             revision=placed.revision,
             dtype=dtype_of(space.workspace.dtype),
             plugins=(wheel.name,),
-            tuned=tuned,
+            tuned=tuned_counts(released),
             needs=() if package is None else (package,),
             **chosen,
         )
@@ -138,22 +247,27 @@ def deploy_on_engine(
     )
 
 
-def tuned_counts(space: EngineSpace, temperature: float) -> dict[str, Any] | None:
-    """How drafts of what was chosen fared when it was measured, as fields of `Tuned`; None where no
-    choice is there.
+def checked_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Options of a deployment; one that there is none of is refused (`bad_setting`)."""
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise DraftwellError(
+            f"--set {unknown[0]}: choose from {', '.join(OPTIONS)}", code="bad_setting"
+        )
+    return dict(options)
 
-    Counted is every load where lengths follow the load. A choice of an earlier version has no
-    counts of each prompt.
+
+def tuned_counts(released: EngineRelease) -> dict[str, Any]:
+    """How drafts of what was chosen fared when it was measured, as fields of `Tuned`.
+
+    Counted is every load where lengths follow the load.
     """
-    choice = space.choice(temperature)
-    if choice is None:
-        return None
+    choice = released.choice
     figures = choice.scheduled or [
         one for one in choice.confirmed if one.label == choice.chosen.with_k(choice.k).label
     ]
     kept, drafts = Acceptance.total(figure.acceptance for figure in figures).first
     return {
-        "temperature": temperature,
+        "temperature": released.config.contents.temperature,
         "drafts": drafts,
         "first_kept": kept,
         "by_prompt": counts_by_prompt(figures),
@@ -167,7 +281,6 @@ def counts_by_prompt(figures: Sequence[Figure]) -> list[tuple[int, int]]:
     One request at a time every prompt is measured once; more at once take the same prompts in the
     order of `groups_of`.
     """
-    from draftwell.components.bench.engines.measure import groups_of
 
     prompts = next((figure.groups for figure in figures if figure.at_once == 1), 0)
     if not prompts or any(
@@ -188,80 +301,41 @@ def counts_by_prompt(figures: Sequence[Figure]) -> list[tuple[int, int]]:
     return found
 
 
-def judged(space: EngineSpace, temperature: float, ungated: str | None) -> EngineGateRecord:
-    """The gate's record, which allows what is here; with a reason, what was tuned, as a record that
-    did not pass."""
-    from draftwell.components.gate.engine_checks import EngineGateRecord
-    from draftwell.registry.bundles.vllm.plugin_wheel import plugin_version
-
-    known = about(space)
-    here = {name: known[name] for name in JUDGED}
-    try:
-        record = read_record(space, temperature)
-        if record is None:
-            raise DraftwellError(
-                f"the gate has not judged {space.workspace.spec.name} on {NAME}: "
-                f"{gate_command(space)}, or say why not "
-                "with --ungated REASON",
-                code="not_gated",
-            )
-        record.check(
-            **here,
-            temperature=temperature,
-            **({"plugin": plugin_version()} if record.plugin is not None else {}),
-        )
-        return record
-    except DraftwellError:
-        if ungated is None:
-            raise
-    choice = tuned_choice(space, temperature)
-    return EngineGateRecord(
-        **here,
-        made=known["made"],
-        temperature=temperature,
-        passed=False,
-        checks=[],
-        threads=space.tuned(temperature).get("threads"),
-        settings=choice.chosen.speculative_config(space.files),
-    )
-
-
-def read_record(space: EngineSpace, temperature: float) -> EngineGateRecord | None:
-    """The gate's record for requests of this temperature; None where there is none.
-
-    Raises:
-        DraftwellError: it cannot be read (`bad_gate_record`).
-    """
-    from pydantic import ValidationError
-
-    from draftwell.components.gate.engine_checks import EngineGateRecord
-
-    file = space.file_of(RECORD, temperature)
-    try:
-        return EngineGateRecord.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
+def judged(space: EngineSpace, released: EngineRelease, ungated: str | None) -> dict[str, Any]:
+    """What the gate judged, for `gated_serving`; with a reason also what it did not pass, as far as
+    it is here."""
+    before = released.release
+    # as it is now: its gate may have been since it was looked up
+    release = find_release(Store(), before.pair, before.device, before.version)
+    why = objection(release, gate_record(release)) or withdrawal(release)
+    if why and not ungated:
         raise DraftwellError(
-            f"{file} is no gate record: {gate_command(space)}", code="bad_gate_record"
-        ) from error
+            f"{release.name} is not deployed, {why}: run `draftwell gate --engine {NAME} --pair "
+            f"{space.workspace.name}`, or say why not with --ungated REASON",
+            code="not_deployable",
+        )
+    try:
+        refuse_elsewhere(space, released.config)
+    except DraftwellError as error:
+        if not ungated:
+            raise
+        why = str(error)
+    return {
+        **{name: one for name, one in space.here.items() if name in EngineGate.model_fields},
+        "threads": released.config.contents.threads,
+        "settings": released.choice.chosen.speculative_config(space.files),
+        "passed": not why,
+        "release": release.name,
+    }
 
 
-def gate_command(space: EngineSpace) -> str:
-    """What to run where a record is missing."""
-    return f"run `draftwell gate --engine {NAME} --pair {space.workspace.name}`"
-
-
-def places(space: EngineSpace, record: EngineGateRecord, with_weights: bool) -> Placed:
+def places(space: EngineSpace, choice: EngineChoice, with_weights: bool) -> Placed:
     """Where vLLM finds what was judged: a target on the hub stays there, by its commit; all else is
     copied into the bundle.
 
     Raises:
-        DraftwellError: the draft or head is missing (`missing_file`), or another one than was
-            judged (`gated_elsewhere`).
+        DraftwellError: the draft or head is missing (`no_draft_to_export`, `no_head_to_export`).
     """
-    from draftwell.registry.bundles.vllm.settings import BUNDLED, COMMIT
-    from draftwell.registry.pairs.records import model_records
 
     known = model_records(space.workspace.spec, space.workspace.files())["target"]
     model, revision, folders = f"{BUNDLED}target", None, {f"{BUNDLED}target": space.files.target}
@@ -271,39 +345,24 @@ def places(space: EngineSpace, record: EngineGateRecord, with_weights: bool) -> 
         and not with_weights
     ):
         model, revision, folders = known.source.removeprefix("hub:"), known.revision, {}
-    config = record.settings or {}
-    role = NEEDS.get(str(config.get("method")))
+    role = NEEDS.get(choice.method)
     if role is None:
         return Placed(model, revision, None, folders)
-    folder: Path | None = getattr(space.files, role)
-    if folder is None:
-        raise DraftwellError(
-            (
-                f"the gate judged {config['method']} with a {role}, and this pair has none "
-                f"here: {gate_command(space)}"
-            ),
-            code="missing_file",
-        )
-    if folder.name != Path(str(config.get("model"))).name:  # names end with a digest
-        raise DraftwellError(
-            f"the {role} was made again since the gate judged "
-            f"{Path(str(config.get('model'))).name}, and is {folder.name} "
-            f"now: {gate_command(space)}",
-            code="gated_elsewhere",
-        )
+    choice.chosen.speculative_config(space.files)  # refuses a missing one
+    folder: Path = getattr(space.files, role)
     return Placed(model, revision, f"{BUNDLED}{role}", {**folders, f"{BUNDLED}{role}": folder})
 
 
-def remarks(space: EngineSpace, bundle: Path, temperature: float) -> list[str]:
+def remarks(choice: EngineChoice, bundle: Path) -> list[str]:
     """Lines on what a bundle serves: requests at once, loads that were not measured, and containers
     that it does not describe."""
-    settings = json.loads((bundle / "manifest.json").read_text())["settings"]
+    settings = bundle_settings(bundle)
     found = [
         f"it decodes up to {settings['max_num_seqs']} requests at once, further ones wait: "
         "another number with --set max_num_seqs="
         f"{2 * settings['max_num_seqs']}; lengths for several loads with `draftwell tune "
         f"--engine {NAME} --levels 1,8`",
-        unmeasured_loads(space, settings, temperature),
+        unmeasured_loads(choice, settings),
         missing_containers(settings),
     ]
     return [line for line in found if line]
@@ -322,33 +381,16 @@ def missing_containers(settings: Mapping[str, Any]) -> str | None:
     )
 
 
-def unmeasured_loads(
-    space: EngineSpace, settings: Mapping[str, Any], temperature: float
-) -> str | None:
+def unmeasured_loads(choice: EngineChoice, settings: Mapping[str, Any]) -> str | None:
     """A line where a bundle serves more requests at once than were measured, and something is
-    drafted or a drafter runs there; else None.
-
-    With lengths by load nothing is drafted there, which costs nothing but with methods that read a
-    draft or a head (`NEEDS`).
-    """
-    from draftwell.registry.bundles.vllm.settings import SCHEDULE
-
-    choice = space.choice(temperature)
+    drafted or a drafter runs there (`NEEDS`); else None."""
     by_load = SCHEDULE in (settings["speculative"] or {})
-    if choice is None or not settings["speculative"] or (by_load and choice.method not in NEEDS):
+    top, most = measured_at_once(choice), settings["max_num_seqs"]
+    idle = by_load and choice.method not in NEEDS
+    if not settings["speculative"] or idle or top >= most:
         return None
-    top = max((level.at_once for level in choice.levels), default=1)
-    if top >= settings["max_num_seqs"]:
-        return None
-    beyond = (
-        (
-            f"; beyond {top} nothing is drafted, but {NAME} still runs a pass of the drafter "
-            "in each round"
-        )
-        if by_load
-        else ""
-    )
-    most = settings["max_num_seqs"]
+    runs = f"nothing is drafted, but {NAME} still runs a pass of the drafter in each round"
+    beyond = f"; beyond {top} {runs}" if by_load else ""
     return (
         f"{choice.chosen.label} was measured with up to {top} at once and is served with "
         f"up to {most}{beyond}: tune with --levels up "

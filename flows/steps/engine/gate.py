@@ -1,132 +1,139 @@
-"""Judging what was tuned for another engine, beside its plain decoding."""
+"""Judging a release for another engine, beside the engine's plain decoding."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from draftwell.components.engines.vllm_methods import CASCADE, OFF, Method
-from draftwell.flows.steps.engine.space import RECORD, EngineSpace, about, tuned_choice
-from draftwell.registry.bundles.vllm.plugin_wheel import plugin_version
+from draftwell.components.engines.vllm_methods import OFF
+from draftwell.components.gate.engine_checks import differences, judge_engine
+from draftwell.components.gate.verdict_report import verdict_markdown
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.flows.steps.champion import champion_number
+from draftwell.flows.steps.engine.release import (
+    EngineRelease,
+    find_engine_release,
+    refuse_elsewhere,
+)
+from draftwell.flows.steps.engine.space import EngineSpace, deployment_of, untouched
+from draftwell.flows.steps.gate_parts.record import record_of
+from draftwell.registry.gates import load_gates
+from draftwell.registry.promotion import outdated
+from draftwell.registry.releases import gate_record, objection, record_gate
+from draftwell.registry.store import Store
 from draftwell.serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
-    from draftwell.components.gate.engine_checks import Difference, EngineGateRecord, Null
-    from draftwell.components.gate.verdict import GateVerdict, Thresholds
+    from draftwell.components.bench.engines.figures import Figure
+    from draftwell.components.gate.verdict import GateVerdict
     from draftwell.components.prompts.prompt import Prompt
-    from draftwell.components.tune.engines.lab import Lab
+    from draftwell.flows.settings import PipelineSettings
+    from draftwell.registry.gates import GateRecord
+
+
+def gate_as(
+    settings: PipelineSettings, space: EngineSpace, number: int, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """Judge a release with the flows' settings, unless it passed on these prompts already.
+
+    Returns:
+        whether it `passed`, `checks`, the `figures` that speed was judged by, and the `champion`
+        that it was judged beside.
+    """
+    released = find_engine_release(space, number, deployment_of(settings, space).temperature)
+    release, rows = released.release, untouched(space, prompts, None, released.config)
+    record = None if settings.fresh else gate_record(release)
+    champion = champion_number(space.workspace, release.device)
+    found: dict[str, Any] = {"report": None, "champion": champion}
+    if (
+        record is not None
+        and record.judged == judged_digest(rows, settings.bench_tokens)
+        and objection(release, record) is None
+        and outdated(Store(), release, record) is None
+    ):
+        space.workspace.say("    passed in an earlier run")
+        return {**found, "passed": True, "checks": [], "figures": []}
+    verdict, figures = gate_on_engine(space, released, rows, settings.bench_tokens)
+    return {
+        **found,
+        "passed": verdict.passed,
+        "checks": [vars(check) for check in verdict.checks],
+        "figures": [figure.model_dump(mode="json") for figure in figures],
+    }
 
 
 def gate_on_engine(
     space: EngineSpace,
+    released: EngineRelease,
     prompts: Sequence[Prompt],
-    thresholds: Thresholds,
     max_tokens: int,
     *,
-    temperature: float = 0.0,
     keep: bool = True,
-) -> tuple[GateVerdict, EngineGateRecord]:
-    """Judge what was tuned for the engine, beside its plain decoding; the record is written unless
-    `keep` is False.
+) -> tuple[GateVerdict, list[Figure]]:
+    """Judge a release beside the engine's plain decoding, at the temperature that it was tuned for;
+    outputs are compared at 0.
 
     Args:
-        temperature: of the requests that it was tuned for, at which it is judged; outputs are
-            compared at 0.
-
+        keep: whether the verdict is recorded with the release; that of a champion stays.
+    Returns:
+        the verdict, and the figures that speed was judged by, one for each load.
     Raises:
-        DraftwellError: nothing was tuned (`not_tuned`), or for other models (`other_models`).
+        DraftwellError: it was tuned on something else than is here (`tuned_elsewhere`).
     """
-    from draftwell.components.bench.engines.store import Measurements
-    from draftwell.components.gate.engine_checks import EngineGateRecord, judge_engine
-    from draftwell.components.tune.engines.lab import Lab
+    refuse_elsewhere(space, released.config)
+    verdict, figures = judge(space, released, prompts, max_tokens)
+    release = released.release
+    champion = champion_number(space.workspace, release.device)
+    # one slow minute of the machine must not withdraw what serves
+    serves = champion == release.version and objection(release, gate_record(release)) is None
+    if keep and not serves:
+        judged = judged_digest(prompts, max_tokens)
+        keep_verdict(record_of(release, verdict, champion, judged=judged), verdict, figures)
+    return verdict, figures
 
-    choice, known = tuned_choice(space, temperature), about(space)
-    if keep:
-        # a gate that breaks off leaves no verdict of an earlier one
-        space.file_of(RECORD, temperature).unlink(missing_ok=True)
-    ids, context = space.encoded(prompts, max_tokens)
+
+def judge(
+    space: EngineSpace,
+    released: EngineRelease,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+) -> tuple[GateVerdict, list[Figure]]:
+    """The verdict and its figures; nothing is kept."""
+
+    choice, temperature = released.choice, released.config.contents.temperature
     levels = tuple(level.at_once for level in choice.levels) or (1,)
     sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature)
-    lab = Lab(
-        space.engine,
-        space.files,
-        ids,
-        sampling,
-        max(levels),
-        context,
-        8,
-        Measurements(None, {}),
-        space.bar,
-    )
+    lab = space.lab(prompts, sampling, max(levels), 8)
     with lab.open():
         figures = lab.measure(choice.chosen, "gate", levels) if choice.method != OFF else []
-        unlike, null = (
-            compare_outputs(lab, choice.chosen, levels, space.workspace.dtype)
-            if figures and not temperature
-            else (None, None)
+        unlike = [
+            one
+            for figure in ([] if temperature else figures)
+            for one in differences(
+                lab.found(choice.chosen, "gate", figure.at_once),
+                lab.groups_at(figure.at_once),
+                lab.plain(),
+                space.workspace.dtype,
+                sampling,
+            )
+        ]
+    idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
+    settings = choice.chosen.speculative_config(space.files)
+    compared = None if temperature else unlike
+    return judge_engine(figures, compared, load_gates(), settings, idle), figures
+
+
+def keep_verdict(record: GateRecord, verdict: GateVerdict, figures: Sequence[Figure]) -> None:
+    """Keep a record with its release, with the figures as a file."""
+    with tempfile.TemporaryDirectory() as place:
+        file = write_json(
+            Path(place) / "figures.json", [figure.model_dump(mode="json") for figure in figures]
         )
-        idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
-        verdict = judge_engine(
-            figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle
-        )
-    plugin = plugin_version() if choice.method == CASCADE else None
-    names = (
-        "engine",
-        "version",
-        "distribution",
-        "device_class",
-        "dtype",
-        "fingerprint",
-        "threads",
-        "made",
-    )
-    record = EngineGateRecord(
-        **{name: known[name] for name in names},
-        temperature=temperature,
-        plugin=plugin,
-        passed=verdict.passed,
-        judged=judged_digest(prompts, max_tokens),
-        settings=choice.chosen.speculative_config(space.files),
-        checks=[vars(check) for check in verdict.checks],
-        figures=tuple(figures),
-    )
-    if keep:
-        write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))
-    return verdict, record
+        record_gate(Store(), record, words=verdict_markdown(verdict), files=[file])
 
 
 def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
     """Digest of what a gate judges with."""
-    from draftwell.components.prompts.overlap import hashes_of
-
     return json_digest([sorted(hashes_of(prompts)), max_tokens])
-
-
-def compare_outputs(
-    lab: Lab, method: Method, levels: Sequence[int], dtype: str
-) -> tuple[list[Difference], Null | None]:
-    """Differences at every level, and where near-ties are among them how often plain decoding
-    differs from itself.
-
-    Another width is that of a pass over a draft.
-    """
-    from draftwell.components.gate.engine_checks import differences, null_of
-
-    unlike = [
-        one
-        for level in levels
-        for one in differences(
-            lab.found(method, "gate", level), lab.groups_at(level), lab.plain(), dtype, lab.sampling
-        )
-    ]
-    if not any(one.near_tie for one in unlike):
-        return unlike, None
-    width = method.k + 1
-    with lab.wide(width) as engine:
-        return unlike, null_of(
-            lab.found(method, "gate", levels[0]),
-            lab.groups_at(levels[0]),
-            engine,
-            width,
-            lab.sampling,
-        )

@@ -3,78 +3,45 @@ plug-in records, without any text."""
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwell.components.drift.acceptance import compare_acceptance, read_lines
+from draftwell.components.drift.schema import DriftLimits, DriftReport
 from draftwell.components.engines.port import Acceptance
 from draftwell.components.engines.vllm import NAME
+from draftwell.flows.steps.engine.served import served_settings
+from draftwell.flows.steps.engine.space import EngineSpace
+from draftwell.flows.steps.monitor import write_report
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import write_json
-
-if TYPE_CHECKING:
-    from draftwell.components.drift.acceptance import AcceptanceReport
-    from draftwell.components.drift.schema import DriftLimits
-    from draftwell.flows.steps.engine.space import EngineSpace
-
-REPORT = "drift.json"
 
 
-def check_engine(
-    space: EngineSpace, *, spool: Path, out: Path, limits: DriftLimits, now: datetime | None = None
-) -> AcceptanceReport:
+def check_engine(space: EngineSpace, *, spool: Path, out: Path, limits: DriftLimits) -> DriftReport:
     """Compare the newest counts with the tuning of what is served; the report is written into the
     engine's folder of the workspace.
 
     Args:
         spool: folder that the plug-in writes to.
         out: folder of bundles, for what `current` serves.
-        now: None takes the clock.
     Raises:
-        DraftwellError: nothing is deployed (`no_bundle`), or by an earlier version, which did not
-            write how drafts fared when they were tuned (`old_bundle`); or the spool is empty
-            (`spool_empty`).
+        DraftwellError: nothing is deployed (`no_bundle`), or it does not say how drafts fared when
+            they were tuned (`old_bundle`); or the spool is empty (`spool_empty`).
     """
-    from draftwell.components.drift.acceptance import compare_acceptance, read_lines
-
     pair = space.workspace.spec.name
     settings = served_settings(out, pair)
-    tuned = tuned_acceptance(settings)
-    bundle = f"{pair}/{settings['release']}-{settings['gate']['device']}"
     report = compare_acceptance(
         read_lines(spool),
-        tuned,
+        tuned_acceptance(settings),
         settings.get("speculative"),
         limits,
         pair=pair,
-        engine=NAME,
-        bundle=bundle,
-        now=now or datetime.now(UTC),
+        fingerprint=settings["gate"]["fingerprint"],
+        bundle=f"{pair}/{settings['release']}-{settings['gate']['device']}",
+        now=datetime.now(UTC),
     )
-    write_json(space.folder / REPORT, report.model_dump(mode="json"))
+    write_report(report, space.folder)
     return report
-
-
-def served_settings(out: Path, pair: str) -> dict[str, Any]:
-    """The settings of the bundle that `current` leads to, as its manifest has them.
-
-    Raises:
-        DraftwellError: there is none (`no_bundle`).
-    """
-    from draftwell.registry.bundles.vllm.build import bundles_of
-    from draftwell.registry.bundles.vllm.render import MANIFEST
-
-    current = bundles_of(out, pair) / "current"
-    try:
-        found = dict(json.loads((current / MANIFEST).read_text())["settings"])
-        _ = found["speculative"], found["release"], found["gate"]["device"]
-        return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DraftwellError(
-            f"no bundle at {current}: build one with `draftwell deploy --engine {NAME}`",
-            code="no_bundle",
-        ) from error
 
 
 def tuned_acceptance(settings: dict[str, Any]) -> Acceptance:

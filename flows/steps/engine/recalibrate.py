@@ -1,129 +1,46 @@
-"""The answer to drift of what another engine serves: tuned again on recorded prompts, gated,
-deployed after a trial, and restarted.
+"""The answer to drift of what another engine serves: the loop on recorded prompts, then a restart.
 
 Counts that our plug-in has recorded say whether there is drift; they hold no text, so the prompts
-are requests that somebody recorded before the engine, such as a gateway. All steps are those of
-`EngineLoop`, which keeps what it has finished. Beside them one file (`recalibration.json`) says
-what was begun on which prompts, so that a run that was killed resumes: prompts are fixed when it
-begins, because their folder grows, and a restart that is due is made up for.
+are requests that somebody recorded before the engine, such as a gateway. The loop keeps what it has
+finished. Beside it one file (`recalibration.json`) says what was begun on which prompts, so that a
+run that was killed resumes: prompts are fixed when it begins, because their folder grows, and a
+restart that is due is made up for.
 """
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from draftwell.components.drift.acceptance import read_lines
+from draftwell.components.drift.prompts import recorded_prompts, refuse_missing, write_prompts
 from draftwell.components.drift.schema import NOT_ENOUGH
-from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
-from draftwell.flows.steps.engine.loop import EngineLoop, LoopSettings
-from draftwell.flows.steps.engine.monitor import check_engine, served_settings
-from draftwell.flows.steps.engine.served import Deployment, served_deployment
-from draftwell.flows.steps.verdict import result_of, sentence
-from draftwell.registry.bundles.vllm.build import activate_vllm_bundle, bundles_of
+from draftwell.flows.steps.engine.monitor import check_engine
+from draftwell.flows.steps.engine.served import served_settings
+from draftwell.flows.steps.monitor import load_limits, spool_of
+from draftwell.flows.steps.verdict import sentence
+from draftwell.registry.bundles.vllm.build import bundles_of
 from draftwell.registry.bundles.vllm.render import MANIFEST
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import file_lock, json_digest, write_json
+from draftwell.serving.files import file_lock, write_json
 
 if TYPE_CHECKING:
-    from draftwell.components.drift.acceptance import AcceptanceReport
-    from draftwell.components.drift.schema import DriftLimits
-    from draftwell.components.gate.verdict import Thresholds
-    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.components.drift.schema import DriftLimits, DriftReport
+    from draftwell.flows.settings import PipelineSettings
     from draftwell.flows.steps.engine.space import EngineSpace
 
 STATE, PROMPTS = "recalibration.json", "recalibration-prompts.jsonl"
 RESUMED = timedelta(hours=24)
 """Age of a recalibration that was begun and not finished, up to which it is resumed: later its
 prompts are old."""
-DEPLOYED, REFUSED, UNDECIDED_STATE, BUSY, ANSWERED = (
-    "deployed",
-    "refused",
-    "undecided",
-    "busy",
-    "answered",
-)
-STATES = {PASSED: DEPLOYED, FAILED: REFUSED, UNDECIDED: UNDECIDED_STATE}
-
-
-class EngineDriftSettings(BaseModel):
-    """What the check and the recalibration of another engine work on; defaults of the loop are
-    those of `draftwell demo --engine vllm`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    OWN: ClassVar[frozenset[str]] = frozenset(
-        {"prompts", "collect_prompts", "tune_prompts", "bench_prompts"}
-    )
-    """Settings of the other flows have these names, too, and mean other prompts: `draftwell
-    schedule --set` leaves them out here."""
-
-    pair: str = Field("default", description="name, alias or YAML file of a pair")
-    dtype: str | None = Field(
-        None, pattern="^(float32|bfloat16)$", description="None takes the pair's own"
-    )
-    device: str | None = Field(
-        None,
-        pattern="^(cpu|cuda)$",
-        description="None takes the device that the installed engine is built for",
-    )
-    threads: int | None = Field(
-        None, ge=1, description="compute threads of the engine; None takes all cores"
-    )
-    spool: Path | None = Field(
-        None, description="folder of counts; None takes $DRAFTWELL_HOME/spool/<pair>"
-    )
-    prompts: Path | None = Field(
-        None,
-        description=(
-            "file or folder of recorded requests (JSONL); None takes those in the spool's folder"
-        ),
-    )
-    restart: str | None = Field(
-        None,
-        description="command of a shell that restarts the servers; None follows what this user "
-        "serves "
-        "on "
-        "this machine by processes of the new bundle, one after the other",
-    )
-    out: Path = Field(Path("dist"), description="folder of bundles")
-    minutes: float = Field(45.0, gt=0, description="for the whole recalibration")
-    methods: tuple[str, ...] | None = Field(
-        None, description="ways to speculate to choose among; None: all that are possible"
-    )
-    levels: tuple[int, ...] = Field(
-        (1, 8), description="requests at once that are measured, ascending from 1"
-    )
-    collect_prompts: int = Field(24, ge=1, description="prompts that texts are collected for")
-    tune_prompts: int = Field(12, ge=2, description="prompts of the tuning")
-    bench_prompts: int = Field(16, ge=2, description="prompts of the gate")
-    max_tokens: int = Field(64, ge=1, description="of an answer")
-    serve_seconds: float = Field(90.0, gt=0, description="of the trial of the new bundle's server")
-    fresh: bool = Field(
-        False, description="tune and judge again, also on prompts of an earlier recalibration"
-    )
-
-    def loop(self, deployment: Deployment) -> LoopSettings:
-        """Settings of the loop, which keeps what a person decided about the bundle that is
-        served."""
-        return LoopSettings(
-            minutes=self.minutes,
-            collected=self.collect_prompts,
-            tuned=self.tune_prompts,
-            judged=self.bench_prompts,
-            max_tokens=self.max_tokens,
-            methods=self.methods,
-            levels=self.levels,
-            serve_seconds=self.serve_seconds,
-            out=self.out,
-            fresh=self.fresh,
-            deployment=deployment,
-        )
+DEPLOYED, BUSY, ANSWERED = "deployed", "busy", "answered"
 
 
 class Begun(BaseModel):
@@ -131,264 +48,158 @@ class Begun(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    state: Literal["begun", "deploying", "deployed", "refused", "undecided"]
+    state: Literal["begun", "deployed", "waiting", "refused", "undecided"]
     at: datetime = Field(description="when its prompts were fixed, or it ended")
     served: str = Field(description="folder of the bundle that was served when it began")
-    place: str = Field(description="where its prompts come from")
-    prompts: str = Field(description="digest of its prompts")
     made: str | None = Field(None, description="folder of the bundle that it made")
-    active: bool = Field(False, description="whether `current` has led to that bundle")
-    failed: datetime | None = Field(None, description="when an error ended its loop")
+    failed: datetime | None = Field(None, description="when a run of it ended with an error")
 
 
 @dataclass(frozen=True)
-class EngineRecalibration:
+class Recalibration:
     """A check, and what follows from it.
 
     Args:
         space: the pair on the engine.
-        place: file or folder of recorded requests.
-        spool: folder of counts.
-        restart: restarts what serves, after `current` has moved, and says whether there was
-            anything; called again where it failed or was stopped.
-        spool_named: a person named the folder of counts, so that one without any is a mistake.
-        place_named: a person named the place of the requests, so that it has to be there also while
-            nothing has drifted.
-        clock: seconds, ascending.
+        loop: the flow on settings that answer a drift: its outcome.
     """
 
     space: EngineSpace
-    wanted: LoopSettings
-    thresholds: Thresholds
+    settings: PipelineSettings
     limits: DriftLimits
     say: Callable[[str], None]
-    place: Path
-    spool: Path
-    restart: Callable[[], bool]
-    spool_named: bool = False
-    place_named: bool = False
-    clock: Callable[[], float] = time.monotonic
+    loop: Callable[[PipelineSettings], dict[str, Any]]
 
-    def run(self) -> dict[str, Any]:
-        """Check, and recalibrate where there is drift.
+    @property
+    def spool(self) -> Path:
+        """Folder of counts."""
+        return spool_of(self.space.workspace, self.settings.spool)
 
-        Returns:
-            plain JSON: `state` (steady, not enough yet; deployed; refused or undecided by the gate,
-                then what is served stays; answered:
-            there is nothing to do about the drift yet; busy: another run is at it), `why`, and
-            where there was a loop its `report`.
-        Raises:
-            DraftwellError: what the check, the loop and the restart raise, or nothing was restarted
-                (`nothing_restarted`); the next run resumes. Or a place of requests that was named
-                is not there (`no_prompts`).
-        """
-        from draftwell.components.drift.prompts import refuse_missing
-
-        with file_lock(self.space.folder / ".recalibration", wait=False) as free:
-            if not free:
-                return {"state": BUSY, "why": "another recalibration of this pair is running"}
-            last = self.last()
-            if last is not None and last.state == "deploying" and last.made == str(self.current()):
-                self.say(
-                    f"{last.made} was deployed by an earlier run, which did not restart what serves"
-                )
-                return self.deployed(last)
-            if self.place_named:  # a restart that is due needs no prompts
-                refuse_missing(self.place)
-            found = self.check()
-            why = (
-                "nothing was counted yet" if found is None else "; ".join((found.why, *found.notes))
-            )
-            if found is not None and found.drifted:
-                self.say(f"{found.verdict}: {why}")
-                return self.answer(why, last)
-            if self.plain():
-                return self.answer_plain(last)
-            return {"state": NOT_ENOUGH if found is None else found.verdict, "why": why}
-
-    def current(self) -> Path:
-        """The bundle that `current` leads to."""
-        return (bundles_of(self.wanted.out, self.space.workspace.spec.name) / "current").resolve()
-
-    def plain(self) -> bool:
-        """Whether plain decoding is served, of which no drafts are counted."""
-        return not served_settings(self.wanted.out, self.space.workspace.spec.name)["speculative"]
-
-    def check(self) -> AcceptanceReport | None:
-        """What the counts say; None where there are none in the folder that nobody named."""
-        try:
-            return check_engine(
-                self.space, spool=self.spool, out=self.wanted.out, limits=self.limits
-            )
-        except DraftwellError as error:
-            if error.code != "spool_empty" or self.spool_named:
-                raise
-            return None
-
-    def answer_plain(self, last: Begun | None) -> dict[str, Any]:
-        """Tune again where plain decoding has been served for a while: newer prompts are reason
-        enough, because no count can be one."""
-        manifest = self.current() / MANIFEST
-        again = datetime.fromtimestamp(manifest.stat().st_mtime, UTC) + self.pause
-        if datetime.now(UTC) < again and not self.wanted.fresh:
-            return {
-                "state": NOT_ENOUGH,
-                "why": "plain decoding is served, of which no drafts are counted: tuned again on "
-                "newer prompts "
-                f"after {again:%Y-%m-%d %H:%M} UTC, or with --fresh",
-            }
-        if (
-            last is not None
-            and last.failed is not None
-            and last.served == str(self.current())
-            and not self.wanted.fresh
-        ):
-            again = last.failed + self.pause
-            if datetime.now(UTC) < again:
-                return {
-                    "state": ANSWERED,
-                    "why": "plain decoding is served, and an error ended its last recalibration: "
-                    "tried again after "
-                    f"{again:%Y-%m-%d %H:%M} UTC, or with --fresh",
-                }
-        try:
-            return self.answer(
-                "plain decoding is served, and other prompts may be worth drafts", last
-            )
-        except DraftwellError as error:
-            if error.code not in ("no_prompts", "too_few_prompts"):
-                raise
-            return {
-                "state": NOT_ENOUGH,
-                "why": f"plain decoding is served, and there is nothing to tune it on: {error}",
-            }
+    @property
+    def pair(self) -> str:
+        """Its name."""
+        return self.space.workspace.spec.name
 
     @property
     def pause(self) -> timedelta:
         """Between two recalibrations of the same bundle."""
         return timedelta(hours=self.limits.repeat_after_hours)
 
-    def answer(self, reason: str, last: Begun | None) -> dict[str, Any]:
-        """Tune again, unless that was done already."""
-        former = None if self.wanted.fresh else last
-        if former is not None and (why := self.waits(former)):
-            return {"state": ANSWERED, "why": why, "drift": reason}
-        job, prompts = self.begin(last)
-        if former is not None and self.same_prompts(job, former):
-            return {
-                "state": ANSWERED,
-                "drift": reason,
-                "why": f"{self.place} has no other prompts than those that were tuned on already: "
-                "record newer ones, or name --fresh",
-            }
-        self.note(job)
-        try:
-            report = self.loop(job, prompts).run()
-        except DraftwellError:
-            self.note((self.last() or job).model_copy(update={"failed": datetime.now(UTC)}))
-            raise
-        record = report["record"]
-        state = STATES[result_of(record)]
-        if state == DEPLOYED:
-            made = self.last()
-            assert made is not None
-            return {**self.deployed(made), "drift": reason, "report": report}
-        self.note(job.model_copy(update={"state": state, "at": datetime.now(UTC)}))
-        return {
-            "state": state,
-            "why": f"{sentence(record)}; what is served stays",
-            "drift": reason,
-            "report": report,
-        }
+    def served(self) -> Path:
+        """The bundle that `current` leads to."""
+        return (bundles_of(self.settings.out, self.pair) / "current").resolve()
 
-    def begin(self, last: Begun | None) -> tuple[Begun, list[Prompt]]:
+    def run(self) -> dict[str, Any]:
+        """Check, and recalibrate where there is drift; see `recalibrate`."""
+        last = self.last()
+        made = str(self.served())
+        due = last is not None and last.state == "begun" and last.made == made
+        if last is not None and due and last.served != made:
+            self.say(f"{made} was deployed by an earlier run, which did not restart what serves")
+            return self.deployed(last)
+        if self.settings.prompts is not None:  # a restart that is due needs no prompts
+            refuse_missing(self.settings.prompts)
+        found = self.check()
+        why = "nothing was counted yet" if found is None else "; ".join((found.why, *found.notes))
+        if found is not None and found.drifted:
+            self.say(f"{found.verdict}: {why}")
+            return self.answer(why, last)
+        if not served_settings(self.settings.out, self.pair)["speculative"]:
+            return self.answer_plain(last)
+        return {"state": NOT_ENOUGH if found is None else found.verdict, "why": why}
+
+    def check(self) -> DriftReport | None:
+        """What the counts say; None where there are none in the folder that nobody named."""
+        try:
+            return check_engine(
+                self.space, spool=self.spool, out=self.settings.out, limits=self.limits
+            )
+        except DraftwellError as error:
+            if error.code != "spool_empty" or self.settings.spool is not None:
+                raise
+            return None
+
+    def answer_plain(self, last: Begun | None) -> dict[str, Any]:
+        """Tune again where plain decoding has been served for a while: newer prompts are reason
+        enough, because no count can be one."""
+        plain = "plain decoding is served"
+        deployed = (self.served() / MANIFEST).stat().st_mtime
+        since = [datetime.fromtimestamp(deployed, UTC)]
+        if last is not None and last.failed is not None:  # once more at once would fail again
+            since.append(last.failed)
+        again = max(since) + self.pause
+        if datetime.now(UTC) < again and not self.settings.fresh:
+            why = f"{plain}, of which no drafts are counted: tuned again on newer prompts "
+            return {"state": NOT_ENOUGH, "why": why + later(again)}
+        try:
+            return self.answer(f"{plain}, and other prompts may be worth drafts", last)
+        except DraftwellError as error:
+            if error.code not in ("no_prompts", "too_few_prompts"):
+                raise
+            why = f"{plain}, and there is nothing to tune it on: {error}"
+            return {"state": NOT_ENOUGH, "why": why}
+
+    def answer(self, reason: str, last: Begun | None) -> dict[str, Any]:
+        """The loop on recorded prompts, unless that was done already."""
+        if not self.settings.fresh and last is not None and (why := self.waits(last)):
+            return {"state": ANSWERED, "why": why, "drift": reason}
+        job = self.begin(last)
+        self.note(job)
+        prompts = self.space.folder / PROMPTS
+        settings = {"source": "drift", "prompts": prompts, "drift": reason}
+        try:
+            outcome = self.loop(self.settings.model_copy(update=settings))
+        except DraftwellError:
+            if (now := self.last()) is not None:
+                self.note(now.model_copy(update={"failed": datetime.now(UTC)}))
+            raise
+        if outcome["state"] == DEPLOYED:
+            done = self.deployed(job.model_copy(update={"made": outcome["bundle"]}))
+        else:
+            self.note(job.model_copy(update={"state": outcome["state"], "at": datetime.now(UTC)}))
+            why = f"{sentence(outcome)}; what is served stays"
+            done = {"state": outcome["state"], "why": why}
+        return {**done, "drift": reason, "report": outcome}
+
+    def begin(self, last: Begun | None) -> Begun:
         """The recalibration that was begun for what is served, or a new one with the prompts of
         today."""
-        from draftwell.components.drift.prompts import recorded_prompts, write_prompts
-        from draftwell.components.prompts.overlap import hashes_of
-        from draftwell.components.prompts.prompt import read_prompts
-
-        file, served, wanted = self.space.folder / PROMPTS, str(self.current()), self.wanted
+        file, served, settings = self.space.folder / PROMPTS, str(self.served()), self.settings
+        now = datetime.now(UTC)
         if (
             last is not None
-            and last.state in ("begun", "deploying")
-            and (last.served, last.place) == (served, str(self.place))
-            and datetime.now(UTC) - last.at < RESUMED
+            and (last.state, last.served) == ("begun", served)
+            and now - last.at < RESUMED
             and file.is_file()
-            and not wanted.fresh
+            and not settings.fresh
         ):
             self.say("resuming the recalibration that was begun")
-            return last.model_copy(update={"state": "begun", "failed": None}), read_prompts(file)
-        prompts = recorded_prompts(
-            self.place,
-            window=self.limits.window,
-            fewest=wanted.collected + wanted.tuned + wanted.judged,
-        )
-        write_prompts(file, prompts)
-        return Begun(
-            state="begun",
-            at=datetime.now(UTC),
-            served=served,
-            place=str(self.place),
-            prompts=json_digest(sorted(hashes_of(prompts))),
-        ), prompts
+            return last.model_copy(update={"made": None})
+        place, fewest = settings.prompts or self.spool, needed_prompts(settings)
+        write_prompts(file, recorded_prompts(place, window=self.limits.window, fewest=fewest))
+        return Begun(state="begun", at=now, served=served)
 
     def waits(self, last: Begun) -> str | None:
-        """Why a drift is left for now at what came of the last recalibration, whatever was recorded
-        since; None where it is not."""
-        served, again = str(self.current()), last.at + self.pause
-        if (
-            (last.state == DEPLOYED or last.active)
-            and last.made != served
-            and last.served == served
-        ):
+        """Why a drift is left for now at what came of the last recalibration; None where it is
+        not."""
+        served, again = str(self.served()), last.at + self.pause
+        if last.served == served and last.made not in (None, served):
             return (
                 f"{named(last.made)} was taken back by hand, and {named(served)} is served "
                 "again: --fresh tunes again"
             )
-        later = f"tried again after {again:%Y-%m-%d %H:%M} UTC, or with --fresh"
-        if datetime.now(UTC) >= again:
+        if datetime.now(UTC) >= again or last.state == "begun":
             return None
         if last.state == DEPLOYED and last.made == served:
-            return f"{named(served)} was deployed as the answer to a drift; {later}"
-        if last.state in (REFUSED, UNDECIDED_STATE) and last.served == served:
-            return f"the gate did not pass what was tuned last ({last.state}); {later}"
-        return None
-
-    @staticmethod
-    def same_prompts(job: Begun, last: Begun) -> bool:
-        """Whether the last recalibration came to its end with the same prompts, and what is served
-        came of it."""
-        if last.state not in (DEPLOYED, REFUSED) or last.prompts != job.prompts:
-            return False
-        return job.served == (last.made if last.state == DEPLOYED else last.served)
-
-    def loop(self, job: Begun, prompts: list[Prompt]) -> EngineLoop:
-        """The loop on the prompts; before `current` moves it is noted that a restart is due."""
-
-        def activate(bundle: Path) -> None:
-            due = job.model_copy(
-                update={
-                    "state": "deploying",
-                    "at": datetime.now(UTC),
-                    "made": str(bundle.resolve()),
-                }
+            return (
+                f"{named(served)} was deployed as the answer to a drift; tried again {later(again)}"
             )
-            self.note(due)
-            activate_vllm_bundle(bundle)
-            # from now on a person who moves `current` back has decided so
-            self.note(due.model_copy(update={"active": True}))
-
-        return EngineLoop(
-            self.space,
-            prompts,
-            self.wanted,
-            self.thresholds,
-            self.limits,
-            self.say,
-            self.clock,
-            activate=activate,
-        )
+        if last.state != DEPLOYED and last.served == served:
+            why = f"the gate did not pass what was tuned last ({last.state})"
+            if last.state == "waiting":
+                why = "what was tuned last waits until a person promotes it"
+            return f"{why}; tried again {later(again)}"
+        return None
 
     def deployed(self, job: Begun) -> dict[str, Any]:
         """Restart what serves; afterwards the bundle that was made is what the next check compares
@@ -398,12 +209,12 @@ class EngineRecalibration:
             DraftwellError: what the restart raises, or it found nothing while the bundle before is
                 served somewhere (`nothing_restarted`).
         """
+        self.note(job)
         if job.made != job.served and not self.restart() and self.still_counted(job):
             raise DraftwellError(
-                f"{named(job.made)} is ready, but no process of this user here serves "
-                f"{self.space.workspace.spec.name}, and counts of "
+                f"{named(job.made)} is ready, but nothing was restarted, and counts of "
                 f"{named(job.served)} are less than {self.limits.stale_after_hours:g} "
-                "hours old: name what restarts its servers, as in "
+                "hours old: restart its servers, or name what does, as in "
                 '--restart "systemctl restart my-vllm", or --restart true where none is '
                 "running any more",
                 code="nothing_restarted",
@@ -411,31 +222,44 @@ class EngineRecalibration:
         self.note(job.model_copy(update={"state": DEPLOYED, "at": datetime.now(UTC)}))
         return {"state": DEPLOYED, "why": f"{job.made} is deployed", "bundle": job.made}
 
+    def restart(self) -> bool:
+        """Run the user's command, because systemd, compose, Kubernetes or Ray runs the servers;
+        whether there was one.
+
+        Raises:
+            DraftwellError: it failed (`restart_failed`).
+        """
+        command = self.settings.restart
+        if command is None:
+            return False
+        self.say(f"restarting: {command}")
+        done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            raise DraftwellError(
+                f"the command that restarts the servers ended with exit code {done.returncode}: "
+                f"{command}",
+                code="restart_failed",
+            )
+        return True
+
     def still_counted(self, job: Begun) -> bool:
         """Whether the bundle before was served a short while ago, as far as the counts know, and
         the one that was made not since."""
-        from draftwell.components.drift.acceptance import read_lines
-
-        pair, least = (
-            self.space.workspace.spec.name,
-            time.time() - 3600 * self.limits.stale_after_hours,
-        )
+        least = time.time() - 3600 * self.limits.stale_after_hours
         try:
             # the oldest first
             newest = {line.bundle: line.begun for line in read_lines(self.spool)}
         except DraftwellError:  # no counts at all
             return False
         before, since = (
-            newest.get(f"{pair}/{named(bundle)}", 0.0) for bundle in (job.served, job.made)
+            newest.get(f"{self.pair}/{named(bundle)}", 0.0) for bundle in (job.served, job.made)
         )
         return before >= max(least, since)
 
     def last(self) -> Begun | None:
         """The last recalibration; None where there is none, or nothing that can be read."""
         try:
-            return Begun.model_validate_json(
-                (self.space.folder / STATE).read_text(encoding="utf-8")
-            )
+            return Begun.model_validate_json((self.space.folder / STATE).read_bytes())
         except (OSError, ValidationError):
             return None
 
@@ -444,57 +268,33 @@ class EngineRecalibration:
         write_json(self.space.folder / STATE, job.model_dump(mode="json"))
 
 
-def recalibrate_engine(
+def recalibrate(
     space: EngineSpace,
-    settings: EngineDriftSettings,
+    settings: PipelineSettings,
     say: Callable[[str], None],
+    loop: Callable[[PipelineSettings], dict[str, Any]],
     limits: DriftLimits | None = None,
 ) -> dict[str, Any]:
-    """Check what is served for drift, and answer it; see `EngineRecalibration.run`.
+    """Check what is served for drift, and answer it.
 
     Args:
+        settings: `spool` and `prompts` that were named have to be there.
         limits: None takes those of the registry.
-    """
-    from draftwell.components.gate.verdict import Thresholds
-    from draftwell.flows.steps.engine.replicas import restart_hook
-    from draftwell.flows.steps.monitor import load_limits, spool_of
-    from draftwell.registry.gates import load_gates
-
-    limits = limits or load_limits(None)
-    refuse_mistakes(settings, limits)
-    pair, spool = space.workspace.spec.name, spool_of(space.workspace, settings.spool)
-    deployment = served_deployment(settings.out, pair)
-    wanted = settings.loop(deployment)
-    wanted.tuning()  # a mistake in methods or levels is refused now, too
-    if settings.threads is None and deployment.threads is not None:
-        space = replace(space, threads=min(deployment.threads, space.threads))
-    return EngineRecalibration(
-        space,
-        wanted,
-        Thresholds.of(load_gates().model_dump()),
-        limits,
-        say,
-        place=(settings.prompts or spool).absolute(),
-        spool=spool,
-        restart=restart_hook(settings.restart, settings.out, pair, say),
-        spool_named=settings.spool is not None,
-        place_named=settings.prompts is not None,
-    ).run()
-
-
-def refuse_mistakes(settings: EngineDriftSettings, limits: DriftLimits) -> None:
-    """Refuse now what would be noticed only when traffic has drifted.
-
+    Returns:
+        plain JSON: `state` (steady, not enough yet; deployed; refused or undecided by the gate,
+        then what is served stays; answered: there is nothing to do about the drift yet; busy:
+        another run is at it), `why`, and where there was a loop its `report`.
     Raises:
         DraftwellError: more prompts are asked for than are looked at, or the command of a restart
-            is empty (`bad_setting`).
+            is empty (`bad_setting`); what the check, the loop and the restart raise, or nothing was
+            restarted (`nothing_restarted`): the next run resumes.
     """
-    needed = settings.collect_prompts + settings.tune_prompts + settings.bench_prompts
-    if needed > limits.window:
+    limits = limits or load_limits()
+    if needed_prompts(settings) > limits.window:
         raise DraftwellError(
-            f"collect_prompts, tune_prompts and bench_prompts add up to {needed}, and only "
-            f"the newest {limits.window} "
-            "prompts are looked at: ask for fewer, or for a larger window in the limits of drift",
+            f"collect_prompts, tune_prompts and bench_prompts add up to {needed_prompts(settings)},"
+            f" and only the newest {limits.window} prompts are looked at: ask for fewer, or for a "
+            "larger window in the limits of drift",
             code="bad_setting",
         )
     if settings.restart is not None and not settings.restart.strip():
@@ -502,6 +302,28 @@ def refuse_mistakes(settings: EngineDriftSettings, limits: DriftLimits) -> None:
             "the command of --restart is empty: name one, or leave --restart out",
             code="bad_setting",
         )
+    with file_lock(space.folder / ".recalibration", wait=False) as free:
+        if not free:
+            return {"state": BUSY, "why": "another recalibration of this pair is running"}
+        return Recalibration(space, settings, limits, say, loop).run()
+
+
+def note_made(space: EngineSpace, bundle: Path) -> None:
+    """Note the bundle that the recalibration that was begun, if any, is about to activate: a run
+    that is killed before it restarts what serves is then made up for."""
+    file = space.folder / STATE
+    try:
+        job = Begun.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return
+    if job.state == "begun":
+        made = job.model_copy(update={"made": str(bundle.resolve())})
+        write_json(file, made.model_dump(mode="json"))
+
+
+def needed_prompts(settings: PipelineSettings) -> int:
+    """Prompts of all steps together."""
+    return settings.collect_prompts + settings.tune_prompts + settings.bench_prompts
 
 
 def named(bundle: str | None) -> str:
@@ -511,6 +333,11 @@ def named(bundle: str | None) -> str:
     '2-cpu'
     """
     return Path(bundle or "").name
+
+
+def later(again: datetime) -> str:
+    """When something is done again."""
+    return f"after {again:%Y-%m-%d %H:%M} UTC, or with --fresh"
 
 
 def said_of(outcome: dict[str, Any]) -> str:

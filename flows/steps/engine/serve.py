@@ -7,20 +7,15 @@ import json
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 from draftwell.components.bench.servers.processes import Server
 from draftwell.components.engines.environments import interpreter, peers_root
 from draftwell.components.engines.failures import one_line
-from draftwell.components.engines.process import FOREIGN
+from draftwell.components.engines.process_group import FOREIGN
 from draftwell.components.engines.vllm import NAME, file_name
-from draftwell.flows.steps.engine.processes import TRIAL
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError
 
@@ -30,24 +25,6 @@ END_SECONDS = 60.0
 LAST_WORDS_SECONDS = 5.0
 """That a server which has failed a request is given to end, so that the reason can be told."""
 LIMIT_SECONDS = 300.0
-
-
-@dataclass(frozen=True)
-class Served:
-    """What a trial of a server gave; all of the requests were answered."""
-
-    requests: int
-    tokens: int
-    seconds: float
-    clients: int
-    start_seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """For a report, with `tokens_per_second`."""
-        return {
-            **asdict(self),
-            "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
-        }
 
 
 def server_environment(pair: str) -> dict[str, str]:
@@ -66,18 +43,6 @@ def server_environment(pair: str) -> dict[str, str]:
     return {**variables, "PYTHON": str(interpreter(NAME))}
 
 
-def trial_environment(pair: str, spool: Path | None) -> dict[str, str]:
-    """Variables of a server that is tried: it asks for no key, since only this process asks it, and
-    no restart takes it for users'."""
-    variables = {
-        "DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS),
-        **server_environment(pair),
-        TRIAL: "1",
-    }
-    variables.pop("VLLM_API_KEY", None)
-    return variables if spool is None else {**variables, "DRAFTWELL_SPOOL": str(spool)}
-
-
 def serve_and_ask(
     bundle: Path,
     pair: str,
@@ -85,10 +50,10 @@ def serve_and_ask(
     *,
     max_tokens: int,
     seconds: float,
-    clients: int = 4,
-    port: int | None = None,
-    spool: Path | None = None,
-) -> Served:
+    clients: int,
+    port: int | None,
+    spool: Path,
+) -> dict[str, float]:
     """Start a bundle's server, let clients ask it for a while, and end it; its log is beside those
     of the engines.
 
@@ -97,7 +62,9 @@ def serve_and_ask(
         prompts: token ids; clients take them in turn, round and round.
         seconds: that the clients ask for; each waits for the answer that it has asked for.
         port: None takes a free one.
-        spool: folder of the server's counts; None: that of users' requests.
+        spool: folder of the server's counts.
+    Returns:
+        `requests`, their `tokens`, `clients`, `tokens_per_second` and `start_seconds`.
     Raises:
         DraftwellError: the port is taken (`engine_port_taken`), the server does not start or ends
             (as `Server` says), or it did not answer all requests (`server_failed`): the line names
@@ -105,6 +72,12 @@ def serve_and_ask(
     """
     log = peers_root() / "logs" / f"{file_name(f'{NAME}/serve-{pair}')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    variables = {
+        "DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS),
+        **server_environment(pair),
+        "DRAFTWELL_SPOOL": str(spool),
+    }
+    variables.pop("VLLM_API_KEY", None)  # only this process asks it
     begun = time.monotonic()
     server = Server(
         f"{NAME} of {bundle}",
@@ -112,7 +85,7 @@ def serve_and_ask(
         log,
         port=port,
         end_seconds=END_SECONDS,
-        env=trial_environment(pair, spool),
+        env=variables,
     )
     try:
         started = time.monotonic()
@@ -122,8 +95,14 @@ def serve_and_ask(
         taken = time.monotonic() - started
     finally:
         server.close()
-    tokens = [answer for answer in answers if isinstance(answer, int)]
-    return Served(len(answers), sum(tokens), taken, clients, started - begun)
+    tokens = sum(answer for answer in answers if isinstance(answer, int))
+    return {
+        "requests": len(answers),
+        "tokens": tokens,
+        "clients": clients,
+        "tokens_per_second": tokens / taken,
+        "start_seconds": started - begun,
+    }
 
 
 def refuse_failed(server: Server, answers: Sequence[int | Exception]) -> None:
@@ -179,23 +158,6 @@ def answer_tokens(server: Server, prompt: Sequence[int], max_tokens: int) -> int
     Raises:
         DraftwellError: the server refused the request (`server_failed`).
     """
-    body = {
-        "model": server.model,
-        "prompt": list(prompt),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-    }
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
-            return int(json.load(answer)["usage"]["completion_tokens"])
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            raise DraftwellError(
-                f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}",
-                code="server_failed",
-            ) from None
+    body = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+    with server.post("/v1/completions", body, LIMIT_SECONDS) as answer:
+        return int(json.load(answer)["usage"]["completion_tokens"])

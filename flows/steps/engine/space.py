@@ -1,42 +1,60 @@
-"""What another engine reads of a pair, and where its choices, records and measurements are."""
+"""What another engine reads of a pair, and where its choice and its measurements are."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.bench.engines.measure import measurements_of
 from draftwell.components.engines.environments import peers_root
 from draftwell.components.engines.vllm import (
     NAME,
     VllmEngine,
     check_version,
     command,
+    device_for,
     distribution,
     gpu_share,
 )
 from draftwell.components.engines.vllm_methods import VllmFiles
-from draftwell.flows.context import Bar, now, training_prompts
+from draftwell.components.export.checkpoint import save_draft, save_head
+from draftwell.components.prompts.overlap import TrainingPrompts
+from draftwell.components.prompts.prompt import ids_of
+from draftwell.components.tune.engines.lab import Lab
+from draftwell.flows.context import Bar, encoder_of, now, take_untouched, training_prompts
+from draftwell.flows.progress import announce, counting
+from draftwell.flows.steps.engine.served import Deployment, served_deployment
 from draftwell.flows.workspace import Workspace
-from draftwell.registry.bundles.vllm.plugin_wheel import PACKAGE, plugin_version
+from draftwell.registry.bundles.wheel import PLUGIN, plugin_version
+from draftwell.registry.releases import engine_device
+from draftwell.serving.artifacts.base import ArtifactError
+from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.engine_config import EngineConfig
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.device import (
+    checked_device,
+    device_class,
+    set_threads,
+    usable_cores,
+)
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
 from draftwell.serving.number_format import dtype_of
+from draftwell.serving.runtime.pair import LoadedPair
 
 if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
-    from draftwell.components.tune.engines.choice import EngineChoice
-    from draftwell.serving.runtime.pair import LoadedPair
+    from draftwell.flows.settings import PipelineSettings
     from draftwell.serving.runtime.requests import Sampling
 
+REPORT = "loop.json"
+"""What came of the flow, in the engine's folder."""
 ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
-CHOICE, RECORD, MEASUREMENTS = "tuned", "gate", "measurements"
-"""Names of files, without what `EngineSpace.file_of` adds."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,7 @@ class EngineSpace:
 
     @property
     def folder(self) -> Path:
-        """Where choices, records and measurements of this engine are kept."""
+        """Where texts, measurements and reports of this engine are kept."""
         return self.workspace.device_root / NAME
 
     @cached_property
@@ -68,38 +86,27 @@ class EngineSpace:
         return check_version() or "unknown"
 
     @cached_property
-    def fingerprint(self) -> str:
-        from draftwell.serving.artifacts.pair_files import fingerprint
+    def here(self) -> dict[str, Any]:
+        """What is measured, and with what: figures of anything else say nothing of it."""
+        return {
+            "engine": NAME,
+            "version": self.version,
+            "distribution": distribution(),
+            "device_class": device_class(self.workspace.device),
+            "dtype": dtype_of(self.workspace.dtype),
+            "threads": self.threads,
+            "fingerprint": self.fingerprint,
+        }
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the models."""
         return fingerprint(self.workspace.files(), self.workspace.dtype)
 
     @cached_property
     def pair(self) -> LoadedPair:
         """The pair without its models: it encodes prompts and knows stop tokens."""
-        from transformers import GenerationConfig
-
-        from draftwell.serving.runtime.model_files import load_tokenizer
-        from draftwell.serving.runtime.pair import LoadedPair
-
-        space = self.workspace
-        target = space.files().target
-        config = (
-            GenerationConfig.from_pretrained(target)
-            if (target / "generation_config.json").is_file()
-            else GenerationConfig()
-        )
-        dtype: Any = space.dtype
-        modules: dict[Any, Any] = {"target": SimpleNamespace(generation_config=config)}
-        return LoadedPair(
-            space.spec.name,
-            dtype,
-            "cpu",
-            {},
-            modules,
-            load_tokenizer(target),
-            self.fingerprint,
-            space.spec.chat,
-        )
+        return encoder_of(self.workspace)
 
     @cached_property
     def files(self) -> VllmFiles:
@@ -111,7 +118,6 @@ class EngineSpace:
     def _draft(self, folder: Path | None) -> Path | None:
         if folder is None or (folder / "config.json").is_file():
             return folder
-        from draftwell.components.export.checkpoint import save_draft
 
         return self._written(
             "draft",
@@ -121,17 +127,16 @@ class EngineSpace:
             ),
         )
 
-    def _head(self) -> Path | None:
-        from draftwell.components.export.checkpoint import save_head
-        from draftwell.serving.artifacts.eagle3_head import Eagle3Head
-
+    def head_folder(self) -> Path | None:
+        """Folder of the head, the workspace's own or the one that the pair ships with."""
         own = self.workspace.folder("eagle3_head")
-        folder = (
-            own
-            if (own / "artifact.json").is_file()
-            else self.workspace.shipped_folder("eagle3_head")
-        )
-        if folder is None:
+        if (own / "artifact.json").is_file():
+            return own
+        return self.workspace.shipped_folder("eagle3_head")
+
+    def _head(self) -> Path | None:
+
+        if (folder := self.head_folder()) is None:
             return None
         head = Eagle3Head.load(folder, fingerprint=self.fingerprint)
         return self._written(
@@ -157,7 +162,7 @@ class EngineSpace:
             dtype=dtype_of(self.workspace.dtype),
             threads=self.threads,
             device=device,
-            plugins=PACKAGE.parent,
+            plugins=PLUGIN.parent,
             gpu_share=gpu_share() if device == "cuda" else None,
         )
 
@@ -167,7 +172,6 @@ class EngineSpace:
         Raises:
             DraftwellError: one is too long for the target (`context_too_long`).
         """
-        from draftwell.components.prompts.prompt import ids_of
 
         ids = [ids_of(self.pair, prompt) for prompt in prompts]
         config = json.loads((self.files.target / "config.json").read_text())
@@ -182,19 +186,18 @@ class EngineSpace:
                 )
         return ids, min(limit, max(map(len, ids)) + max_tokens + ROOM)
 
+    def lab(self, prompts: Sequence[Prompt], sampling: Sampling, slots: int, groups: int) -> Lab:
+        """What ways to speculate are measured with; nothing is kept."""
+        ids, context = self.encoded(prompts, sampling.max_tokens)
+        store = measurements_of({})
+        return Lab(self.engine, self.files, ids, sampling, slots, context, groups, store, self.bar)
+
     def subject(
         self, ids: Sequence[Sequence[int]], sampling: Sampling, **more: Any
     ) -> dict[str, Any]:
         """What a measurement depends on."""
-        from draftwell.serving.device import device_class
-
         return {
-            "engine": NAME,
-            "version": self.version,
-            "device_class": device_class(self.workspace.device),
-            "threads": self.threads,
-            "fingerprint": self.fingerprint,
-            "dtype": self.workspace.dtype,
+            **self.here,
             "prompts": json_digest(list(ids)),
             "head": str(self.files.head),
             "plugin": plugin_version(),
@@ -202,140 +205,85 @@ class EngineSpace:
             **more,
         }
 
-    def file_of(self, what: str, temperature: float) -> Path:
-        """`tuned.json` of greedy requests, `tuned-t0.7.json` of those that are sampled at .7."""
-        return self.folder / (f"{what}-t{temperature:g}.json" if temperature else f"{what}.json")
+    def measurements(self, temperature: float) -> Path:
+        """File by which a tuning that was killed resumes."""
+        return self.folder / f"measurements{f'-t{temperature:g}' if temperature else ''}.jsonl"
 
-    def tuned(self, temperature: float = 0.0) -> dict[str, Any]:
-        """The document of the last tuning for requests of this temperature; empty where there is
-        none."""
+    def released_as(self, temperature: float) -> str:
+        """The device of the engine's releases for requests of this temperature."""
+        return engine_device(self.workspace.device.partition(":")[0], NAME, temperature)
+
+    def config_folder(self, temperature: float) -> Path:
+        """Folder of the choice for the class of this temperature."""
+        folder = self.workspace.folder("engine_config")
+        return folder.with_name(f"{folder.name}_sampled") if temperature else folder
+
+    def config(self, temperature: float = 0.0) -> EngineConfig | None:
+        """What was tuned last for requests of this class; None where nothing was, or what is there
+        cannot be read."""
         try:
-            found = json.loads(self.file_of(CHOICE, temperature).read_text())
-            return found if isinstance(found, dict) else {}
-        except (OSError, ValueError):
-            return {}
-
-    def temperatures(self) -> list[float]:
-        """Of all choices that are there, ascending."""
-        found = [
-            0.0,
-            *(
-                float(number)
-                for path in self.folder.glob(f"{CHOICE}-t*.json")
-                if (number := path.stem.removeprefix(f"{CHOICE}-t")).replace(".", "", 1).isdecimal()
-            ),
-        ]
-        return sorted(one for one in found if self.tuned(one))
-
-    def choice(self, temperature: float = 0.0) -> EngineChoice | None:
-        """What was tuned last for requests of this temperature; None where nothing was, or what is
-        there is not readable."""
-        from pydantic import ValidationError
-
-        from draftwell.components.tune.engines.choice import EngineChoice
-
-        try:
-            return EngineChoice.model_validate_json(json.dumps(self.tuned(temperature)["choice"]))
-        except (KeyError, ValidationError):
+            return EngineConfig.load(self.config_folder(temperature))
+        except ArtifactError:
             return None
 
+    def forget_files(self) -> None:
+        """Look for draft and head again: there may be others."""
+        vars(self).pop("files", None)
 
-def engine_space(
-    pair: str,
-    dtype: str | None,
-    device: str | None,
-    threads: int | None,
-    say: Callable[[str], None],
-) -> EngineSpace:
-    """A pair on the engine; a missing or wrong engine is refused before models are looked for.
 
-    Args:
-        device: None takes the one that the engine is built for, or where it does not say the
-            default one.
-        threads: None takes all cores.
-        say: is told what is not confirmed.
+def space_of(settings: PipelineSettings) -> EngineSpace:
+    """The pair on the engine; a missing or wrong engine is refused before models are looked for.
+    The answer to a drift computes with no more threads than what is served was measured with,
+    unless a person names others.
+
     Raises:
         DraftwellError: the engine is not installed or not the one that is needed (as
             `EngineSpace.version` says), the device is not here, or the pair has a draft that other
             engines cannot read (`engine_option`).
     """
-    from draftwell.components.engines.vllm import device_for
-    from draftwell.serving.device import checked_device, default_device, usable_cores
-
     command()
-    on = device_for(device)
-    space = EngineSpace(
-        Workspace(pair, dtype, say, default_device() if on is None else checked_device(on)),
-        threads or usable_cores(),
-    )
-    if (draft := space.workspace.spec.draft) is not None and draft.near_copy is not None:
+    device_for(settings.device)
+    set_threads(settings.threads)
+    workspace = Workspace(settings.pair, settings.dtype, announce, checked_device(settings.device))
+    space = EngineSpace(workspace, settings.threads or usable_cores(), counting("done"))
+    if (draft := workspace.spec.draft) is not None and draft.near_copy is not None:
         raise DraftwellError(
-            f"the draft of {space.workspace.spec.name} is a copy of the target that our "
-            "own engine makes in memory: name "
-            "another pair for --engine vllm",
+            f"the draft of {workspace.spec.name} is a copy of the target that our own engine makes "
+            "in memory: name another pair for --engine vllm",
             code="engine_option",
         )
-    if space.workspace.device != "cpu":
-        say("vLLM on a GPU was never run by this project: what it says there is unconfirmed")
+    if workspace.device != "cpu":
+        announce("vLLM on a GPU was never run by this project: what it says there is unconfirmed")
     _ = space.version
+    known = deployment_of(settings, space).threads
+    if settings.threads is None and known is not None:
+        return replace(space, threads=min(known, space.threads))
     return space
+
+
+def deployment_of(settings: PipelineSettings, space: EngineSpace) -> Deployment:
+    """What a person decided about what is served, which the answer to a drift keeps."""
+    if settings.source != "drift":
+        return Deployment()
+    return served_deployment(settings.out, space.workspace.spec.name)
 
 
 def about(space: EngineSpace) -> dict[str, Any]:
     """What a document is about."""
-    from draftwell.serving.device import device_class
-
-    return {
-        "engine": NAME,
-        "version": space.version,
-        "pair": space.workspace.spec.name,
-        "fingerprint": space.fingerprint,
-        "dtype": space.workspace.dtype,
-        "device_class": device_class(space.workspace.device),
-        "distribution": distribution(),
-        "threads": space.threads,
-        "made": now(),
-    }
-
-
-def tuned_choice(space: EngineSpace, temperature: float = 0.0) -> EngineChoice:
-    """What was tuned for these models and requests of this temperature.
-
-    Raises:
-        DraftwellError: nothing was (`not_tuned`), or for other models (`other_models`).
-    """
-    choice = space.choice(temperature)
-    if choice is None:
-        raise DraftwellError(
-            (
-                f"nothing is tuned for {NAME}: run `draftwell tune --engine {NAME} --pair "
-                f"{space.workspace.spec.name}` first"
-            ),
-            code="not_tuned",
-        )
-    if space.tuned(temperature).get("fingerprint") != space.fingerprint:
-        raise DraftwellError(
-            f"the choice for {NAME} was made for other models: tune again", code="other_models"
-        )
-    return choice
+    return {**space.here, "pair": space.workspace.spec.name, "made": now()}
 
 
 def untouched(
-    space: EngineSpace, prompts: Sequence[Prompt], limit: int | None, temperature: float = 0.0
+    space: EngineSpace, prompts: Sequence[Prompt], limit: int | None, config: EngineConfig
 ) -> list[Prompt]:
-    """At most `limit` prompts that neither the draft, the head nor the choice was made from; a
+    """At most `limit` prompts that neither the draft, the head nor the config was made from; a
     person reads how many were left out.
 
     Raises:
         DraftwellError: none is left (`no_untouched_prompts`).
     """
-    from draftwell.components.prompts.overlap import TrainingPrompts
 
     made = training_prompts(space.workspace, kinds=("eagle3_head",))
-    tuned = frozenset(space.tuned(temperature).get("prompt_hashes", ()))
-    left, lines = TrainingPrompts(
-        {**made.by_name, f"the choice for {NAME}": tuned}, made.unknown
-    ).untouched(prompts, limit)
-    for line in lines:
-        space.workspace.say(line)
-    return left
+    tuned = frozenset(config.provenance.training_prompts or ())
+    used = TrainingPrompts({**made.by_name, f"the choice for {NAME}": tuned}, made.unknown)
+    return take_untouched(space.workspace, used, prompts, limit)

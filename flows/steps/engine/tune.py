@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.bench.engines.measure import measurements_of
 from draftwell.components.engines.vllm import lacks
-from draftwell.components.engines.vllm_methods import CASCADE, OFF, VllmFiles
-from draftwell.flows.steps.engine.space import CHOICE, MEASUREMENTS, RECORD, EngineSpace, about
+from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH
+from draftwell.components.tune.engines.budget import Budget
+from draftwell.components.tune.engines.candidates import left_out
+from draftwell.components.tune.engines.lab import Lab
+from draftwell.components.tune.engines.regret import grid_regret
+from draftwell.components.tune.engines.settings import DEFAULTS, EngineTuneSettings
+from draftwell.components.tune.engines.tune import tune_engine
+from draftwell.flows.context import take_untouched, training_prompts
+from draftwell.flows.steps.engine.collect import collected_texts
+from draftwell.flows.steps.engine.release import choice_of, measured_at_once, save_choice
+from draftwell.flows.steps.engine.space import EngineSpace, deployment_of
+from draftwell.flows.steps.picked import take_marked
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
-    from draftwell.components.bench.engines.store import Measurements
     from draftwell.components.prompts.prompt import Prompt
-    from draftwell.components.tune.engines.budget import Budget
     from draftwell.components.tune.engines.choice import EngineChoice
-    from draftwell.components.tune.engines.lab import Lab
     from draftwell.components.tune.engines.ngram_replay import Text
-    from draftwell.components.tune.engines.settings import EngineTuneSettings
+    from draftwell.flows.settings import PipelineSettings
 
-SEARCH = 3
-"""Version of the search in `tune_engine`: a choice that an earlier version made is made again, from
-the measurements that are kept."""
+LEAST_SECONDS = 60.0
+"""Below which a tuning is not begun."""
 
 
 def tune_on_engine(
@@ -30,38 +36,114 @@ def tune_on_engine(
     prompts: Sequence[Prompt],
     settings: EngineTuneSettings,
     *,
+    limit: int | None = None,
     fresh: bool = False,
     texts: Sequence[Text] | None = None,
     budget: Budget | None = None,
-) -> dict[str, Any]:
-    """Choose how the engine speculates; the document is written into the workspace and returned.
+    served: int = 0,
+) -> EngineChoice:
+    """Choose how the engine speculates; the choice is put into the workspace, as an artifact.
+
+    Head and draft that a person marked in MLflow are taken into the workspace first; prompts that
+    they were made from are left out.
 
     Args:
+        limit: prompts, at most; None takes all.
         texts: greedy texts of the target that were collected, which decide which n-grams are looked
             up.
         budget: of time; None takes as long as it takes.
+        served: requests at once that are served whatever is measured: nothing is drafted beyond
+            those that were.
     """
-    from draftwell.components.prompts.overlap import hashes_of
-    from draftwell.components.tune.engines.tune import tune_engine
-
-    lab, store = lab_of(space, prompts, settings, fresh=fresh)
+    say, device = space.workspace.say, space.workspace.device.partition(":")[0]
+    take_marked(space.workspace, device, ("eagle3_head", "distilled_draft"))
+    space.forget_files()
+    if settings.methods != DEFAULTS.methods:
+        refuse_if_nothing_is_left(space, settings)
+    used = training_prompts(space.workspace, kinds=("eagle3_head",))
+    prompts = take_untouched(space.workspace, used, prompts, limit)
+    lab = lab_of(space, prompts, settings, fresh=fresh)
     lab.budget = budget or lab.budget
-    space.file_of(RECORD, settings.temperature).unlink(missing_ok=True)  # it judged another choice
-    if store.read:
-        space.workspace.say(
-            f"{store.read} measurements of an earlier run are reused: --fresh measures again"
+    if lab.store.read:
+        say(f"{lab.store.read} measurements of an earlier run are reused: --fresh measures again")
+    choice = bounded(tune_engine(lab, settings, lacks, texts), served)
+    save_choice(
+        space,
+        choice,
+        temperature=settings.temperature,
+        subject=lab.store.subject,
+        prompts=prompts,
+        texts=texts,
+    )
+    return choice
+
+
+def tune_as(
+    settings: PipelineSettings, space: EngineSpace, prompts: Sequence[Prompt], seconds: float
+) -> dict[str, Any]:
+    """Tune with the flows' settings in so many seconds; returns the choice, why, and what was
+    measured.
+
+    Raises:
+        DraftwellError: there is no time left to tune (`no_time`), or as `tune_on_engine`.
+    """
+    if seconds < LEAST_SECONDS:
+        raise DraftwellError(
+            "collecting and training left no time to tune: name more than "
+            f"{settings.minutes:g} --minutes; what was collected is kept",
+            code="no_time",
         )
-    choice = tune_engine(lab, settings, lacks, texts)
-    document = {
-        **about(space),
-        "temperature": settings.temperature,
-        "prompt_hashes": hashes_of(prompts),
-        "subject": tuning_subject(store, settings, texts),
-        "choice": choice.model_dump(mode="json"),
-        "exports": exports(choice, space.files),
+    kept = deployment_of(settings, space)
+    choice = tune_on_engine(
+        space,
+        prompts,
+        engine_settings(settings, kept.temperature),
+        fresh=settings.fresh,
+        texts=collected_texts(space),
+        budget=Budget(seconds),
+        served=kept.at_once,
+    )
+    for name, why in choice.left_out.items():
+        space.workspace.say(f"    left out: {name}, {why}")
+    return {
+        "strategy": choice.chosen.label,
+        "parameters": {},
+        "reason": choice.reason,
+        "sampled": None,
+        "measured": choice.model_dump(mode="json"),
     }
-    write_json(space.file_of(CHOICE, settings.temperature), document)
-    return document
+
+
+def grid_as(
+    settings: PipelineSettings, space: EngineSpace, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """The regret of the choice, by all settings measured again on all prompts that it was tuned
+    on."""
+    temperature = deployment_of(settings, space).temperature
+    wanted, config = engine_settings(settings, temperature), space.config(temperature)
+    assert config is not None
+    lab = lab_of(space, prompts, wanted, fresh=False)
+    return grid_regret(lab, wanted, choice_of(config), collected_texts(space))
+
+
+def engine_settings(settings: PipelineSettings, temperature: float = 0.0) -> EngineTuneSettings:
+    """The part of the flows' settings that tuning goes by."""
+    return EngineTuneSettings(
+        methods=settings.methods or DEFAULTS.methods,
+        levels=settings.levels,
+        max_tokens=settings.tune_tokens,
+        temperature=temperature,
+    )
+
+
+def bounded(choice: EngineChoice, served: int) -> EngineChoice:
+    """The choice; where more requests are served at once than it was measured with, one with
+    lengths by load, so that the bundle drafts nothing beyond them. Methods of one length draft
+    there, and `deploy` says so."""
+    top = measured_at_once(choice)
+    if choice.schedule or choice.method in (OFF, *ONE_LENGTH) or served <= top:
+        return choice
+    return choice.model_copy(update={"schedule": ((1, top, choice.k),)})
 
 
 def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) -> None:
@@ -71,8 +153,6 @@ def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) 
     Raises:
         DraftwellError: the line says why for each (`no_method_left`).
     """
-    from draftwell.components.tune.engines.candidates import left_out
-
     out = left_out(settings, space.files, lacks)
     if all(name in out for name in settings.methods if name != OFF):
         reasons = "; ".join(f"{name}, {why}" for name, why in out.items())
@@ -85,50 +165,21 @@ def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) 
         )
 
 
-def tuning_subject(
-    store: Measurements, settings: EngineTuneSettings, texts: Sequence[Text] | None
-) -> str:
-    """Digest of all that a choice depends on but for the time that there was."""
-    return json_digest([SEARCH, store.subject, settings.model_dump(mode="json"), texts])
-
-
 def lab_of(
     space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool
-) -> tuple[Lab, Measurements]:
-    """What a tuning measures with, and its store."""
-    from draftwell.components.bench.engines.store import Measurements
-    from draftwell.components.tune.engines.lab import Lab
-
-    ids, context = space.encoded(prompts, settings.max_tokens)
+) -> Lab:
+    """What a tuning measures with, and where it keeps that."""
     sampling = space.pair.sampling(
         max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
     )
-    slots = max(settings.levels)
+    lab = space.lab(prompts, sampling, max(settings.levels), settings.groups)
     subject = space.subject(
-        ids,
+        lab.prompts,
         sampling,
-        slots=slots,
-        context=context,
+        slots=lab.slots,
+        context=lab.context,
         explore=settings.explore,
-        groups=settings.groups,
+        groups=lab.groups,
     )
-    store = Measurements(space.file_of(MEASUREMENTS, settings.temperature), subject, fresh=fresh)
-    return Lab(
-        space.engine, space.files, ids, sampling, slots, context, settings.groups, store, space.bar
-    ), store
-
-
-def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
-    """The choice as settings of engines; a key is missing where the engine cannot express it."""
-    from draftwell.components.export.schedules import sglang_adaptive, tensorrt_llm_schedule
-
-    found: dict[str, Any] = {"vllm": choice.chosen.speculative_config(files)}
-    if choice.levels and choice.method == "eagle3":
-        found["sglang_adaptive"] = sglang_adaptive(
-            [(level.at_once, level.open) for level in choice.levels]
-        )
-    if choice.levels and choice.method not in (OFF, CASCADE):
-        found["tensorrt_llm"] = tensorrt_llm_schedule(
-            [(level.at_once, level.k) for level in choice.levels]
-        )
-    return found
+    lab.store = measurements_of(subject, space.measurements(settings.temperature), fresh=fresh)
+    return lab

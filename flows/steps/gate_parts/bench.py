@@ -8,22 +8,38 @@ something else of the candidate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.schema import BenchEntry, BenchReport
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.temperatures import (
+    greedy_on_trial,
+    judge_sampled,
+    passes_trial,
+    sampled_temperature,
+    untuned,
+)
 from draftwell.components.gate.verdict import GateVerdict, Thresholds
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.tune.candidates import lacking_for
 from draftwell.flows.context import StepContext
+from draftwell.flows.settings import quality_floor
+from draftwell.flows.steps.gate_parts.champion import ChampionComparison
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.number_format import dtype_of
+from draftwell.serving.runtime.strategies import (
+    PLAIN,
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+    served_choice,
+)
+from draftwell.serving.temperature import SERVED_TEMPERATURE
 
-if TYPE_CHECKING:
-    from draftwell.components.bench.schema import BenchEntry, BenchReport
-    from draftwell.components.prompts.prompt import Prompt
-    from draftwell.flows.steps.gate_parts.champion import ChampionComparison
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
-    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
-
-RUNS_IN_DOUBT = 3
 SHOWN = ("prompt_lookup", "hf_dynamic", "eagle3", "hybrid")
 """What is measured together with a release for a table, besides vanilla SD at its fastest gamma: an
 n-gram, a draft model, a head, and the best of them by round, each where the pair has it, with its
@@ -40,36 +56,23 @@ class BenchJudge:
 
     def entry(self, entries: dict[str, BenchEntry]) -> BenchEntry:
         """The candidate's row."""
-        return next(
-            e
-            for e in entries.values()
-            if (e.strategy, e.parameters) == (self.strategy, self.parameters)
-        )
+        return next(entry for entry in entries.values() if self.is_of(entry))
+
+    def is_of(self, entry: BenchEntry) -> bool:
+        """Whether a row is of the candidate's strategy and parameters."""
+        return (entry.strategy, entry.parameters) == (self.strategy, self.parameters)
 
     def of(self, report: BenchReport) -> GateVerdict:
         """The verdict; acceptance is reported with that of a champion of the same strategy and
         parameters only."""
-        from draftwell.components.gate.bench_checks import judge_release
-
         entries = report.strategies
         entry, rival = self.entry(entries), entries.get("champion")
-        same = (
-            rival
-            if rival is not None
-            and (rival.strategy, rival.parameters) == (self.strategy, self.parameters)
-            else None
-        )
+        same = rival if rival is not None and self.is_of(rival) else None
         thresholds = self.thresholds
         if entry.dtype is not None and dtype_of(entry.dtype) == "float32":
             # `identity_check` judges it, on longer texts
-            thresholds = replace(thresholds, lossless_identical=False)
+            thresholds = thresholds.model_copy(update={"lossless_identical": False})
         return judge_release(entry, rival, same, thresholds, reference=entries["autoregressive"])
-
-    def doubts(self, verdict: GateVerdict) -> bool:
-        """Whether the candidate is no clear pass."""
-        from draftwell.components.gate.bench_checks import leaves_doubt
-
-        return leaves_doubt(verdict)
 
 
 def measured(
@@ -81,40 +84,26 @@ def measured(
     settings: GateSettings,
     temperature: float = 0.0,
 ) -> tuple[BenchReport, GateVerdict]:
-    """The bench of a candidate, and the verdict on it; what left doubt is measured again, and is in
-    the report as `in_doubt`."""
-    from draftwell.components.bench.bench import run_bench
-    from draftwell.components.bench.settings import BenchSettings
-    from draftwell.flows.settings import quality_floor
-    from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
-
+    """The bench of a candidate in interleaved rounds, and the verdict on it."""
     judged = StrategyChoice(judging.strategy, judging.parameters)
-    both = list(dict.fromkeys((PLAIN, judged)))
     beside = others(step, resources, judged) if settings.others and temperature == 0 else []
-    once = BenchSettings(
+    wanted = BenchSettings(
         max_tokens=settings.max_tokens,
         temperature=temperature,
+        runs=settings.rounds,
         quality_floor=quality_floor(),
-        cost_ratios=temperature == 0,
-    )  # no verdict on sampled requests asks for it
+        cost_ratios=temperature == 0,  # no verdict on sampled requests asks for it
+    )
     report = run_bench(
         step.pair,
-        both + beside,
+        [*dict.fromkeys((PLAIN, judged)), *beside],
         prompts,
         resources,
-        once,
+        wanted,
         extra=rival.contenders,
         progress=step.bar,
     )
-    verdict = judging.of(report)
-    if not judging.doubts(verdict):
-        return report, verdict
-    step.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
-    again = once.model_copy(update={"runs": RUNS_IN_DOUBT, "cost_ratios": False})
-    longer = run_bench(
-        step.pair, both, prompts, resources, again, extra=rival.contenders, progress=step.bar
-    )
-    return report.model_copy(update={"in_doubt": longer.strategies}), judging.of(longer)
+    return report, judging.of(report)
 
 
 def others(
@@ -122,9 +111,6 @@ def others(
 ) -> list[StrategyChoice]:
     """What is shown besides a choice: `SHOWN` as far as it is here, and is not the choice
     itself."""
-    from draftwell.components.tune.candidates import lacking_for
-    from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
-
     able = [
         StrategyChoice(name) for name in SHOWN if lacking_for(step.pair, resources, name) is None
     ]
@@ -135,11 +121,8 @@ def others(
 def configured(choice: StrategyChoice) -> tuple[str, str]:
     """A strategy's name and all of its parameters: a choice that names a default is the same as one
     that leaves it out."""
-    from draftwell.serving.runtime.strategies import build_strategy
-
-    return choice.name, build_strategy(
-        choice.name, dict(choice.parameters)
-    ).config.model_dump_json()
+    config = build_strategy(choice.name, dict(choice.parameters)).config
+    return choice.name, config.model_dump_json()
 
 
 @dataclass(frozen=True)
@@ -175,41 +158,24 @@ def sampled_verdict(
     slow there is no reason to refuse a release: plain decoding takes its place. Texts are not
     compared token by token: the target's own samples differ, too.
     """
-    from draftwell.components.gate.temperatures import (
-        greedy_on_trial,
-        judge_sampled,
-        passes_trial,
-        sampled_temperature,
-        untuned,
-    )
-    from draftwell.serving.runtime.strategies import PLAIN, served_choice
-    from draftwell.serving.temperature import SERVED_TEMPERATURE
-
     trial, temperature = greedy_on_trial(config), sampled_temperature(config, rival.config)
     if trial is not None and temperature is None:
         temperature = SERVED_TEMPERATURE
     if temperature is None:
         return SampledVerdict(GateVerdict((), untuned(config, None)))
     choice = trial or served_choice(config, temperature)
-    relaxed = replace(thresholds, lossless_identical=False)
+    relaxed = thresholds.model_copy(update={"lossless_identical": False})
     judging = BenchJudge(choice.name, dict(choice.parameters), relaxed)
     report, verdict = measured(
         step, prompts, judging, resources, rival.at(temperature), settings, temperature
     )
     step.report("bench_sampled", report.to_json(), per_device=True)
-    entries = report.in_doubt or report.strategies
-    low = judging.entry(entries).speedup_low if trial else None
+    low = judging.entry(report.strategies).speedup_low if trial else None
     as_greedy = trial is not None and passes_trial(verdict)
     if trial is not None and not as_greedy:
-        choice = PLAIN
-        judging = BenchJudge(PLAIN.name, {}, relaxed)
-        verdict = (
-            judging.of(report.model_copy(update={"strategies": entries}))
-            if rival.contenders
-            else GateVerdict(())
-        )
+        choice, judging = PLAIN, BenchJudge(PLAIN.name, {}, relaxed)
+        verdict = judging.of(report) if rival.contenders else GateVerdict(())
+    entry, plain = judging.entry(report.strategies), report.strategies["autoregressive"]
     noted = GateVerdict((), untuned(config, temperature, choice, low))
-    judged = judge_sampled(
-        verdict, judging.entry(entries), entries["autoregressive"], temperature, thresholds
-    )
+    judged = judge_sampled(verdict, entry, plain, temperature, thresholds)
     return SampledVerdict(noted + judged, low, as_greedy)

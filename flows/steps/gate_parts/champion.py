@@ -6,19 +6,21 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwell.components.bench.runner import StrategyContender
+from draftwell.components.gate.footprint import room_for_another
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.flows.context import StepContext, artifact_prompts
 from draftwell.flows.steps.champion import artifacts_of, champion_of
-
-if TYPE_CHECKING:
-    from draftwell.components.bench.runner import StrategyContender
-    from draftwell.registry.releases import ReleaseVersion
-    from draftwell.registry.store import Store
-    from draftwell.serving.artifacts.base import Artifact
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
-    from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.registry.releases import ReleaseVersion, gate_record
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.compiled_libraries import wanted_mode
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
+from draftwell.serving.runtime.strategies import STRATEGIES, StrategyResources, served_choice
 
 
 @dataclass(frozen=True)
@@ -49,25 +51,17 @@ class ChampionComparison:
 
     def at(self, temperature: float) -> ChampionComparison:
         """The same champion with what it serves at a temperature."""
-        from draftwell.components.bench.runner import StrategyContender
-        from draftwell.serving.runtime.strategies import served_choice
 
         contenders = []
         for one in self.contenders:
             config: Any = one.resources.artifacts["decoding_config"]
-            contenders.append(
-                StrategyContender(
-                    one.pair, one.resources, served_choice(config, temperature), one.label
-                )
-            )
+            choice = served_choice(config, temperature)
+            contenders.append(StrategyContender(one.pair, one.resources, choice, one.label))
         return replace(self, contenders=tuple(contenders))
 
 
 def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
     """The pair's champion, ready to decode."""
-    from draftwell.components.bench.runner import StrategyContender
-    from draftwell.registry.releases import gate_record
-    from draftwell.serving.runtime.strategies import StrategyResources, served_choice
 
     champion = champion_of(step.workspace, release.device)
     if champion is None or champion.version == release.version:
@@ -79,9 +73,7 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
             return ChampionComparison(
                 champion,
                 unmeasured=f"{champion.name}, the champion, has other weights or another dtype "
-                "than "
-                "the models here, or "
-                "there is no memory for both: not measured",
+                "than the models here, or there is no memory for both: not measured",
             )
         theirs = artifacts_of(store, champion, champion.fingerprint)
         made_of = artifact_prompts(theirs, draft)
@@ -103,13 +95,10 @@ def draft_of(step: StepContext, store: Store, champion: ReleaseVersion, place: P
     if champion.fingerprint == step.pair.fingerprint:
         return step.workspace.files().draft
     version = champion.pins.get("distilled_draft")
-    return (
-        None
-        if version is None
-        else store.download(
-            store.resolve("distilled_draft", champion.pair, version), place / "draft"
-        )
-    )
+    if version is None:
+        return None
+    draft = store.resolve("distilled_draft", champion.pair, version)
+    return store.download(draft, place / "draft")
 
 
 def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -> LoadedPair | None:
@@ -122,11 +111,6 @@ def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -
         None where they are not available here: another target or dtype, a draft that is not in the
             registry, or no memory for both.
     """
-    from draftwell.components.gate.footprint import room_for_another
-    from draftwell.serving.artifacts.compiled_libraries import wanted_mode
-    from draftwell.serving.artifacts.pair_files import fingerprint
-    from draftwell.serving.runtime.pair import LoadSettings, load_pair
-    from draftwell.serving.runtime.strategies import STRATEGIES
 
     pair, space = step.pair, step.workspace
     if champion.fingerprint == pair.fingerprint:
@@ -137,14 +121,10 @@ def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -
     if fingerprint(files, pair.dtype) != champion.fingerprint:
         return None
     onnx = any(strategy.prefers_onnx for strategy in STRATEGIES.values())
-    return load_pair(
-        files,
-        LoadSettings.model_validate(
-            {
-                "dtype": pair.dtype,
-                "chat": space.spec.chat,
-                "onnx_draft": onnx,
-                "compile": wanted_mode("try"),
-            }
-        ),
-    )
+    settings = {
+        "dtype": pair.dtype,
+        "chat": space.spec.chat,
+        "onnx_draft": onnx,
+        "compile": wanted_mode("try"),
+    }
+    return load_pair(files, LoadSettings.model_validate(settings))

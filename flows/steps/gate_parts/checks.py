@@ -1,27 +1,41 @@
 """The checks of the gate that need no clock: identity of lossless outputs, predictions of
-artifacts, size and start-up of the bundle."""
+artifacts, size and start-up of the bundle, and a checkout's deterministic counts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwell.components.gate.baseline_checks import compare_with_baseline
+from draftwell.components.gate.baseline_counts import CountsReport, deterministic_report
+from draftwell.components.gate.bench_checks import identity
+from draftwell.components.gate.footprint import footprint, judge_footprint
+from draftwell.components.gate.losslessness import identity_entry, judge_texts
+from draftwell.components.gate.predictions import judge_predictions, predictions
+from draftwell.components.gate.temperatures import tuned_classes
 from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
-from draftwell.flows.context import StepContext
+from draftwell.components.gate.weights_check import judge_weights, weights_agreement
+from draftwell.components.prompts.prompt import Prompt, demo_prompts
+from draftwell.flows.context import StepContext, open_trace
 from draftwell.flows.workspace import Workspace
+from draftwell.registry.bundles.build import bundle_bytes
+from draftwell.registry.gates import load_baseline, load_gates
+from draftwell.registry.pairs import find_pair
+from draftwell.registry.releases import ReleaseVersion
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.kinds import temperature_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of, in_dtype, weights_of
-
-if TYPE_CHECKING:
-    from draftwell.components.gate.losslessness import OutputReader
-    from draftwell.components.prompts.prompt import Prompt
-    from draftwell.registry.releases import ReleaseVersion
-    from draftwell.serving.artifacts.base import Artifact
-    from draftwell.serving.artifacts.decoding_config import DecodingConfig
-    from draftwell.serving.runtime.pair import LoadedPair
-    from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.strategies import (
+    PLAIN,
+    StrategyChoice,
+    StrategyResources,
+    find_strategy,
+)
 
 IDENTITY_PROMPTS, IDENTITY_TOKENS, IDENTITY_SLOTS = 8, 64, 4
 """Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a
@@ -31,6 +45,9 @@ START_LIMIT = 120.0
 """Seconds that a start may take where the thresholds name none."""
 PREDICTING = ("acceptance_table", "verifier")
 """Kinds whose predictions are judged on traces."""
+COUNTED_PROMPTS, COUNTED_TOKENS = 6, 32
+COUNTED = ("autoregressive", "vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide")
+"""Strategies whose deterministic counts are recorded as a pair's baseline."""
 NOT_COLLECTED = ("no_traces", "collection_unfinished")
 SHOWABLE = (
     "feature_missing",
@@ -54,19 +71,8 @@ def missing(name: str, why: str, reason: str | None, *, enough: bool = True) -> 
     """
     if reason:
         return GateVerdict((), (f"{why}; let pass: {reason}",))
-    return GateVerdict(
-        (
-            Check(
-                name,
-                0,
-                1,
-                False,
-                f"{why}; `draftwell gate --unmeasured REASON` lets it pass",
-                transient=True,
-                enough=enough,
-            ),
-        )
-    )
+    detail = f"{why}; `draftwell gate --unmeasured REASON` lets it pass"
+    return GateVerdict((Check(name, 0, 1, False, detail, transient=True, enough=enough),))
 
 
 def prediction_check(
@@ -83,34 +89,24 @@ def prediction_check(
     says nothing about the other class. A table with counts for both is judged twice, those for
     sampled requests under a name of their own.
     """
-    from draftwell.components.gate.predictions.predictive_loss import judge_predictions, predictions
-    from draftwell.flows.context import open_trace
-    from draftwell.serving.artifacts.kinds import temperature_of
-
     verdict, lacking = GateVerdict(()), []
     for name, part in predicting_parts(mine):
         temperature = temperature_of(part) or 0.0
         rivals = {kind: artifact.at(temperature) for kind, artifact in theirs.items()}
         try:
-            found, notes = predictions(
-                {part.kind: part}, rivals, open_trace(step, temperature=temperature)
-            )
+            trace = open_trace(step, temperature=temperature)
+            found, notes = predictions({part.kind: part}, rivals, trace)
         except DraftwellError as error:
             step.workspace.say(str(error))
-            lacking.append(
-                f"{name} not judged: {why_unusable(error, step.workspace.spec.name, temperature)}"
-            )
-        else:
-            judged = judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
-            verdict += GateVerdict(
-                tuple(replace(check, name=f"{name} predicts") for check in judged.checks),
-                judged.notes,
-            )
-    return (
-        verdict + missing("predictions measured", "; ".join(lacking), unmeasured, enough=False)
-        if lacking
-        else verdict
-    )
+            why = why_unusable(error, step.workspace.spec.name, temperature)
+            lacking.append(f"{name} not judged: {why}")
+            continue
+        judged = judge_predictions(found, thresholds)
+        named = (replace(check, name=f"{name} predicts") for check in judged.checks)
+        verdict += GateVerdict.of([*named, *judged.notes, *notes])
+    if lacking:
+        verdict += missing("predictions measured", "; ".join(lacking), unmeasured, enough=False)
+    return verdict
 
 
 def predicting_parts(artifacts: dict[str, Artifact]) -> Iterator[tuple[str, Artifact]]:
@@ -126,34 +122,23 @@ def predicting_parts(artifacts: dict[str, Artifact]) -> Iterator[tuple[str, Arti
 
 def why_unusable(error: DraftwellError, pair: str, temperature: float) -> str:
     """Why the traces of a temperature cannot be used, with the command that collects others."""
-    command = f"draftwell collect --pair {pair}" + (
-        f" --temperature {temperature:g}" if temperature else ""
-    )
+    command = f"draftwell collect --pair {pair}"
+    if temperature:
+        command += f" --temperature {temperature:g}"
+    traces = f"traces at temperature {temperature:g}"
     if error.code in NOT_COLLECTED:
-        return (
-            f"the workspace has no finished traces at temperature {temperature:g} (`{command}` "
-            "collects them)"
-        )
-    if error.code in SHOWABLE:
-        return f"{error} (`{command} --fresh` collects others)"
-    return (
-        f"the workspace's traces at temperature {temperature:g} cannot be used (`{command} "
-        "--fresh` collects others)"
-    )
+        return f"the workspace has no finished {traces} (`{command}` collects them)"
+    why = error if error.code in SHOWABLE else f"the workspace's {traces} cannot be used"
+    return f"{why} (`{command} --fresh` collects others)"
 
 
 def footprint_check(
     step: StepContext, bundle: Path, release: ReleaseVersion, thresholds: Thresholds
 ) -> GateVerdict:
     """The size of the release's bundle, and how fast a new process starts from it."""
-    from draftwell.components.gate.footprint import footprint, judge_footprint
-    from draftwell.registry.bundles.build import bundle_bytes
-
     limit = 2 * (thresholds.max_startup_seconds or START_LIMIT)
-    found = footprint(
-        bundle, bundle_bytes(bundle), step.workspace.files(), release.device, limit=limit
-    )
-    return judge_footprint(found, thresholds)
+    size, files = bundle_bytes(bundle), step.workspace.files()
+    return judge_footprint(footprint(bundle, size, files, release.device, limit=limit), thresholds)
 
 
 def identity_verdict(
@@ -165,10 +150,6 @@ def identity_verdict(
     The models are loaded once for all of them, and a choice that serves both classes of
     temperatures is decoded once.
     """
-    from draftwell.components.gate.losslessness import OutputReader
-    from draftwell.components.gate.temperatures import tuned_classes
-    from draftwell.serving.runtime.strategies import PLAIN, find_strategy
-
     classes = [
         (choice, temperature)
         for choice, temperature in tuned_classes(config)
@@ -176,12 +157,10 @@ def identity_verdict(
     ]
     if not classes:
         return GateVerdict(())
-    reader = OutputReader(
-        float32_pair(step.workspace) if dtype_of(step.pair.dtype) != "float32" else step.pair,
-        IDENTITY_TOKENS,
-    )
+    exact = dtype_of(step.pair.dtype) == "float32"
+    pair = step.pair if exact else float32_pair(step.workspace)
     found = {
-        choice: identity_check(reader, choice, resources, prompts[:IDENTITY_PROMPTS])
+        choice: identity_check(pair, choice, resources, prompts[:IDENTITY_PROMPTS])
         for choice in dict.fromkeys(choice for choice, _ in classes)
     }
     return GateVerdict(
@@ -194,18 +173,15 @@ def identity_verdict(
 
 
 def identity_check(
-    reader: OutputReader,
+    pair: LoadedPair,
     choice: StrategyChoice,
     resources: StrategyResources,
     prompts: Sequence[Prompt],
 ) -> tuple[Check, ...]:
-    """Whether a choice that claims to be lossless gives autoregressive's tokens; `reader`: of the
-    pair in float32."""
-    from draftwell.components.gate.bench_checks import judge_release
-    from draftwell.components.gate.losslessness import identity_entry
-
-    entry = identity_entry(reader, resources, choice, prompts)
-    return judge_release(entry, None, None, Thresholds(lossless_identical=True)).checks
+    """Whether a choice that claims to be lossless gives autoregressive's tokens; `pair`: in
+    float32."""
+    entry = identity_entry(pair, resources, choice, prompts, IDENTITY_TOKENS)
+    return GateVerdict.of([identity(entry)]).checks
 
 
 def weights_check(
@@ -216,14 +192,38 @@ def weights_check(
     weights = weights_of(step.pair.dtype)
     if weights is None or thresholds.min_weights_agreement is None:
         return GateVerdict(())
-    from draftwell.components.gate.weights_check import judge_weights, weights_agreement
-
     full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load()
-    return judge_weights(
-        weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS), weights, thresholds
-    )
+    read = weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS)
+    return judge_weights(read, weights, thresholds)
 
 
 def float32_pair(workspace: Workspace) -> LoadedPair:
     """The same pair, with the same weights, in float32."""
     return workspace.in_dtype(in_dtype(workspace.dtype, "float32")).load(slots=IDENTITY_SLOTS)
+
+
+def count_checkout(pair_name: str, say: Any, bar: Any = None) -> tuple[CountsReport, GateVerdict]:
+    """Deterministic counts of the strategies in `COUNTED` on the shipped prompts, in float32, and
+    whether every strategy that claims to be lossless gave the target's own tokens."""
+    pair = Workspace(pair_name, "float32", say).load()
+    prompts = demo_prompts(COUNTED_PROMPTS)
+    texts: dict[str, list[list[int]]] = {}
+    choices = [StrategyChoice(name) for name in COUNTED]
+    report = deterministic_report(pair, choices, prompts, COUNTED_TOKENS, progress=bar, texts=texts)
+    return report, judge_texts(pair, prompts, texts, COUNTED_TOKENS)
+
+
+def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
+    """Compare this checkout's deterministic counts with the recorded ones, and lossless outputs
+    with the target's own choices."""
+    name, gates = find_pair(pair_name).name, load_gates()
+    recorded = load_baseline(name, CountsReport)
+    if recorded is None:
+        raise DraftwellError(
+            f"pair {name} has no recorded baseline: record one with `draftwell gate --pair {name} "
+            "--record`",
+            code="no_baseline",
+        )
+    report, identical = count_checkout(pair_name, say, bar)
+    verdict = compare_with_baseline(report, recorded)
+    return verdict + identical if gates.lossless_identical else verdict

@@ -6,19 +6,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from draftwell.components.bench.report.plots import bench_plots
+from draftwell.components.bench.schema import BenchEntry, BenchReport
+from draftwell.components.gate.verdict import GateVerdict
+from draftwell.components.gate.verdict_report import verdict_markdown
 from draftwell.flows.context import StepContext, now
 from draftwell.flows.steps.champion import champion_number
-
-if TYPE_CHECKING:
-    from draftwell.components.bench.schema import BenchEntry, BenchReport
-    from draftwell.components.gate.verdict import GateVerdict
-    from draftwell.flows.steps.gate_parts.bench import SampledVerdict
-    from draftwell.flows.steps.gate_parts.champion import ChampionComparison
-    from draftwell.registry.gates import GateRecord
-    from draftwell.registry.releases import ReleaseVersion
-    from draftwell.registry.store import Store
+from draftwell.flows.steps.gate_parts.bench import SampledVerdict
+from draftwell.flows.steps.gate_parts.champion import ChampionComparison
+from draftwell.registry.bundles.judged import keep_judged
+from draftwell.registry.gates import GateRecord
+from draftwell.registry.releases import ReleaseVersion, gate_record, objection, record_gate
+from draftwell.registry.store import Store
 
 COMPARED = (
     "tokens_per_second",
@@ -37,8 +37,6 @@ COMPARED = (
 def serves(step: StepContext, release: ReleaseVersion) -> bool:
     """Whether a release is the champion and its record is valid: one slow minute of the machine
     must not withdraw what serves."""
-    from draftwell.registry.releases import gate_record, objection
-
     return (
         champion_number(step.workspace, release.device) == release.version
         and objection(release, gate_record(release)) is None
@@ -48,37 +46,25 @@ def serves(step: StepContext, release: ReleaseVersion) -> bool:
 def record_of(
     release: ReleaseVersion,
     verdict: GateVerdict,
-    champion: ReleaseVersion | None,
-    bundle_digest: str,
-    sampled: SampledVerdict,
+    champion: int | None,
+    bundle_digest: str | None = None,
+    sampled: SampledVerdict | None = None,
+    judged: str | None = None,
 ) -> GateRecord:
     """The verdict as the registry keeps it."""
-    from draftwell.registry.gates import GateCheck, GateRecord
-
-    checks = tuple(
-        GateCheck(
-            name=c.name,
-            value=c.value,
-            threshold=c.threshold,
-            passed=c.passed,
-            transient=c.transient,
-            enough=c.enough,
-            prompts_needed=c.prompts_needed,
-        )
-        for c in verdict.checks
-    )
     return GateRecord(
         pair=release.pair,
         device=release.device,
         release_version=release.version,
         pins=release.pins,
         passed=verdict.passed,
-        checks=checks,
-        baseline_version=champion.version if champion else None,
+        checks=verdict.checks,
+        baseline_version=champion,
         bundle_digest=bundle_digest,
         created=now(),
-        sampled_lower_bound=sampled.low,
-        sampled_as_greedy=sampled.as_greedy,
+        sampled_lower_bound=sampled.low if sampled else None,
+        sampled_as_greedy=sampled is not None and sampled.as_greedy,
+        judged=judged,
     )
 
 
@@ -98,9 +84,6 @@ def keep_verdict(
         entry: the candidate's.
         written: files of the benches.
     """
-    from draftwell.components.gate.verdict_report import bench_plots, verdict_markdown
-    from draftwell.registry.releases import record_gate
-
     figures = {
         name: float(value) for name in COMPARED if (value := getattr(entry, name)) is not None
     }
@@ -113,8 +96,6 @@ def keep_bundle(
     step: StepContext, bundle: Path, release: ReleaseVersion, rival: ChampionComparison
 ) -> None:
     """Keep the bundle that passed, and the champion's, for a deployment on this machine."""
-    from draftwell.registry.bundles.judged import keep_judged
-
     try:
         keep_judged(bundle, release, others=[rival.release.version] if rival.release else [])
     # the verdict counts more: without the bundle a deployment builds it again and says so

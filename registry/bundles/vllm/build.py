@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from draftwell.registry.bundles.places import (
-    NAME,
-    UNFINISHED,
-    alone,
+    building,
     copy_model,
     link_current,
     set_rights,
+    standing,
 )
 from draftwell.registry.bundles.signing import sign
 from draftwell.registry.bundles.vllm.render import MANIFEST, file_records, write_bundle
 from draftwell.registry.bundles.vllm.settings import VllmServing
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock
 
 FOLDER = "vllm"
 """Between the folder of all bundles and a pair's: our own server follows `<out>/<pair>/current`,
@@ -75,18 +73,13 @@ def build_vllm_bundle(
             )
     settings(1)  # what they refuse is refused before anything is copied
     home = bundles_of(out, pair)
-    home.mkdir(parents=True, exist_ok=True)
-    with alone(home):
-        place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
-        try:
-            for name, folder in models.items():
-                copy_model(folder, place / name)
-            for name, data in files.items():
-                (place / name).write_bytes(data)
-            final = _settle(place, home, device, settings)
-            sign(final)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+    with building(home) as place:
+        for name, folder in models.items():
+            copy_model(folder, place / name)
+        for name, data in files.items():
+            (place / name).write_bytes(data)
+        final = _settle(place, home, device, settings)
+        sign(final)
         if activate:
             link_current(home, final)
     return final
@@ -94,21 +87,14 @@ def build_vllm_bundle(
 
 def activate_vllm_bundle(bundle: Path) -> None:
     """Let `current` lead to a bundle that was built before."""
-    with alone(bundle.parent):
+    with file_lock(bundle.parent):
         link_current(bundle.parent, bundle)
 
 
 def _settle(place: Path, home: Path, device: str, settings: Callable[[int], VllmServing]) -> Path:
     """Write what depends on the number and rename the folder to its place, unless the last bundle
     is the same; returns which it is."""
-    last = max(
-        (
-            int(name[1])
-            for path in home.iterdir()
-            if (name := NAME.fullmatch(path.name)) and name[2] == device
-        ),
-        default=0,
-    )
+    last = max((one.release for one in standing(home, device)), default=0)
     if last:
         made, earlier = write_bundle(settings(last), place), home / f"{last}-{device}"
         if _is_whole(earlier) and (earlier / MANIFEST).read_bytes() == made.read_bytes():

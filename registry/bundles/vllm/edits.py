@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from draftwell.registry.bundles.vllm.render import FREE, MANIFEST
@@ -17,23 +16,9 @@ MADE_BY_USERS = (".env",)
 """Those of `FREE` that no bundle is rendered with."""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What became of a user's files.
-
-    Args:
-        names: of the files that were copied.
-        unknown: names of files that may have been changed and were not copied, because the old
-            bundle is of a version that did not write down what it rendered: they cannot be told
-            from those of that version's templates.
-    """
-
-    names: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-
-def keep_edits(old: Path, new: Path) -> Kept:
-    """Copy the files that a user has made or changed in a bundle into the one that follows it.
+def keep_edits(old: Path, new: Path) -> list[str]:
+    """Copy the files that a user has made or changed in a bundle into the one that follows it;
+    returns their names.
 
     The name of the bundle's own image, which holds its number, becomes the new one. A file that the
     new bundle does not have, because it describes no containers, is left out, and so is one that
@@ -44,52 +29,36 @@ def keep_edits(old: Path, new: Path) -> Kept:
     Raises:
         DraftwellError: one cannot be read (`unreadable_file`); those before it were copied.
     """
-    before, fresh = _digests(old), _digests(new) or {}
-    image = VllmServing.model_validate(json.loads((new / MANIFEST).read_bytes())["settings"]).name
-    names, unknown = [], []
-    for name in FREE:
-        try:
-            data = _read(old / name)
-            mine = _read(new / name)
-        except OSError as error:
-            raise DraftwellError(
-                (
-                    f"cannot read {error.filename} ({error.strerror}), which is to be kept in "
-                    f"{new}: let this user read it"
-                ),
-                code="unreadable_file",
-            ) from error
-        wanted = (
-            mine is None
-            if name in MADE_BY_USERS
-            else mine is not None and _digest(mine) == fresh.get(name)
-        )
-        if data is None or not wanted:
-            continue
-        mode = stat.S_IMODE((old / name).stat().st_mode)
-        moved = data.replace(f"{image}:{old.name}".encode(), f"{image}:{new.name}".encode())
-        if moved == mine or (before is not None and _digest(data) == before.get(name)):
-            continue
-        if before is None and name not in MADE_BY_USERS:
-            unknown.append(name)
-            continue
-        write_atomically(new / name, moved, mode=mode)
-        names.append(name)
-    return Kept(tuple(names), tuple(unknown))
-
-
-def _digests(bundle: Path) -> dict[str, str | None] | None:
-    """Name → sha256 of a bundle's files as they were rendered; None for one of a version that did
-    not write them down."""
+    names = []
     try:
-        free = json.loads((bundle / MANIFEST).read_bytes())["free"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return free if isinstance(free, dict) else None
+        before, fresh = (json.loads((one / MANIFEST).read_bytes()) for one in (old, new))
+        image = VllmServing.model_validate(fresh["settings"]).name
+        for name in FREE:
+            if "free" not in before and name not in MADE_BY_USERS:
+                continue  # an earlier version's: what it rendered is not known
+            theirs, ours = _read(old / name), _read(new / name)
+            rendered = fresh["free"].get(name)
+            unused = rendered is None and name not in MADE_BY_USERS
+            if theirs is None or _digest(theirs) == before.get("free", {}).get(name):
+                continue
+            if unused or _digest(ours) != rendered:
+                continue
+            moved = theirs.replace(f"{image}:{old.name}".encode(), f"{image}:{new.name}".encode())
+            if moved != ours:
+                mode = stat.S_IMODE((old / name).stat().st_mode)
+                write_atomically(new / name, moved, mode=mode)
+                names.append(name)
+    except OSError as error:
+        raise DraftwellError(
+            f"cannot read {error.filename} ({error.strerror}), which is to be kept in {new}: let "
+            "this user read it",
+            code="unreadable_file",
+        ) from error
+    return names
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _digest(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.sha256(data).hexdigest()
 
 
 def _read(file: Path) -> bytes | None:

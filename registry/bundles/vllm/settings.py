@@ -10,7 +10,6 @@ from pydantic import Field, StringConstraints, model_validator
 
 from draftwell.registry.pairs.catalogue import NAME
 from draftwell.registry.strict import Strict, validate
-from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 
 BUNDLED = "models/"
@@ -45,6 +44,9 @@ class EngineGate(Strict):
     fingerprint: str | None = Field(None, description="of the models that were measured")
     settings: dict[str, Any] | None = Field(
         None, description="the speculative config that was judged; left out, plain decoding"
+    )
+    release: str | None = Field(
+        None, description="the registered release that was judged; left out, none"
     )
     passed: bool
     ungated_reason: str | None = Field(None, description="why it is deployed without a passed gate")
@@ -178,20 +180,15 @@ class VllmServing(Strict):
             return f"fingerprint {self.fingerprint}"
         if gate.dtype is None or self.dtype != dtype_of(gate.dtype):
             return f"dtype {self.dtype}"
-        judged, served = (
-            {
-                key: value
-                for key, value in (config or {}).items()
-                if key not in ("model", "revision")
-            }
-            | {
-                "model": config["model"]
-                if config and self._in_plugin(config)
-                else "model" in (config or {})
-            }
-            for config in (gate.settings, self.speculative)
-        )
+        judged, served = self._behaviour(gate.settings), self._behaviour(self.speculative)
         return "speculative" if judged != served else None
+
+    def _behaviour(self, speculative: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A speculative config without the place of its model, but not without a plug-in's
+        class."""
+        places = ("revision",) if self._in_plugin(speculative) else ("revision", "model")
+        found = {key: value for key, value in (speculative or {}).items() if key not in places}
+        return {**found, "has_model": "model" in (speculative or {})}
 
     @staticmethod
     def _in_plugin(speculative: Mapping[str, Any] | None) -> bool:
@@ -287,33 +284,21 @@ def gated_serving(
     """The settings that serve what an engine's gate judged, and nothing else.
 
     Args:
-        record: the fields of an `EngineGateRecord`.
+        record: fields of `EngineGate` that were judged; of the version the build may be in it.
         device: cpu or cuda.
         fingerprint: of the release's models.
         draft: place of the draft or head in the bundle, where the judged config has one.
         ungated_reason: why a record that did not pass is served.
         serving: other fields of `VllmServing`.
     Raises:
-        DraftwellError: the record lacks a field or did not pass, or the settings are not what it
-            judged (`bad_value`).
+        DraftwellError: the record did not pass, or the settings are not what it judged
+            (`bad_value`).
     """
-    where = "settings of the vLLM bundle"
-    wanted = ("engine", "version", "device_class", "dtype", "fingerprint", "settings", "passed")
-    if lacking := [name for name in wanted if name not in record]:
-        raise DraftwellError(
-            f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value"
-        )
     judged = record["settings"]
-    speculative = (
-        judged
-        if draft is None or not judged or "model" not in judged
-        else {**judged, "model": draft}
-    )
-    version = str(record["version"]).partition("+")[0]  # the build, such as +cpu, is the device's
+    speculative = {**judged, "model": draft} if draft and judged and "model" in judged else judged
     gate = {
-        **{name: record[name] for name in wanted},
-        "threads": record.get("threads"),
-        "version": version,
+        **record,
+        "version": str(record["version"]).partition("+")[0],  # the build is the device's
         "device": device,
         "ungated_reason": ungated_reason,
     }
@@ -326,5 +311,5 @@ def gated_serving(
             **serving,
             "gate": gate,
         },
-        where,
+        "settings of the vLLM bundle",
     )

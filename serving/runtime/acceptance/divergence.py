@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from torch import Tensor
-from torch import special as torch_special
+from torch import Tensor, special as torch_special
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.output import Model

@@ -42,13 +42,6 @@ class GrammarMasks:
     Raises:
         InvalidRequest: any method, where the grammar has taken too long by then
             (`invalid_grammar`).
-
-    >>> from draftwell.serving.runtime.grammar.finite import FiniteGrammar
-    >>> masks = GrammarMasks(FiniteGrammar([{0: 1}, {1: 1, 2: -1}], vocab_size=3), frozenset({2}))
-    >>> masks.rule_out(
-    ...     torch.zeros(2, 3), [0]
-    ... ).tolist()  # the output begins with 0; then come 1s, or the end
-    [[0.0, -inf, -inf], [-inf, 0.0, 0.0]]
     """
 
     def __init__(self, grammar: Grammar, stops: frozenset[int] = frozenset()):

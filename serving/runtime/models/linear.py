@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwell.serving.artifacts.distilled_draft import quantise
+from draftwell.serving.artifacts.rounding import quantise
 from draftwell.serving.device import lacks_bfloat16
 from draftwell.serving.number_format import Weights
 from draftwell.serving.runtime.models.quantised import product, rounded

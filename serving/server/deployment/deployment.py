@@ -8,7 +8,6 @@ import time
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import Strategy
-from draftwell.serving.server.deployment.pinning import current_pin
 from draftwell.serving.server.http.service import Service
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.detokenize import TextStream
@@ -34,46 +33,12 @@ class NoAnswerInTime(DraftwellError):
     code = "no_answer_in_time"
 
 
-class Intake:
-    """A deployment's access to a scheduler that others may share: tickets without a strategy get
-    this deployment's."""
-
-    def __init__(self, scheduler: Scheduler, strategy: Strategy):
-        self.scheduler, self.strategy = scheduler, strategy
-
-    def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
-        """As `Scheduler.submit`. An HTTP request submits once; the scheduler then finishes its
-        tickets without the pin."""
-        for ticket in tickets:
-            ticket.strategy = ticket.strategy or self.strategy
-        self.scheduler.submit(*tickets, urgent=urgent)
-        if pin := current_pin():
-            pin.release()
-
-    def check_room(self, client: str, count: int) -> None:
-        """As `Scheduler.check_room`."""
-        self.scheduler.check_room(client, count)
-
-    @property
-    def running(self) -> int:
-        return self.scheduler.running
-
-    @property
-    def waiting(self) -> int:
-        return self.scheduler.waiting
-
-    @property
-    def accepts(self) -> bool:
-        return self.scheduler.accepts
-
-
 class Deployment:
     """A served model with the scheduler and the service that answer for it."""
 
     def __init__(self, served: ServedModel, scheduler: Scheduler):
         self.served, self.scheduler = served, scheduler
-        self.intake = Intake(scheduler, served.strategy)
-        self.service = Service(served, self.intake)  # type: ignore[arg-type]  # an Intake is all of a Scheduler that it uses
+        self.service = Service(served, scheduler)
 
     def pace(self) -> None:
         """Limit drafts under load by this deployment's costs, also on a scheduler that another
@@ -119,7 +84,7 @@ class Deployment:
             strategy=strategy,
         )
         ticket.own = True
-        self.intake.submit(ticket, urgent=True)
+        self.scheduler.submit(ticket, urgent=True)
         answered = over.wait(timeout + 5)
         if not answered or not isinstance(ends[-1], End):
             ticket.cancel()

@@ -1,12 +1,12 @@
 """What is being served, and how one bundle replaces another without losing a request.
 
-Every HTTP request belongs to the deployment that was newest when its body had arrived (pinning.py),
-so one version gives the whole answer. A switch loads the next bundle alongside the old one, sends
-one request through it, and only then makes it the newest. The old one accepts what its requests
-still submit, finishes it however long that takes, and is freed; a client that reads slowly delays
-nobody. If the next bundle cannot be loaded or does not answer, the old one continues. Deployments
-of one fingerprint share models, engine and scheduler thread: a switch between them is only a new
-strategy, and costs nothing.
+Every HTTP request belongs to the deployment that was newest when its body had arrived
+(`Deployments.use`), so one version gives the whole answer. A switch loads the next bundle alongside
+the old one, sends one request through it, and only then makes it the newest. The old one accepts
+what its requests still submit, finishes it however long that takes, and is freed; a client that
+reads slowly delays nobody. If the next bundle cannot be loaded or does not answer, the old one
+continues. Deployments of one fingerprint share models, engine and scheduler thread: a switch
+between them is only a new strategy, and costs nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from draftwell.serving.errors import DeviceLost, DraftwellError
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.server.deployment.deployment import Deployment, NoAnswerInTime, load_control
-from draftwell.serving.server.deployment.pinning import RequestPin, current_pin
 from draftwell.serving.server.http.errors import without_paths
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.observer import Observer
@@ -56,11 +56,11 @@ class Deployments:
             tuple(observers),
             prompt_tokens,
         )
-        # a request is pinned either before a switch, which then waits for it, or after it
+        # a request begins either before a switch, which then waits for it, or after it
         self._lock = threading.Lock()
         self._switching = threading.Lock()  # one switch at a time
-        self._newest = self._deploy(served, None)
-        self._pins = {self._newest.scheduler: 0}  # requests that may still submit to each scheduler
+        self.current = self._deploy(served, None)
+        self._pins = {self.current.scheduler: 0}  # requests that may still submit to each scheduler
         self.users = 0
         """HTTP requests being answered, from the first byte to the last; counted on the event
         loop."""
@@ -71,14 +71,6 @@ class Deployments:
         """Whether the last switch was refused only because no answer came in time."""
 
     @property
-    def current(self) -> Deployment:
-        """Inside an HTTP request the deployment that the request is pinned to; elsewhere the
-        newest."""
-        pin = current_pin()
-        deployment: Deployment = pin.deployment if pin else self._newest
-        return deployment
-
-    @property
     def draining(self) -> bool:
         """Whether the server is shutting down."""
         return self._draining
@@ -86,7 +78,7 @@ class Deployments:
     @property
     def ready(self) -> bool:
         """Whether new requests are accepted."""
-        return not self._draining and self._newest.scheduler.accepts
+        return not self._draining and self.current.scheduler.accepts
 
     @property
     def device_lost(self) -> DeviceLost | None:
@@ -98,7 +90,7 @@ class Deployments:
     def health(self) -> dict[str, Any]:
         """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": only a
         restart helps."""
-        now = self._newest
+        now = self.current
         load = now.scheduler.load
         ended = not now.scheduler.alive and not self._draining  # a drain ends it
         failed = ended or self.device_lost or now.scheduler.hung
@@ -121,7 +113,7 @@ class Deployments:
 
     def start(self) -> None:
         """Begin to accept requests."""
-        self._newest.scheduler.start()
+        self.current.scheduler.start()
 
     def drain(self) -> None:
         """Refuse new requests; those already accepted continue. Never call it from a signal
@@ -158,7 +150,7 @@ class Deployments:
             keeps serving.
         """
         with self._switching:
-            old, started = self._newest, time.monotonic()
+            old, started = self.current, time.monotonic()
             try:
                 new = self._prepare(load, old)
             except Exception as error:
@@ -173,7 +165,7 @@ class Deployments:
                 return False
             new.pace()
             with self._lock:
-                self._newest = new
+                self.current = new
                 self._pins.setdefault(new.scheduler, 0)
                 if self._draining:  # the server began to shut down meanwhile
                     new.scheduler.stop_taking()
@@ -242,20 +234,21 @@ class Deployments:
             if over:
                 return
 
-    def pin(self) -> Deployment:
-        """The newest deployment, for a request; `unpin` ends its use."""
+    @contextmanager
+    def use(self) -> Iterator[Deployment]:
+        """The newest deployment, for a request that submits nothing afterwards."""
         with self._lock:
-            self._pins[self._newest.scheduler] += 1
-            return self._newest
+            now = self.current
+            self._pins[now.scheduler] += 1
+        try:
+            yield now
+        finally:
+            with self._lock:
+                self._pins[now.scheduler] -= 1
 
-    def unpin(self, deployment: Deployment) -> None:
-        """The request submits nothing more."""
-        with self._lock:
-            self._pins[deployment.scheduler] -= 1
 
-
-class PinDeployment:
-    """ASGI middleware that ties every HTTP request to one deployment."""
+class CountUsers:
+    """ASGI middleware that counts the HTTP requests that are being answered."""
 
     def __init__(self, app: Any, deployments: Deployments):
         self.app, self.deployments = app, deployments
@@ -264,11 +257,8 @@ class PinDeployment:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        pin = RequestPin(self.deployments.pin, self.deployments.unpin)
-        token = pin.enter()
         self.deployments.users += 1
         try:
             await self.app(scope, receive, send)
         finally:
             self.deployments.users -= 1
-            pin.leave(token)

@@ -75,7 +75,6 @@ class Feedback(Observer):
         self.spool = spool or Spool(
             settings.folder,
             max_bytes=settings.max_bytes,
-            bytes_per_minute=settings.bytes_per_minute,
             private=settings.text,
         )
         self._sources: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()  # target → its pair

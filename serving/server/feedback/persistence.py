@@ -8,7 +8,6 @@ from pathlib import Path
 from draftwell.serving.server.feedback.feedback import Feedback
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.model.snapshots import Snapshots
-from draftwell.serving.server.model.strategy_pool import StrategyPool
 from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.settings import STATE_SECONDS, FeedbackSettings
 
@@ -41,7 +40,7 @@ class Persistence:
     def prepare(self, served: ServedModel) -> ServedModel:
         """Let a loaded model that does not serve yet start from what was learnt over its bundle;
         returns the model."""
-        if self.snapshots and isinstance(served.strategies, StrategyPool) and served.origin:
+        if self.snapshots and served.origin:
             self.snapshots.resume(served.strategies, served.origin)
             served.strategy = served.strategies.get()  # of the state that was resumed
         if self.feedback:
@@ -50,7 +49,7 @@ class Persistence:
 
     def follow(self, served: ServedModel) -> None:
         """Keep the state of the model that serves from now on."""
-        if self.snapshots and isinstance(served.strategies, StrategyPool) and served.origin:
+        if self.snapshots and served.origin:
             self.snapshots.follow(served.strategies, served.origin)
 
     def start(self) -> None:

@@ -105,11 +105,6 @@ def contents(records: Sequence[Record]) -> list[tuple[str, str, bytes]]:
     return [("shard", "parquet", parquet(records)), ("requests", "jsonl", bodies(records))]
 
 
-def size_of_all(files: Sequence[tuple[str, str, bytes]]) -> int:
-    """Total bytes of such files."""
-    return sum(len(data) for _, _, data in files)
-
-
 def bodies(records: Sequence[Record]) -> bytes:
     """Request bodies, one per line; empty if no record has one."""
     return "".join(

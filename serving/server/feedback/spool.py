@@ -4,7 +4,7 @@ own thread.
 Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<pid>.parquet` in
 the trace schema and, if texts are kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies,
 which `draftwell collect --prompts` reads. Names sort by time. Invariants: `offer` never blocks;
-what does not fit (queue, bytes per minute) is dropped and counted; the files never take more than
+what does not fit into the queue is dropped and counted; the files never take more than
 `max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which the
 next start removes.
 """
@@ -25,8 +25,8 @@ from pathlib import Path
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_atomically
-from draftwell.serving.server.feedback.record import Record, contents, size_of_all
-from draftwell.serving.server.settings import FEEDBACK_BYTES_PER_MINUTE, FEEDBACK_MEGABYTES
+from draftwell.serving.server.feedback.record import Record, contents
+from draftwell.serving.server.settings import FEEDBACK_MEGABYTES
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,6 @@ class Spool:
 
     Args:
         max_bytes: size of all files that servers have written to the folder.
-        bytes_per_minute: most bytes written in a minute; further records are dropped.
         flush_seconds: longest time that a record waits for others.
         queued: records that may wait for the writer.
         private: only this user may read the files, and the folder if it is created.
@@ -59,21 +58,14 @@ class Spool:
         folder: Path,
         *,
         max_bytes: int = FEEDBACK_MEGABYTES << 20,
-        bytes_per_minute: int = FEEDBACK_BYTES_PER_MINUTE,
         flush_seconds: float = FLUSH_SECONDS,
         queued: int = QUEUE,
         private: bool = False,
     ):
-        self.folder, self.max_bytes, self.bytes_per_minute, self.flush_seconds = (
-            folder,
-            max_bytes,
-            bytes_per_minute,
-            flush_seconds,
-        )
+        self.folder, self.max_bytes, self.flush_seconds = folder, max_bytes, flush_seconds
         self.private = private
         self.counts: Counter[str] = Counter()
         self._queue: queue.Queue[Record | None] = queue.Queue(queued)
-        self._allowance, self._refilled = float(bytes_per_minute), time.monotonic()
         self._last = 0
         self._complained: set[str] = set()
         self._closing = threading.Event()
@@ -111,50 +103,28 @@ class Spool:
         # stable: each shard keeps the order in time
         ordered = sorted(records, key=lambda record: record.settings)
         for _, group in groupby(ordered, key=lambda record: record.settings):
-            self._write_what_fits(list(group))
+            self._write_batch(list(group))
         try:
             self._make_room()
         except OSError as error:
             self._complain(f"old feedback could not be removed: {error.strerror}")
 
-    def _write_what_fits(self, batch: Sequence[Record]) -> None:
-        """Write records of the same settings as one shard, as many as `bytes_per_minute` allows."""
+    def _write_batch(self, batch: Sequence[Record]) -> None:
+        """Write records of the same settings as one shard."""
         try:
             files = contents(batch)
-            if size_of_all(files) > self._room():
-                kept = self._those_that_fit(batch)
-                self.counts["dropped_too_fast"] += len(batch) - len(kept)
-                self._complain(
-                    f"more than {self.bytes_per_minute} bytes per minute: some feedback is "
-                    "dropped; lower --feedback-rate"
-                )
-                if not kept:
-                    return
-                batch, files = kept, contents(kept)
-            self._allowance -= size_of_all(files)
             stamp, mode = self._stamp(), 0o600 if self.private else 0o644
             for kind, suffix, data in files:
                 if data:
                     write_atomically(
                         self.folder / f"{kind}-{stamp:015d}-{os.getpid()}.{suffix}", data, mode=mode
                     )
+                    self.counts["bytes"] += len(data)
             self.counts["written"] += len(batch)
-            self.counts["bytes"] += size_of_all(files)
         except Exception as error:
             self.counts["failed"] += len(batch)
             what = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._complain(f"feedback could not be written: {what}")
-
-    def _those_that_fit(self, batch: Sequence[Record]) -> list[Record]:
-        """The first records that fit, and later ones that are small enough. Each is measured as a
-        shard of its own, which is at least as large as its part of a common shard."""
-        kept, room = [], self._room()
-        for record in batch:
-            size = size_of_all(contents([record]))
-            if size <= room:
-                kept.append(record)
-                room -= size
-        return kept
 
     def _open(self, mode: int) -> None:
         try:
@@ -206,16 +176,6 @@ class Spool:
         back."""
         self._last = max(int(time.time() * 1000), self._last + 1)
         return self._last
-
-    def _room(self) -> float:
-        """Bytes that may be written now: a token bucket that holds one minute's bytes."""
-        now = time.monotonic()
-        self._allowance = min(
-            float(self.bytes_per_minute),
-            self._allowance + (now - self._refilled) * self.bytes_per_minute / 60,
-        )
-        self._refilled = now
-        return self._allowance
 
     def _make_room(self) -> None:
         """Delete the oldest files until the others fit."""

@@ -1,26 +1,31 @@
-"""From texts and conversations to tokens: on threads, a few of each client's at once, and only
-where they can fit into the context."""
+"""From texts and conversations to tokens: on threads, and only where they can fit into the
+context."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from fastapi import Request
-
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.server.http.client_turns import MOST_AT_ONCE, ClientTurns
 from draftwell.serving.server.http.errors import APIError, without_paths
-from draftwell.serving.server.http.security import client_of
 from draftwell.serving.server.model.served_model import ServedModel
 
 T = TypeVar("T")
 
-ENCODERS = ThreadPoolExecutor(2 * MOST_AT_ONCE, thread_name_prefix="encode")
+ENCODERS = ThreadPoolExecutor(4, thread_name_prefix="encode")
+
+
+async def on_thread(
+    pool: ThreadPoolExecutor, work: Callable[..., T], *given: Any, **options: Any
+) -> T:
+    """What `work` returns, on a thread of a pool."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(pool, partial(work, *given, **options))
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,9 @@ class Prompts:
 
     def __init__(self, served: ServedModel):
         self.served = served
-        self._turns = ClientTurns(ENCODERS)
-
-    async def apart(
-        self, request: Request, work: Callable[..., T], *given: Any, **options: Any
-    ) -> T:
-        """What `work` returns, on a thread, when it is its client's turn."""
-        return await self._turns.run(client_of(request), work, *given, **options)
 
     async def chat(
         self,
-        request: Request,
         messages: list[dict[str, Any]],
         options: Mapping[str, Any] | None = None,
         field: str = "messages",
@@ -66,32 +63,32 @@ class Prompts:
             field: of the request, for errors.
         """
         try:
-            ids = await self.apart(request, self._encode_chat, messages, options or {}, field)
+            ids = await on_thread(ENCODERS, self._encode_chat, messages, options or {}, field)
         except DraftwellError as error:
             param = "chat_template_kwargs" if error.code == "template_value_refused" else field
             raise APIError(400, without_paths(error), param=param) from error
         unlike = options or any(message.keys() != {"role", "content"} for message in messages)
         return Prompt(ids, field, body=None if unlike else {"messages": messages})
 
-    async def completion(self, request: Request, prompt: str | list[int], echo: bool) -> Prompt:
+    async def completion(self, prompt: str | list[int], echo: bool) -> Prompt:
         """A text, or tokens, to go on from.
 
         Args:
             echo: the answer begins with it.
         """
         if isinstance(prompt, str):
-            ids = await self.apart(request, self.encode, prompt)
+            ids = await on_thread(ENCODERS, self.encode, prompt)
             return Prompt(ids, "prompt", prompt if echo else "", {"prompt": prompt})
         if len(prompt) >= self.served.max_context:
             raise self.too_long(f"{len(prompt)} in the prompt", "prompt")
         self.check_tokens(prompt, "prompt")
         return Prompt(
-            prompt, "prompt", await self.apart(request, self.served.decode, prompt) if echo else ""
+            prompt, "prompt", await on_thread(ENCODERS, self.served.decode, prompt) if echo else ""
         )
 
-    async def prediction(self, request: Request, text: str) -> tuple[int, ...]:
+    async def prediction(self, text: str) -> tuple[int, ...]:
         """Tokens of a predicted answer, as far as they can be part of one."""
-        ids = await self.apart(request, self._encode_prediction, text)
+        ids = await on_thread(ENCODERS, self._encode_prediction, text)
         return tuple(ids[: self.served.max_context])
 
     def encode(self, prompt: str, **options: Any) -> list[int]:

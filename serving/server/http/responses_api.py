@@ -1,34 +1,322 @@
-"""OpenAI's Responses API without stored state: the request, the response object, and the events of
-its stream."""
+"""OpenAI's Responses API without stored state: what a request may hold (messages, calls and their
+results, tools), the response object with its items, and the events of its stream."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from draftwell.serving.server.http.answer import Answer, Found
-from draftwell.serving.server.http.calling import Calling, Choice
 from draftwell.serving.server.http.conversation import AnswerChoice
 from draftwell.serving.server.http.errors import APIError
-from draftwell.serving.server.http.fields import Text, contradiction
-from draftwell.serving.server.http.formats import Format, TextFormat
-from draftwell.serving.server.http.messages import TemplateValues
-from draftwell.serving.server.http.response_input import (
-    FunctionChoice,
-    FunctionTools,
-    Input,
-    tools_of,
-    turns_of,
+from draftwell.serving.server.http.rendering import Answer, ChatShape, Found
+from draftwell.serving.server.http.requests import (
+    MOST_TOOLS,
+    OTHER_FIELDS,
+    CalledFunction,
+    Calling,
+    Choice,
+    ChosenFunction,
+    Format,
+    FunctionSpec,
+    Label,
+    PastCall,
+    TemplateValues,
+    Text,
+    TextFormat,
+    Tool,
+    contradiction,
 )
-from draftwell.serving.server.http.response_items import Event, OutputItems
-from draftwell.serving.server.http.responses import ChatShape
-from draftwell.serving.server.http.tools import Tool
+from draftwell.serving.server.http.tool_calls import Call, Piece, TextPiece, ToolCallParser
 from draftwell.serving.server.scheduling.detokenize import TokenInfo
 from draftwell.serving.server.scheduling.ticket import Delta, End
+
+MOST_ITEMS = 2048
+
+
+class InputPart(BaseModel):
+    """A piece of a message's content; pieces of an earlier response are accepted as they came."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["input_text", "output_text", "refusal"]
+    text: Text | None = None
+    refusal: Text | None = None
+
+    @model_validator(mode="after")
+    def check_text(self) -> Self:
+        if self.plain is None:
+            raise PydanticCustomError(
+                "missing",
+                "Field required: {name}",
+                {"name": "refusal" if self.type == "refusal" else "text"},
+            )
+        return self
+
+    @property
+    def plain(self) -> str | None:
+        """What it says."""
+        return self.refusal if self.type == "refusal" else self.text
+
+
+Content = Text | Annotated[list[InputPart], Field(max_length=1024, fail_fast=True)]
+
+
+class InputMessage(BaseModel):
+    """One turn of a conversation; an item of an earlier response's output is one too."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    def plain(self) -> dict[str, Any]:
+        """Role and text, as chat templates take them."""
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": joined_text(self.content),
+        }
+
+
+class InputCall(CalledFunction):
+    """A call of an earlier response."""
+
+    type: Literal["function_call"]
+    call_id: Label
+
+    def plain(self) -> dict[str, Any]:
+        """A turn of the assistant, as chat templates take it."""
+        call = PastCall(
+            id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments)
+        )
+        return {"role": "assistant", "content": "", "tool_calls": [call.plain()]}
+
+
+class InputResult(BaseModel):
+    """What a function that was called has returned."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["function_call_output"]
+    call_id: Label
+    output: Content
+
+    def plain(self) -> dict[str, Any]:
+        """A turn of the tool, as chat templates take it."""
+        return {"role": "tool", "content": joined_text(self.output), "tool_call_id": self.call_id}
+
+
+def kind_of(item: Any) -> str:
+    """Which item it is; a tag has a bracket, so that `field_path` leaves it out."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return f"[{kind}]" if kind in ("function_call", "function_call_output") else "[message]"
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("[message]")]
+    | Annotated[InputCall, Tag("[function_call]")]
+    | Annotated[InputResult, Tag("[function_call_output]")],
+    Discriminator(kind_of),
+]
+Input = Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
+
+
+class FunctionKind(BaseModel):
+    """The only kind of tool; here its fields stand beside its type, which is looked at first."""
+
+    type: Literal["function"]
+
+
+class FunctionTool(FunctionSpec, FunctionKind):
+    """A function that may be called."""
+
+
+class ChosenTool(ChosenFunction, FunctionKind):
+    """A function that has to be called."""
+
+
+FunctionTools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)]
+FunctionChoice = Literal["none", "auto", "required"] | ChosenTool
+
+
+def tools_of(functions: Sequence[FunctionTool]) -> list[Tool]:
+    """The same tools in the shape of chats."""
+    return [Tool.model_construct(type="function", function=function) for function in functions]
+
+
+def turns_of(items: Sequence[InputMessage | InputCall | InputResult]) -> list[dict[str, Any]]:
+    """The conversation as chat templates take it: calls in a row, and those that follow an
+    assistant's text, are one turn."""
+    turns: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, InputCall) and turns and turns[-1]["role"] == "assistant":
+            turns[-1].setdefault("tool_calls", []).extend(item.plain()["tool_calls"])
+        else:
+            turns.append(item.plain())
+    return turns
+
+
+def joined_text(content: str | Sequence[InputPart]) -> str:
+    """Content as one text."""
+    return content if isinstance(content, str) else "".join(part.plain or "" for part in content)
+
+
+Event = tuple[str, dict[str, Any]]
+"""Kind and fields of a stream's event."""
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputItems:
+    """Makes the items of one response.
+
+    Args:
+        response: its id, which the items' ids are made of.
+        parser: takes calls out of the text; None: all of it is one message.
+
+    >>> items = OutputItems("resp-1", ToolCallParser({"add"}))
+    >>> found = items.push('Well: <tool_call>{"name": "add", "arguments": {"a"', []) + items.push(
+    ...     ": 1}}</tool_call>", []
+    ... )
+    >>> [
+    ...     kind.removeprefix("response.") for kind, _ in found + items.finish("completed")
+    ... ]  # doctest: +NORMALIZE_WHITESPACE
+    ['output_item.added', 'content_part.added', 'output_text.delta', 'output_text.done',
+    'content_part.done', 'output_item.done',
+     'output_item.added', 'function_call_arguments.delta', 'function_call_arguments.delta',
+     'function_call_arguments.done', 'output_item.done']
+    >>> [item["type"] for item in items.items]
+    ['message', 'function_call']
+    """
+
+    def __init__(self, response: str, parser: ToolCallParser | None = None):
+        self.items: list[dict[str, Any]] = []
+        self._response, self._parser = response, parser
+        self._open = False  # whether the last item may grow
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is not said yet
+
+    def push(self, text: str, logprobs: Sequence[dict[str, Any]]) -> list[Event]:
+        """What more text gives; log-probs of its tokens are listed where it is a message's."""
+        self._logprobs += logprobs
+        if self._parser is not None:
+            return self._events(self._parser.push(text))
+        return self._events([TextPiece(text)] if text or logprobs else [])
+
+    def finish(self, status: Status) -> list[Event]:
+        """The rest, when no text follows; without any text it is an empty message.
+
+        Args:
+            status: of the last item.
+        """
+        # by a stop string: no call to make
+        cut = self._parser is not None and self._parser.within_arguments
+        events = self._events(self._parser.finish()) if self._parser is not None else []
+        if not self.items:
+            events += self._begin_message()
+        return [*events, *self._close("incomplete" if cut else status)]
+
+    def begin(self) -> list[Event]:
+        """The beginning of a message, where the answer can be nothing else."""
+        return [] if self._parser is not None else [*self._begin_message()]
+
+    def _events(self, pieces: Sequence[Piece]) -> list[Event]:
+        return [
+            event
+            for piece in pieces
+            for event in (
+                self._said(piece.text) if isinstance(piece, TextPiece) else self._called(piece)
+            )
+        ]
+
+    def _said(self, text: str) -> Iterator[Event]:
+        if not self._open or self.items[-1]["type"] != "message":
+            yield from self._close()
+            yield from self._begin_message()
+        part, (logprobs, self._logprobs) = self.items[-1]["content"][0], (self._logprobs, [])
+        part["text"] += text
+        part["logprobs"] += logprobs
+        yield (
+            "response.output_text.delta",
+            self._place | {"content_index": 0, "delta": text, "logprobs": logprobs},
+        )
+
+    def _called(self, call: Call) -> Iterator[Event]:
+        self._logprobs = []
+        if call.id is not None:
+            yield from self._close()
+            yield self._begin(
+                "fc",
+                {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""},
+            )
+        if call.arguments:
+            self.items[-1]["arguments"] += call.arguments
+            yield "response.function_call_arguments.delta", self._place | {"delta": call.arguments}
+
+    def _begin_message(self) -> Iterator[Event]:
+        yield self._begin("msg", {"type": "message", "role": "assistant", "content": []})
+        self.items[-1]["content"] = [part_of("", [])]
+        yield (
+            "response.content_part.added",
+            self._place | {"content_index": 0, "part": part_of("", [])},
+        )
+
+    def _begin(self, prefix: str, item: dict[str, Any]) -> Event:
+        made_of = f"{self._response} {len(self.items)}"
+        self.items.append(
+            {
+                "id": f"{prefix}_{uuid.uuid5(uuid.NAMESPACE_OID, made_of).hex}",
+                "status": "in_progress",
+            }
+            | item
+        )
+        self._open = True
+        return "response.output_item.added", {
+            "output_index": len(self.items) - 1,
+            "item": dict(self.items[-1]),
+        }
+
+    def _close(self, status: Status = "completed") -> Iterator[Event]:
+        """End the last item, if it may grow."""
+        if not self._open:
+            return
+        self._open, item = False, self.items[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            yield (
+                "response.output_text.done",
+                self._place
+                | {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]},
+            )
+            yield "response.content_part.done", self._place | {"content_index": 0, "part": part}
+        else:
+            yield (
+                "response.function_call_arguments.done",
+                self._place | {"name": item["name"], "arguments": item["arguments"]},
+            )
+        yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+
+def part_of(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """A message's content."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
 
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
@@ -96,41 +384,33 @@ class ResponsesRequest(Calling):
         ),
     )
 
-    OFF: ClassVar[dict[str, tuple[Any, ...]]] = Calling.OFF | {
-        "truncation": ("disabled",),
-        "background": (False,),
-        "prompt": (),
-    }
+    OFF = Calling.OFF | OTHER_FIELDS["response"]
 
     @model_validator(mode="after")
     def refuse_state(self) -> Self:
-        for name in ("previous_response_id", "conversation"):
-            if getattr(self, name) is not None:
-                raise PydanticCustomError(
-                    "unsupported_field",
-                    "this server keeps no responses, so it cannot continue one by {param}: send "
-                    "the earlier messages as input",
-                    {"param": name},
-                )
-        if (self.n or 1) > 1 or self.max_tokens is not None:
-            name = "max_tokens" if self.max_tokens is not None else "n"
-            raise PydanticCustomError(
-                "unsupported_field",
+        trace = {"speculation.trace": self.decoding.trace or None}
+        for message, given in (
+            (
+                "this server keeps no responses, so it cannot continue one by {param}: send the "
+                "earlier messages as input",
+                {
+                    "previous_response_id": self.previous_response_id,
+                    "conversation": self.conversation,
+                },
+            ),
+            (
                 "a response does not take {param}: it is one answer of max_output_tokens",
-                {"param": name},
-            )
-        if self.response_format is not None:
-            raise PydanticCustomError(
-                "unsupported_field",
+                {"max_tokens": self.max_tokens, "n": None if self.n == 1 else self.n},
+            ),
+            (
                 "a response does not take {param}: its format is in text",
-                {"param": "response_format"},
-            )
-        if self.decoding.trace:
-            raise PydanticCustomError(
-                "unsupported_field",
-                "a response has no place for {param}: ask /v1/chat/completions for it",
-                {"param": "speculation.trace"},
-            )
+                {"response_format": self.response_format},
+            ),
+            ("a response has no place for {param}: ask /v1/chat/completions for it", trace),
+        ):
+            for name, value in given.items():
+                if value is not None:
+                    raise PydanticCustomError("unsupported_field", message, {"param": name})
         asked = next((name for name in self.FORMATS if getattr(self, name) is not None), None)
         if asked and self.text is not None and self.text.format is not None:
             raise contradiction(asked, "cannot be combined with text.format: ask for one format")
@@ -297,13 +577,13 @@ class ResponseAnswer(Answer):
         """The complete response."""
         status = self._status
         usage = self._usage()
-        cached = usage.prompt_tokens_details.cached_tokens
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
         counts = {
-            "input_tokens": usage.prompt_tokens,
+            "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": usage.completion_tokens,
+            "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.total_tokens,
+            "total_tokens": usage["total_tokens"],
         }
         why = (
             {"incomplete_details": {"reason": "max_output_tokens"}}

@@ -1,4 +1,5 @@
-"""Access: API keys, largest body, allowed origins. Plain ASGI middleware, before any route.
+"""Plain ASGI middleware around all routes: which hosts a request may name, its id with one line in
+the log, API keys, the largest body, and allowed origins.
 
 A client is identified by its key, or by its address if the server needs no key; `client_of` names
 it without revealing the key.
@@ -6,36 +7,155 @@ it without revealing the key.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
+import re
 import socket
-from collections import Counter
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.server.http.errors import NO_RETRY, APIError, retry_after
-from draftwell.serving.server.http.guards import (
-    BUSY_SECONDS,
-    OWN_NAMES,
-    REQUEST_ID,
-    HostCheck,
-    RequestLimit,
-    without_port,
-)
+from draftwell.serving.server.http.errors import APIError, retry_after
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""A client's id that is taken over: it goes into the log and into a header."""
+OWN_NAMES = ("localhost", ".localhost", "host.docker.internal", "host.containers.internal")
+"""Names of this machine, the last two from within containers."""
+QUIET = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that are asked every few seconds; only what fails of them is logged."""
+
+
+class HostCheck:
+    """Answers 421 to a request whose Host is none of the server's names; probes and scrapers may
+    use any.
+
+    A page of another site can make its own name point to this machine; its requests then count as
+    the same site's and need no CORS, but they still name that site. That takes a name, so addresses
+    are let through.
+
+    Args:
+        hosts: names without port; one that begins with "." stands for all names that end so.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]):
+        self.app, self.hosts = app, {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] == "http"
+            and scope["path"] not in QUIET
+            and not self.knows(Headers(scope=scope).get("host", ""))
+        ):
+            error = APIError(
+                421,
+                (
+                    "this server does not answer under the name in the Host header: name it "
+                    "with --allowed-host"
+                ),
+                code="wrong_host",
+            )
+            await error.response(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header, with or without port, names this server; HTTP/1.0 needs none."""
+        name = without_port(host)
+        if not name or name in self.hosts or is_address(name):
+            return True
+        return any(own.startswith(".") and name.endswith(own) for own in self.hosts)
+
+
+def without_port(host: str) -> str:
+    """A Host header's name, in lower case.
+
+    >>> without_port("Example.org.:8000"), without_port("[::1]:80"), without_port("10.0.0.7")
+    ('example.org', '[::1]', '10.0.0.7')
+    """
+    return re.sub(r":\d+$", "", host).lower().rstrip(".")
+
+
+def is_address(name: str) -> bool:
+    """Whether a Host header's name is an IP address; those of version 6 are in brackets."""
+    try:
+        ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True
+
+
+class RequestLog:
+    """Gives every request an id, the client's own if it sent a usable one, returns it in
+    `x-request-id`, and logs one line when the answer is over.
+
+    Args:
+        routes: what the request may be for, so that the line names it also where the request is
+            refused before it gets there.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute] = ()):
+        self.app, self.routes = app, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get(REQUEST_ID, "")
+        name = asked if OWN_ID.fullmatch(asked) else uuid.uuid4().hex
+        started, status, ended = time.monotonic(), 0, False
+
+        async def marked(message: Message) -> None:
+            nonlocal status, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = name
+            await send(message)
+            ended = ended or (
+                message["type"] == "http.response.body" and not message.get("more_body", False)
+            )
+
+        try:
+            await self.app(scope, receive, marked)
+        finally:
+            if scope["path"] not in QUIET or status >= 400:
+                state = scope.get("state", {})
+                log.info(
+                    "%s %s %d%s in %.3f s, client %s, request %s",
+                    scope["method"],
+                    self.path_of(scope),
+                    status,
+                    "" if ended else " unfinished",
+                    time.monotonic() - started,
+                    state.get("client") or "unknown",
+                    name,
+                )
+
+    def path_of(self, scope: Scope) -> str:
+        """The path of the request's route; the client's own could hold anything."""
+        route = scope.get("route") or next(
+            (one for one in self.routes if one.matches(scope)[0] is not Match.NONE), None
+        )
+        return str(getattr(route, "path", "unknown path"))
+
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
@@ -44,8 +164,8 @@ MOST_BODY_BYTES = 8 * 2**20
 MOST_BODIES_BYTES = 256 * 2**20
 """Of all requests that are being answered or wait: their bodies stay in memory until they are
 answered."""
-BODY_SECONDS = 60.0
-"""How long a body may take to arrive."""
+BUSY_SECONDS = 5
+"""When a body beyond that may find room."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +229,6 @@ def install_security(app: FastAPI, security: Security) -> None:
     app.add_middleware(KeyCheck, security=security)
     if security.hosts:
         app.add_middleware(HostCheck, hosts=security.hosts)
-    app.add_middleware(RequestLimit)
     # outside of the others: a preflight carries no key, and a page may read why its request was
     # refused
     if security.cors_origins:
@@ -206,59 +325,27 @@ def key_in(authorization: str) -> bytes:
 
 class BodyLimit:
     """Answers 413 to a body larger than a limit, by its content-length or by counting chunks, and
-    503 to one for which all bodies that are there, or those of the same client, leave no room. A
-    client's have a quarter of it, but at least room for one."""
+    503 to one for which all bodies that are there leave no room."""
 
     def __init__(self, app: ASGIApp, limit: int, together: int):
-        self.app, self.limit, self.together, self.share = (
-            app,
-            limit,
-            together,
-            max(limit, together // 4),
-        )
-        self.held: Counter[str] = Counter()
-        """Client → bytes of its bodies."""
-
-    def full(self, client: str, more: int) -> bool:
-        """Whether a client's further bytes find no room."""
-        return self.held.total() + more > self.together or self.held[client] + more > self.share
+        self.app, self.limit, self.together, self.held = app, limit, together, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "")
-        size, client = (
-            int(length[:20]) if length.isdecimal() else 0,
-            str(scope.get("state", {}).get("client", "")),
-        )
-        if size > self.limit or (size and self.full(client, size)):
-            await (self.refusal() if size > self.limit else self.no_room()).response(
-                scope, receive, send
-            )
+        length, seen = Headers(scope=scope).get("content-length", ""), 0
+        if length.isdecimal() and int(length[:20]) > self.limit:
+            await self.refusal().response(scope, receive, send)
             return
-        seen = 0
-
-        arriving, until = True, asyncio.get_running_loop().time() + BODY_SECONDS
 
         async def counted() -> Message:
-            nonlocal seen, arriving
-            try:
-                # afterwards only a disconnect is waited for
-                async with asyncio.timeout_at(until if arriving else None):
-                    message = await receive()
-            except TimeoutError as error:
-                raise HTTPException(
-                    408,
-                    f"the body did not arrive within {BODY_SECONDS:g} s: send it faster",
-                    NO_RETRY,
-                ) from error
-            arriving = arriving and message.get("more_body", False)
+            nonlocal seen
+            message = await receive()
             more = len(message.get("body", b""))
             seen += more
-            crowded = more > 0 and self.full(client, more)
-            self.held[client] += more
-            if seen > self.limit or crowded:
+            self.held += more
+            if seen > self.limit or (more and self.held > self.together):
                 told = self.refusal() if seen > self.limit else self.no_room()
                 # FastAPI passes on only this type; handlers format it
                 raise HTTPException(told.status, told.message, told.headers)
@@ -267,9 +354,7 @@ class BodyLimit:
         try:
             await self.app(scope, counted, send)
         finally:
-            self.held[client] -= seen
-            if not self.held[client]:
-                del self.held[client]
+            self.held -= seen
 
     def refusal(self) -> APIError:
         return APIError(
@@ -281,10 +366,7 @@ class BodyLimit:
     def no_room(self) -> APIError:
         return APIError(
             503,
-            (
-                f"requests hold {self.together} bytes of this server, or yours {self.share}: "
-                "try again later"
-            ),
+            f"requests hold {self.together} bytes of this server: try again later",
             code="too_many_requests",
             headers=retry_after(BUSY_SECONDS),
         )

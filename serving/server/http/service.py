@@ -20,26 +20,34 @@ from draftwell.serving.recording.prompt_ratings import RatedPrompt
 from draftwell.serving.runtime.grammar.protocols import Grammar
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy
-from draftwell.serving.server.http.answer import PING_SECONDS, Answer, EventStream
 from draftwell.serving.server.http.capabilities import with_parameters
-from draftwell.serving.server.http.client_turns import MOST_AT_ONCE, ClientTurns
 from draftwell.serving.server.http.conversation import AnswerChoice, Conversation
 from draftwell.serving.server.http.deadline import Deadline
 from draftwell.serving.server.http.errors import APIError, queue_full, shutting_down, without_paths
-from draftwell.serving.server.http.formats import Format
-from draftwell.serving.server.http.generation import MOST_CHOICES, Generation
-from draftwell.serving.server.http.prompts import Prompt, Prompts
-from draftwell.serving.server.http.responses import ChatShape, CompletionShape, Shape
+from draftwell.serving.server.http.prompts import ENCODERS, Prompt, Prompts, on_thread
+from draftwell.serving.server.http.rendering import (
+    PING_SECONDS,
+    Answer,
+    ChatShape,
+    CompletionShape,
+    EventStream,
+    Shape,
+    ToolAnswer,
+)
+from draftwell.serving.server.http.requests import (
+    MOST_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    Format,
+    Generation,
+)
 from draftwell.serving.server.http.responses_api import (
     ResponseAnswer,
     ResponseShape,
     ResponsesRequest,
 )
-from draftwell.serving.server.http.schemas import ChatRequest, CompletionRequest
 from draftwell.serving.server.http.security import client_of, tenant_of
-from draftwell.serving.server.http.tool_answer import ToolAnswer
-from draftwell.serving.server.model.grammar_cache import Owner
-from draftwell.serving.server.model.served_model import ServedModel
+from draftwell.serving.server.model.served_model import Owner, ServedModel
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN
 from draftwell.serving.server.scheduling.admission import QueueFull
 from draftwell.serving.server.scheduling.detokenize import TextStream
@@ -51,7 +59,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the context."""
 
 
-COMPILERS = ThreadPoolExecutor(2 * MOST_AT_ONCE, thread_name_prefix="grammar")
+COMPILERS = ThreadPoolExecutor(4, thread_name_prefix="grammar")
 """Threads of their own: grammars that take seconds to compile must not keep prompts from being
 encoded."""
 
@@ -66,7 +74,7 @@ class Service:
     def __init__(self, served: ServedModel, scheduler: Scheduler):
         self.served, self.scheduler = served, scheduler
         self.fingerprint = system_fingerprint(served)
-        self.prompts, self._compilers = Prompts(served), ClientTurns(COMPILERS)
+        self.prompts = Prompts(served)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
@@ -77,7 +85,7 @@ class Service:
         )
         async with deadline.enforced():
             prompt = await self.prompts.chat(
-                request, [m.plain() for m in body.messages], body.template_options
+                [m.plain() for m in body.messages], body.template_options
             )
             choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         kind = ToolAnswer if body.offered else Answer
@@ -94,8 +102,7 @@ class Service:
         )
         async with deadline.enforced():
             prompts = [
-                await self.prompts.completion(request, prompt, bool(body.echo))
-                for prompt in body.prompts
+                await self.prompts.completion(prompt, bool(body.echo)) for prompt in body.prompts
             ]
             choices = self._choices(
                 body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request)
@@ -117,9 +124,7 @@ class Service:
             self._accept(body, request),
         )
         async with deadline.enforced():
-            prompt = await self.prompts.chat(
-                request, body.messages, body.template_options, field="input"
-            )
+            prompt = await self.prompts.chat(body.messages, body.template_options, field="input")
             choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         shape = ResponseShape(self.served.name, self.fingerprint)
         return await self._respond(body, request, deadline, choices, shape, ResponseAnswer)
@@ -166,26 +171,24 @@ class Service:
         grammar = (
             None
             if body.format is None
-            else await self._grammar(body.format, owner_of(body, request), request)
+            else await self._grammar(body.format, owner_of(body, request))
         )
         prediction = (
-            await self.prompts.prediction(request, body.prediction.text)
+            await self.prompts.prediction(body.prediction.text)
             if body.prediction is not None and drafts
             else ()
         )
         return {"prediction": prediction, "grammar": grammar, "draft_forced": drafts}
 
-    async def _grammar(self, asked: Format, owner: Owner, request: Request) -> Grammar:
+    async def _grammar(self, asked: Format, owner: Owner) -> Grammar:
         try:
-            definition = await self.prompts.apart(request, asked.define, self.served.is_token)
+            definition = await on_thread(ENCODERS, asked.define, self.served.is_token)
             if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
-            return await self._compilers.run(
-                client_of(request), self.served.grammar, definition, owner
-            )
+            return await on_thread(COMPILERS, self.served.grammar, definition, owner)
         except InvalidRequest as error:
             for part in asked.parts:  # if one of them is refused alone, the message names its field
-                await self._grammar(part, owner, request)
+                await self._grammar(part, owner)
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
         # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
         except DraftwellError as error:
@@ -239,19 +242,7 @@ class Service:
                         body=prompt.body,
                     )
                 )
-        listed = sum(
-            (rated + traced) * choice.sampling.max_tokens
-            + (rated * len(choice.prompt) if choice.before else 0)
-            for choice in choices
-        )
-        if listed > MOST_LISTED:
-            raise APIError(
-                400,
-                f"{len(choices)} answers with {'log-probs' if rated else 'a trace'} would "
-                f"list up to {listed} tokens: ask "
-                f"for at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives",
-                param="logprobs" if rated else "speculation.trace",
-            )
+        _check_listed(choices, rated, traced)
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
@@ -407,3 +398,24 @@ def system_fingerprint(served: ServedModel) -> str:
         ]
     )
     return f"fp_{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+
+
+def _check_listed(choices: Sequence[AnswerChoice], rated: int, traced: int) -> None:
+    """Refuse answers that would list too many tokens.
+
+    Args:
+        rated, traced: entries for each token, of log-probs and of a trace.
+    """
+    listed = sum(
+        (rated + traced) * choice.sampling.max_tokens
+        + (rated * len(choice.prompt) if choice.before else 0)
+        for choice in choices
+    )
+    if listed > MOST_LISTED:
+        raise APIError(
+            400,
+            f"{len(choices)} answers with {'log-probs' if rated else 'a trace'} would "
+            f"list up to {listed} tokens: ask for at most {MOST_LISTED} in all, by fewer answers, "
+            "tokens or alternatives",
+            param="logprobs" if rated else "speculation.trace",
+        )

@@ -10,10 +10,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from draftwell.serving.server.http.deadline import Deadline
-from draftwell.serving.server.http.fields import Name, OpenAIFields, Text, Tokens
-from draftwell.serving.server.http.messages import Messages
+from draftwell.serving.server.http.prompts import ENCODERS, on_thread
+from draftwell.serving.server.http.requests import Messages, Name, OpenAIFields, Text, Tokens, Tools
 from draftwell.serving.server.http.service import Service
-from draftwell.serving.server.http.tools import Tools
 
 
 class TokenizeText(OpenAIFields):
@@ -42,7 +41,7 @@ class TokenizeMessages(Messages):
         description="functions that the answer may call, which the template writes into the prompt",
     )
 
-    OFF = {"add_special_tokens": (False,), "chat_template": ()}  # declared by the base class  # noqa: RUF012
+    OFF = {"add_special_tokens": [False], "chat_template": []}  # declared by the base class  # noqa: RUF012
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -101,17 +100,15 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
             if isinstance(body, TokenizeMessages):
                 ids = (
                     await service.prompts.chat(
-                        request, [m.plain() for m in body.messages], body.template_options
+                        [m.plain() for m in body.messages], body.template_options
                     )
                 ).ids
             else:
-                ids = await service.prompts.apart(
-                    request, service.prompts.encode, body.prompt, special=body.add_special_tokens
+                ids = await on_thread(
+                    ENCODERS, service.prompts.encode, body.prompt, special=body.add_special_tokens
                 )
             spell = service.served.pair.tokenizer.convert_ids_to_tokens
-            names = (
-                await service.prompts.apart(request, spell, ids) if body.return_token_strs else None
-            )
+            names = await on_thread(ENCODERS, spell, ids) if body.return_token_strs else None
         return TokenizeAnswer(
             count=len(ids), max_model_len=service.served.max_context, tokens=ids, token_strs=names
         )
@@ -124,9 +121,7 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
         service.prompts.check_tokens(body.tokens, "tokens")
         decode = service.served.pair.tokenizer.decode
         async with limit_of(request).enforced():
-            return DetokenizeAnswer(
-                prompt=await service.prompts.apart(request, decode, body.tokens)
-            )
+            return DetokenizeAnswer(prompt=await on_thread(ENCODERS, decode, body.tokens))
 
     return router
 

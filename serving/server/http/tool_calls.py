@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftwell.serving.server.http.tools import BEGIN, END
 from draftwell.serving.server.scheduling.detokenize import StopStrings
 
+BEGIN, END = "<tool_call>", "</tool_call>"
 CLOSED = re.compile(r"\s*\}")
 HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -22,7 +22,7 @@ NO_CALL = re.compile(r"\s*[^\s{\[]")
 
 
 @dataclass(frozen=True)
-class Text:
+class TextPiece:
     """A piece of text."""
 
     text: str
@@ -56,7 +56,7 @@ class Call:
         }
 
 
-Piece = Text | Call
+Piece = TextPiece | Call
 
 
 class ToolCallParser:
@@ -74,7 +74,7 @@ class ToolCallParser:
     >>> found = parser.push('Let me see.\\n<tool_call>\\n{"name": "add", "argum')
     >>> found += parser.push('ents": {"a": 1}}\\n</tool_call>') + parser.finish()
     >>> [
-    ...     piece.text if isinstance(piece, Text) else (piece.name, piece.arguments)
+    ...     piece.text if isinstance(piece, TextPiece) else (piece.name, piece.arguments)
     ...     for piece in found
     ... ]
     ['Let me see.', ('add', ''), (None, '{"a": 1}')]
@@ -113,7 +113,7 @@ class ToolCallParser:
         if self._step == self._in_call:
             self._whole(self._held.removeprefix(BEGIN), found)
         elif self._step == self._in_text and self._held and not self._after_call:
-            found.append(Text(self._held))
+            found.append(TextPiece(self._held))
         self._held = ""
         return self._allowed(found)
 
@@ -123,7 +123,7 @@ class ToolCallParser:
         return [
             piece
             for piece in found
-            if isinstance(piece, Text) or self.most is None or piece.index < self.most
+            if isinstance(piece, TextPiece) or self.most is None or piece.index < self.most
         ]
 
     # Each step reads what it can of `_held`, and says whether another one may read on.
@@ -139,7 +139,7 @@ class ToolCallParser:
         )
         shown = text.rstrip()
         if shown:
-            found.append(Text(shown))
+            found.append(TextPiece(shown))
             self._after_call = False
         if at < 0:
             self._held = self._held[len(shown) :]
@@ -160,7 +160,7 @@ class ToolCallParser:
             self._step = self._in_arguments
             return True
         if NO_CALL.match(body):  # the mark in a text: what follows may be shown
-            found.append(Text(self._gap + BEGIN))
+            found.append(TextPiece(self._gap + BEGIN))
             self._after_call, self._held, self._step = False, body, self._in_text
             return True
         end = body.find(END)
@@ -219,7 +219,7 @@ class ToolCallParser:
         """A call whose parts come in another order, or a list of calls; text if it is neither."""
         calls = self._read_calls(body)
         if not calls:
-            found.append(Text(self._gap + BEGIN + body + (END if ended else "")))
+            found.append(TextPiece(self._gap + BEGIN + body + (END if ended else "")))
             self._after_call = False
             return
         for name, arguments in calls:

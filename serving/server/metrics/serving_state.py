@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -18,7 +18,6 @@ FEEDBACK = (
     "recorded",
     "written",
     "dropped_queue_full",
-    "dropped_too_fast",
     "dropped_too_many",
     "failed",
     "skipped_altered",
@@ -32,121 +31,79 @@ FEEDBACK = (
 requests."""
 
 
-class ServingState(Collector):
-    """Metrics that are read from what serves when they are asked for."""
+Values = dict[str, list[tuple[tuple[str, ...], float]]]
+"""Metric → the values of its further labels, and its own."""
 
-    def __init__(self, model_name: str, deployments: Deployments, feedback: Feedback | None = None):
-        self.model_name, self.deployments, self.feedback = model_name, deployments, feedback
+
+class ServingState(Collector):
+    """Metrics that are read from what serves when they are asked for.
+
+    Args:
+        families: name → kind, help and further labels.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        families: Mapping[str, Mapping[str, Any]],
+        deployments: Deployments,
+        feedback: Feedback | None = None,
+    ):
+        self.model_name, self.families = model_name, families
+        self.deployments, self.feedback = deployments, feedback
 
     def collect(self) -> Iterator[Metric]:
         """The metric families with their current values."""
-        now = self.deployments.current
-        running, slots = now.scheduler.running, now.scheduler.slots
-        gauges = {
-            "vllm:num_requests_running": (running, "Requests that hold a slot."),
-            "vllm:num_requests_waiting": (now.scheduler.waiting, "Requests that wait for a slot."),
-            "vllm:kv_cache_usage_perc": (running / slots, "Share of the slots in use; 1: all."),
-            "draftwell:slots": (slots, "Requests that can run at once."),
-            "draftwell:threads": (
-                now.scheduler.threads,
-                "Compute threads; fewer than usual while other processes use the cores.",
-            ),
-            "draftwell:bundle_refused": (
-                self.deployments.last_switch_error is not None,
-                "1 while the newest bundle is refused.",
-            ),
-        }
-        for name, (value, text) in gauges.items():
-            family = GaugeMetricFamily(name, text, labels=["model_name"])
-            family.add_metric([self.model_name], float(value))
+        values = self._state() | self._load()
+        for name, about in self.families.items():
+            kind = GaugeMetricFamily if about["kind"] == "gauge" else CounterMetricFamily
+            family = kind(name, about["help"], labels=["model_name", *about.get("labels", ())])
+            for labels, value in values.get(name, ()):
+                family.add_metric([self.model_name, *labels], value)
             yield family
-        yield from self._load()
-        switches = CounterMetricFamily(
-            "draftwell:bundle_switches", "Switches to another bundle.", labels=["model_name"]
-        )
-        switches.add_metric([self.model_name], self.deployments.switches)
-        yield switches
-        outcomes = CounterMetricFamily(
-            "draftwell:feedback",
-            "Requests selected for feedback, by outcome.",
-            labels=["model_name", "outcome"],
+
+    def _state(self) -> Values:
+        """What is served, and how busy it is."""
+        now = self.deployments.current
+        served, running, slots = now.served, now.scheduler.running, now.scheduler.slots
+        bundle = (
+            served.version or "none",
+            served.pair.fingerprint[:12],
+            served.strategy.name,
+            served.tuned["sampled"],
+            served.pair.dtype,
+            served.pair.device,
         )
         counts = self.feedback.counts if self.feedback else {}
-        for outcome in FEEDBACK:  # reported as 0 before the first
-            outcomes.add_metric([self.model_name, outcome], counts.get(outcome, 0))
-        yield outcomes
-        served = now.served
-        bundle = GaugeMetricFamily(
-            "draftwell:bundle_info",
-            "What is served; always 1.",
-            labels=[
-                "model_name",
-                "version",
-                "fingerprint",
-                "strategy",
-                "sampled_strategy",
-                "dtype",
-                "device",
-            ],
-        )
-        bundle.add_metric(
-            [
-                self.model_name,
-                served.version or "none",
-                served.pair.fingerprint[:12],
-                served.strategy.name,
-                served.tuned["sampled"],
-                served.pair.dtype,
-                served.pair.device,
-            ],
-            1,
-        )
-        yield bundle
+        return {
+            "vllm:num_requests_running": [((), running)],
+            "vllm:num_requests_waiting": [((), now.scheduler.waiting)],
+            "vllm:kv_cache_usage_perc": [((), running / slots)],
+            "draftwell:slots": [((), slots)],
+            "draftwell:threads": [((), now.scheduler.threads)],
+            "draftwell:bundle_refused": [((), self.deployments.last_switch_error is not None)],
+            "draftwell:bundle_switches": [((), self.deployments.switches)],
+            # reported as 0 before the first
+            "draftwell:feedback": [((outcome,), counts.get(outcome, 0)) for outcome in FEEDBACK],
+            "draftwell:bundle_info": [(bundle, 1)],
+        }
 
-    def _load(self) -> Iterator[Metric]:
+    def _load(self) -> Values:
         """What is known of draft lengths under load; without values where drafts are not
         limited."""
         load = self.deployments.current.scheduler.load
-        length = GaugeMetricFamily(
-            "draftwell:draft_length",
-            "Draft tokens in force for each request, on average; absent: not limited.",
-            labels=["model_name"],
-        )
-        speed = GaugeMetricFamily(
-            "draftwell:draft_length_tokens_per_second",
-            "Tokens per second of all requests together by draft length, "
-            "under the present load; 0: plain decoding.",
-            labels=["model_name", "draft_tokens"],
-        )
-        share = GaugeMetricFamily(
-            "draftwell:control_rounds_share",
-            "Share of the rounds so far that compared another draft length.",
-            labels=["model_name"],
-        )
-        acceptance = GaugeMetricFamily(
-            "draftwell:draft_acceptance",
-            "Share of recent draft tokens that were kept, by strategy, as drafts "
-            "under load are priced; before there are any it is .7.",
-            labels=["model_name", "strategy"],
-        )
-        given = GaugeMetricFamily(
-            "draftwell:draft_tokens_given",
-            "Draft tokens that the last round gave out to all requests with a limit.",
-            labels=["model_name"],
-        )
-        switches = CounterMetricFamily(
-            "draftwell:draft_length_switches",
-            "Changes of the draft length in force, by what was measured.",
-            labels=["model_name"],
-        )
-        switches.add_metric([self.model_name], load.switches if load else 0)
-        if load is not None:
-            for name, counted in dict(load.acceptance).items():
-                acceptance.add_metric([self.model_name, name], counted.rate)
-            given.add_metric([self.model_name], load.given)
-            share.add_metric([self.model_name], load.control_share)
-            if (in_force := load.draft_length) is not None:
-                length.add_metric([self.model_name], in_force)
-            for tokens, found in load.tokens_per_second().items():
-                speed.add_metric([self.model_name, str(tokens)], found)
-        yield from (length, speed, share, acceptance, given, switches)
+        if load is None:
+            return {"draftwell:draft_length_switches": [((), 0)]}
+        length = load.draft_length
+        return {
+            "draftwell:draft_length": [] if length is None else [((), length)],
+            "draftwell:draft_length_tokens_per_second": [
+                ((str(tokens),), found) for tokens, found in load.tokens_per_second().items()
+            ],
+            "draftwell:control_rounds_share": [((), load.control_share)],
+            "draftwell:draft_acceptance": [
+                ((name,), counted.rate) for name, counted in dict(load.acceptance).items()
+            ],
+            "draftwell:draft_tokens_given": [((), load.given)],
+            "draftwell:draft_length_switches": [((), load.switches)],
+        }

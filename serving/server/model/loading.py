@@ -64,24 +64,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
             tuned for a device that is not here or that `serving_now` does not use, or
             DRAFTWELL_HOME is inside it.
     """
-    path, slots = settings.bundle, settings.slots
-    # a draft's ONNX graph is cached there
-    refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
-    bundle = open_bundle(path)
-    if settings.signature_key is not None:
-        check_signature(
-            bundle.path,
-            settings.signature_key,
-            split_flags(settings.signature_flags, "--signature-flags"),
-        )
+    bundle = _checked_bundle(settings)
     manifest = bundle.manifest
-    if settings.dtype not in (None, manifest.dtype):
-        raise DraftwellError(
-            f"the bundle {path} was tuned in {manifest.dtype}, not {settings.dtype}: leave "
-            "--dtype out, or deploy a "
-            f"release of the pair in {settings.dtype}",
-            code="wrong_dtype",
-        )
     check_same_device(manifest.device, serving_now)
     check_device(manifest.device)
     files = bundle.files(models_root())  # foreign weights are refused before anything loads
@@ -96,34 +80,82 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     ):
         pair = serving_now.pair
     else:
-        pair = load_pair(
-            files,
-            LoadSettings.model_validate(
-                {
-                    "dtype": manifest.dtype,
-                    "device": manifest.device,
-                    "slots": slots,
-                    "max_context": settings.max_context,
-                    "compile": "off" if wanted_mode("auto") == "off" else "auto",
-                    "libraries": bundle.path / COMPILED,
-                    "onnx_draft": any(
-                        find_strategy(choice.name).prefers_onnx for choice in choices
-                    ),
-                }
-            ),
-        )
+        pair = load_pair(files, _load_settings(settings, bundle, choices))
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
-        for choice in choices:
-            needed = {
-                kind: artifacts[kind]
-                for kind in find_strategy(choice.name).reads()
-                if kind in artifacts
-            }
-            resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
-            warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
-        capture_graphs(pair, slots)
-    check_layers(config, artifacts, pair)
+        _warm_up_choices(pair, choices, artifacts)
+        capture_graphs(pair, settings.slots)
+    check_machine(config, artifacts, pair)
+    served = _served_model(settings, bundle, pair, governor, artifacts, config, serving_now)
+    log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
+    if serving_now is not None and serving_now.pair is pair:
+        served.share_tokenizer(serving_now)
+    return served
+
+
+def _checked_bundle(settings: ServerSettings) -> Bundle:
+    """The bundle that is named, opened, with its signature and dtype checked."""
+    path = settings.bundle
+    # a draft's ONNX graph is cached there
+    refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
+    bundle = open_bundle(path)
+    if settings.signature_key is not None:
+        check_signature(
+            bundle.path,
+            settings.signature_key,
+            split_flags(settings.signature_flags, "--signature-flags"),
+        )
+    dtype = bundle.manifest.dtype
+    if settings.dtype not in (None, dtype):
+        raise DraftwellError(
+            f"the bundle {path} was tuned in {dtype}, not {settings.dtype}: leave --dtype out, or "
+            "deploy a release of the pair in that dtype",
+            code="wrong_dtype",
+        )
+    return bundle
+
+
+def _load_settings(
+    settings: ServerSettings, bundle: Bundle, choices: Sequence[StrategyChoice]
+) -> LoadSettings:
+    """How the bundle's models are loaded."""
+    return LoadSettings.model_validate(
+        {
+            "dtype": bundle.manifest.dtype,
+            "device": bundle.manifest.device,
+            "slots": settings.slots,
+            "max_context": settings.max_context,
+            "compile": "off" if wanted_mode("auto") == "off" else "auto",
+            "libraries": bundle.path / COMPILED,
+            "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices),
+        }
+    )
+
+
+def _warm_up_choices(
+    pair: LoadedPair, choices: Sequence[StrategyChoice], artifacts: Mapping[str, Artifact]
+) -> None:
+    """Run every tuned choice once."""
+    for choice in choices:
+        needed = {
+            kind: artifacts[kind]
+            for kind in find_strategy(choice.name).reads()
+            if kind in artifacts
+        }
+        resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
+        warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
+
+
+def _served_model(
+    settings: ServerSettings,
+    bundle: Bundle,
+    pair: LoadedPair,
+    governor: ThreadGovernor | None,
+    artifacts: Mapping[str, Artifact],
+    config: DecodingConfig,
+    serving_now: ServedModel | None,
+) -> ServedModel:
+    """What answers requests with a loaded pair."""
     profile = artifacts.get(HardwareProfile.kind)
     known = profile_costs(profile, pair) if isinstance(profile, HardwareProfile) else None
     usable = {
@@ -133,26 +165,22 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     }
     mode = "off" if settings.deterministic else settings.state or "shared"
     pool = StrategyPool(pair, usable, config, mode=mode, offered=settings.offered)
-    served = ServedModel(
-        manifest.pair,
+    return ServedModel(
+        bundle.manifest.pair,
         pair,
         pool.get(),
-        slots,
+        settings.slots,
         settings.threads,
         governor,
-        version=str(manifest.release_version),
-        costs=costs_of(pair, slots, known, serving_now),
+        version=str(bundle.manifest.release_version),
+        costs=costs_of(pair, settings.slots, known, serving_now),
         strategies=pool,
-        origin=SnapshotOrigin.of(manifest),
+        origin=SnapshotOrigin.of(bundle.manifest),
         artifacts=artifacts,
         model_defaults=settings.generation_config == "model",
         prompt_sharing=settings.prompt_sharing,
         measured_lengths=settings.draft_lengths == "measured",
     )
-    log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
-    if serving_now is not None and serving_now.pair is pair:
-        served.share_tokenizer(serving_now)
-    return served
 
 
 def governor_of(
@@ -176,7 +204,7 @@ def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingC
         )
     if bundle.manifest.sampled_as_greedy:
         config = config.with_greedy_for_sampled()
-    check_device_class(config, artifacts, bundle.manifest.device)
+    refuse_other_machine(config, artifacts, device_class(bundle.manifest.device), loaded=False)
     log_temperatures(config, artifacts, bundle.manifest.device)
     return config
 
@@ -248,27 +276,14 @@ def log_temperatures(
 
 
 def log_defaults(defaults: Mapping[str, float], *, feedback: bool) -> None:
-    """Log what the sampling defaults of the model's generation config cost."""
-    costs = []
-    if defaults.get("repetition_penalty", 1.0) != 1.0:
-        costs.append(
-            "with a penalty there are no draft trees, no greedy steps on the device alone, "
-            "and lossy rules are exact"
-        )
-    if feedback and (costs or defaults.get("min_p")):
-        costs.append(
-            "feedback cannot record such requests, because no trace was made with these settings"
-            + ("" if costs else " (greedy ones are recorded)")
-        )
-    if costs:
-        named = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    """Log where sampling defaults of the model's generation config cost speed or feedback."""
+    penalty = defaults.get("repetition_penalty", 1.0) != 1.0
+    if penalty or (feedback and defaults.get("min_p")):
         log.warning(
-            (
-                "requests that name no others get the model's own sampling settings (%s): %s; "
-                "--generation-config none turns them off"
-            ),
-            named,
-            "; ".join(costs),
+            "requests that name no others get the model's own sampling settings (%s), with which "
+            "they may be slower and feedback cannot record them; --generation-config none turns "
+            "them off",
+            ", ".join(f"{name} {value:g}" for name, value in defaults.items()),
         )
 
 
@@ -368,67 +383,40 @@ def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECOND
         )
 
 
-def check_device_class(
-    config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str
-) -> None:
-    """Refuse a profile of another machine if the strategy uses it; log a warning if only the tuning
-    was done elsewhere.
-
-    Before models are loaded, so that no time is lost; which of them have compiled layers,
-    `check_layers` looks at afterwards.
-    """
-    here, measured = device_class(device), measured_on(artifacts)
-    if uses_profile(config) and measured is not None and without_layers(measured) != here:
-        raise DraftwellError(
-            f"the bundle's hardware profile was measured on {measured}, this machine is "
-            f"{here}: run "
-            f"`draftwell calibrate` and `draftwell tune` here, with --device {device}, and "
-            "deploy again",
-            code="profile_of_another_machine",
-        )
-    tuned = config.provenance.device_class
-    if tuned is not None and without_layers(tuned) != here:
-        log.warning(
-            (
-                "the decoding config was tuned on %s, this machine is %s: another choice may "
-                "be faster here"
-            ),
-            tuned,
-            here,
-        )
-
-
-def check_layers(
+def check_machine(
     config: DecodingConfig, artifacts: Mapping[str, Artifact], pair: LoadedPair
 ) -> None:
-    """The same for compiled layers: a profile that was measured with them does not hold without,
-    nor the other way round."""
-    here, measured, tuned = (
-        machine_class(pair),
-        measured_on(artifacts),
-        config.provenance.device_class,
-    )
-    if uses_profile(config) and measured not in (None, here):
-        eager = here == without_layers(here)
-        mend = (
-            "unset DRAFTWELL_COMPILE and deploy again where it was tuned"
-            if eager
-            else "set DRAFTWELL_COMPILE=off"
-        )
-        raise DraftwellError(
-            f"the bundle's hardware profile was measured on {measured}, and the models "
-            f"loaded here are {here}: {mend}, or "
-            "run `draftwell calibrate` and `draftwell tune` here and deploy again",
-            code="profile_of_other_layers",
-        )
-    if tuned is not None and tuned != here and without_layers(tuned) == without_layers(here):
+    """Refuse a profile of another machine, or of other compiled layers, if the strategy uses it;
+    log a warning if only the tuning was done elsewhere."""
+    here, tuned = machine_class(pair), config.provenance.device_class
+    refuse_other_machine(config, artifacts, here, loaded=True)
+    if tuned not in (None, here):
         log.warning(
-            (
-                "the decoding config was tuned on %s, the models loaded here are %s: another "
-                "choice may be faster"
-            ),
+            "the decoding config was tuned on %s, this machine with the models loaded here is %s: "
+            "another choice may be faster",
             tuned,
             here,
+        )
+
+
+def refuse_other_machine(
+    config: DecodingConfig, artifacts: Mapping[str, Artifact], here: str, *, loaded: bool
+) -> None:
+    """Refuse a profile that was not measured on the machine class `here`, if the strategy uses it.
+
+    Args:
+        loaded: whether models are; before that, compiled layers are not looked at, so that another
+            machine is refused in no time.
+    """
+    measured = measured_on(artifacts)
+    if measured is None or not uses_profile(config):
+        return
+    if here != (measured if loaded else without_layers(measured)):
+        raise DraftwellError(
+            f"the bundle's hardware profile was measured on {measured}, and this machine is "
+            f"{here}: run `draftwell calibrate` and `draftwell tune` here, and deploy again; where "
+            "only compiled layers differ, set or unset DRAFTWELL_COMPILE",
+            code="profile_of_another_machine",
         )
 
 

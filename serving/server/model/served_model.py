@@ -8,17 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
 from draftwell.serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
 from draftwell.serving.runtime.grammar.protocols import Grammar
 from draftwell.serving.runtime.pair import LoadedPair
-from draftwell.serving.runtime.strategies import Strategy, build_strategy
-from draftwell.serving.server.model.grammar_cache import GrammarCache, Owner
+from draftwell.serving.runtime.strategies import Strategy
 from draftwell.serving.server.model.snapshot import SnapshotOrigin
-from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN, UnknownStrategy
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from draftwell.serving.server.scheduling.costs import BatchCosts
 from draftwell.serving.server.settings import PromptSharing
 from draftwell.serving.temperature import SERVED_TEMPERATURE, TemperatureClass
@@ -32,48 +31,12 @@ USABLE: dict[str, Callable[[float], bool]] = {
 }
 """Which values of a model's generation config are used as defaults."""
 
+GRAMMARS_KEPT = 64
+Owner = tuple[str, str]
+"""A tenant, and the `cache_salt` of its request: whether a grammar is there shows in the time that
+a request takes, so nobody finds those of others."""
 NOBODY: Owner = (EVERYBODY, "")
 """The owner of what is asked for without a key or a salt."""
-
-
-class StrategySource(Protocol):
-    """The strategies that a server offers."""
-
-    def names(self) -> tuple[str, ...]:
-        """What `get` takes."""
-
-    def get(
-        self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0
-    ) -> Strategy:
-        """A strategy by name, None for the one that was tuned for the temperature, with the state
-        that the tenant's requests may use.
-
-        Raises:
-            UnknownStrategy: it is not offered; the message names those that are.
-        """
-
-
-class TunedOrPlain:
-    """The tuned strategy and plain decoding, the same for all tenants and temperatures."""
-
-    def __init__(self, tuned: Strategy):
-        self._strategies = {tuned.name: tuned}
-        self._strategies.setdefault(PLAIN, build_strategy(PLAIN))
-        self._tuned = tuned
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._strategies)
-
-    def get(
-        self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0
-    ) -> Strategy:
-        if name is None:
-            return self._tuned
-        if name not in self._strategies:
-            raise UnknownStrategy(
-                f"this server has no strategy {name!r}: choose one of {', '.join(self.names())}"
-            )
-        return self._strategies[name]
 
 
 @dataclass
@@ -87,7 +50,7 @@ class ServedModel:
         threads: compute threads; None: PyTorch's choice, and what the governor makes of it.
         governor: adapts the threads while requests are decoded; None: they never change.
         created: Unix seconds, shown by `/v1/models`.
-        strategies: what requests may choose from; None: `strategy` and plain decoding.
+        strategies: what requests may choose from.
         version: of the bundle, for display.
         costs: seconds of forward passes, which limit drafts under load; None: no limit.
         origin: identity of the bundle; None without one.
@@ -104,7 +67,7 @@ class ServedModel:
     threads: int | None = None
     governor: ThreadGovernor | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    strategies: StrategySource = None  # type: ignore[assignment]  # __post_init__ fills it
+    strategies: StrategyPool = field(kw_only=True)
     version: str | None = None
     costs: BatchCosts | None = None
     origin: SnapshotOrigin | None = None
@@ -114,11 +77,10 @@ class ServedModel:
     measured_lengths: bool = True
 
     def __post_init__(self) -> None:
-        self.strategies = self.strategies or TunedOrPlain(self.strategy)
         self._spelt: dict[int, str] = {}  # at most the vocabulary
         self._encoding = threading.Lock()  # a tokenizer's settings may change while it encodes
-        self._compiling = threading.Lock()
-        self._grammars = GrammarCache()
+        self._compiling, self._keeping = threading.Lock(), threading.Lock()
+        self._grammars: dict[tuple[Owner, str], GuidanceGrammar] = {}  # the last asked for last
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
         self.tuned: dict[TemperatureClass, str] = {
             "greedy": tuned[0].name,
@@ -175,13 +137,20 @@ class ServedModel:
             if (known := self.known_grammar(definition, owner)) is not None:
                 return known
             grammar = GuidanceGrammar(self._guidance, definition)
-            self._grammars.put(owner, definition, grammar)
+            with self._keeping:
+                self._grammars[owner, definition] = grammar
+                if len(self._grammars) > GRAMMARS_KEPT:
+                    self._grammars.pop(next(iter(self._grammars)))
             return grammar
 
     def known_grammar(self, definition: str, owner: Owner = NOBODY) -> Grammar | None:
         """A grammar that was compiled before for the same owner and is kept, else None; does not
         wait for one that is being compiled."""
-        return self._grammars.get(owner, definition)
+        with self._keeping:
+            found = self._grammars.pop((owner, definition), None)
+            if found is not None:
+                self._grammars[owner, definition] = found
+            return found
 
     def is_token(self, text: str) -> bool:
         """Whether a text is a token that was added to the vocabulary, and is written as text when

@@ -107,11 +107,10 @@ class Snapshot(BaseModel):
             "origin": origin,
             "tenant": tenant,
             "table": table,
+            "sampled_table": sampled,
             "memory": memory,
             "strategies": learnt.strategies,
         }
-        if sampled is not None:  # a file without it is read by older servers, too
-            fields["sampled_table"] = sampled
         return cls.model_construct(schema_version=SCHEMA, **fields)
 
     def learnt(self) -> Learnt:

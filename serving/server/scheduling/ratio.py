@@ -43,11 +43,6 @@ class Ratio:
         scatter = max(0.0, above - 2 * self.value * both + self.value**2 * below)
         return float((scatter * self.count / (self.count - 1)) ** 0.5 / self.below)
 
-    @property
-    def relative_error(self) -> float:
-        """`error` over the ratio."""
-        return self.error / self.value if self.value else float("inf")
-
     def add(self, above: float, below: float) -> None:
         """Count an observation."""
         self.include(Ratio(above, below, 1.0, (above * above, above * below, below * below)))

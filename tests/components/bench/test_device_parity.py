@@ -30,7 +30,7 @@ def test_equal_models_pass():
     assert checked["strategies"]["vanilla_sd"] == {
         "identical": 2,
         "near_ties": 0,
-        "differences": [],
+        "wrong": [],
     }
 
 
@@ -46,4 +46,4 @@ def test_another_model_does_not():
         pair_of(TableModel.random(24, 9, order=1), None), measured, PROMPTS, max_tokens=12
     )
     assert not found.passed
-    assert found.strategies["autoregressive"].differences[0].prompt_id == "p0"
+    assert found.strategies["autoregressive"].wrong == ("p0", "p1")

@@ -1,4 +1,4 @@
-"""Ratios, the quality floor, curves and equal cores, on tiny pairs; and the target padded under all
+"""Ratios, the quality floor and equal cores, on tiny pairs; and the target padded under all
 of them."""
 
 import copy
@@ -9,10 +9,9 @@ import pytest
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.metrics import BenchMetrics, time_share
 from draftwell.components.bench.peak_memory import reset_peak
-from draftwell.components.bench.ratios import curves, varied
 from draftwell.components.bench.report.tables import bench_markdown
 from draftwell.components.bench.runner import core_plan, labels_of, measure
-from draftwell.components.bench.schema import BenchEntry, BenchReport
+from draftwell.components.bench.schema import BenchReport
 from draftwell.components.bench.settings import BenchSettings, QualityFloor
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.runtime.models.padding import pad_to, parameter_count
@@ -99,18 +98,9 @@ def test_equal_cores_change_the_plan_and_not_the_tokens(report):
         )
     assert entries["spide"]["over_vanilla"]["against"] == "vanilla_sd@1+1"
     assert entries["prompt_lookup"]["over_vanilla"]["against"].startswith("vanilla_sd(")
-    assert report["cost_reference"]["label"].startswith("vanilla_sd("), (
+    assert report["cost_reference"].startswith("vanilla_sd("), (
         "cost ratios are against the unrestricted one"
     )
-
-
-@pytest.mark.slow
-def test_timelines_are_of_those_that_split_cores(report):
-    entries = report["strategies"]
-    assert entries["prompt_lookup"]["timeline"] is None
-    forwards = entries["spide"]["timeline"]
-    assert {role for role, _, _ in forwards} == {"target", "draft"}
-    assert all(0 <= start <= end for _, start, end in forwards)
 
 
 @pytest.mark.slow
@@ -130,23 +120,9 @@ def test_memory_and_prefill_are_reported(report):
 
 
 @pytest.mark.slow
-def test_the_worst_are_named(report):
-    entries = report["strategies"]
-    for key in ("overhead_fraction", "peak_memory_mb"):
-        largest = max(
-            (entry[key] for entry in entries.values() if entry[key] is not None), default=None
-        )
-        found = report["worst"][key]
-        assert (
-            found is None
-            if largest is None
-            else found["value"] == largest == entries[found["label"]][key]
-        )
-    text = bench_markdown(BenchReport.from_json(report))
-    assert "- largest overhead: " in text
-    assert "vanilla_sd@1+1(num_speculative_tokens=2)" in text, (
-        "parameters are shown where the label leaves them out"
-    )
+def test_parameters_are_shown_where_a_label_leaves_them_out(report):
+    text = bench_markdown(BenchReport.model_validate(report))
+    assert "vanilla_sd@1+1(num_speculative_tokens=2)" in text
 
 
 @pytest.mark.slow
@@ -209,31 +185,6 @@ def test_without_references_nobody_knows_whether_the_floor_holds():
         None,
     )
     assert entry["target_argmax_share"] is not None
-
-
-@pytest.mark.slow
-def test_curves_over_the_one_parameter_that_varies(report):
-    found = report["curves"]
-    assert set(found) == {"vanilla_sd", "csd"}
-    assert found["csd"]["parameter"] == "tau"
-    assert [p["value"] for p in found["csd"]["points"]] == [1e-6, 0.5]
-    for p in found["csd"]["points"]:
-        entry = report["strategies"][p["label"]]
-        assert p["speedup"] == entry["speedup"]
-        assert p["target_argmax_share"] == entry["target_argmax_share"]
-    assert [p["value"] for p in found["vanilla_sd"]["points"]] == [2, 4]
-
-
-def test_no_curve_where_two_parameters_vary():
-    assert varied([{"tau": "0.5"}, {"tau": 0.7, "mode": "x"}]) == "tau"
-    assert varied([{"tau": 0.5, "gamma": 1}, {"tau": 0.7, "gamma": 2}]) is None
-    assert varied([{}, {}]) is None
-    # a limit has no place on an axis
-    assert varied([{"min_count": 6}, {"min_count": "inf"}]) is None
-    assert (
-        curves({"autoregressive": BenchEntry(strategy="autoregressive"), "peer": BenchEntry()})
-        == {}
-    )
 
 
 def test_plans_of_cores():

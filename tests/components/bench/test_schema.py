@@ -1,5 +1,4 @@
-"""Reports of a bench are read in every version that this one knows, and refused by one line
-otherwise."""
+"""Reports of a bench survive writing and reading."""
 
 from __future__ import annotations
 
@@ -13,8 +12,6 @@ from draftwell.components.bench.schema import SCHEMA, BenchReport
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
-from tests.support.bench_reports import REPORT
-from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair
 
 PEER_HAS_NOT = {"target_calls", "draft_calls", "mat", "time_share", "artifacts"}
@@ -33,7 +30,7 @@ def written() -> dict[str, Any]:
 
 
 def test_a_report_survives_being_written_and_read(written: dict[str, Any]) -> None:
-    assert BenchReport.from_json(written).to_json() == written
+    assert BenchReport.model_validate(written).to_json() == written
     assert written["schema_version"] == SCHEMA
 
 
@@ -41,20 +38,3 @@ def test_a_peer_has_no_counts(written: dict[str, Any]) -> None:
     for name in ("autoregressive", "assisted", "prompt_lookup"):
         assert not PEER_HAS_NOT & set(written["peers"]["transformers"][name])
     assert set(written["strategies"]["vanilla_sd"]) >= PEER_HAS_NOT
-
-
-def test_a_report_without_a_version_is_read() -> None:
-    report = BenchReport.from_json(REPORT)
-    assert report.schema_version == 0
-    assert report.peers["transformers"].notes == ("x",)
-    assert report.strategies["vanilla_sd"].mat == 1.5
-    assert report.to_json()["peers"] == REPORT["peers"]
-
-
-def test_other_reports_are_refused(written: dict[str, Any]) -> None:
-    with raises_code("report_too_new", "r.json", str(SCHEMA + 1)):
-        BenchReport.from_json({**written, "schema_version": SCHEMA + 1}, "r.json")
-    with raises_code("not_a_bench_report", "r.json", "strategies"):
-        BenchReport.from_json(
-            {name: value for name, value in written.items() if name != "strategies"}, "r.json"
-        )

@@ -63,7 +63,6 @@ def test_the_table_counts_what_spide_judges(tmp_path):
         PROMPTS
     )
     assert table.provenance.metrics["judged"] == sum(table.total)
-    assert table.provenance.parameters["counting"] == "judged once"
 
 
 def test_a_position_is_counted_once_however_many_drafts_reach_it(tmp_path):
@@ -183,7 +182,6 @@ def test_sampled_texts_count_how_likely_a_draft_token_is_kept(tmp_path):
     }
     assert table.provenance.parameters == {
         "temperature": 0.7,
-        "counting": "judged once",
         "prior_weight_from": "too few tasks (2): the largest",
     }
 

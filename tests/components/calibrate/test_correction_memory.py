@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftwell.components.calibrate import correction_memory
-from draftwell.components.calibrate.correction_memory import build_correction_memory, partial_file
+from draftwell.components.calibrate.correction_memory import build_correction_memory
 from draftwell.components.calibrate.settings import MemorySettings
 from draftwell.components.prompts.prompt import Prompt, prompts_digest
 from draftwell.serving.artifacts.base import Provenance
@@ -95,17 +95,20 @@ def test_a_killed_run_resumes_and_counts_the_same(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         build_correction_memory(
-            table_pair(), PROMPTS, ORIGIN, settings, partial=tmp_path, progress=stop
+            table_pair(),
+            PROMPTS,
+            ORIGIN,
+            settings,
+            unfinished=tmp_path / "rejections.jsonl",
+            progress=stop,
         )
-    (file,) = tmp_path.iterdir()
-    assert file == partial_file(tmp_path, table_pair(), PROMPTS, settings)
     again = []
     resumed = build_correction_memory(
         table_pair(),
         PROMPTS,
         ORIGIN,
         settings,
-        partial=tmp_path,
+        unfinished=tmp_path / "rejections.jsonl",
         progress=lambda at, *_: again.append(at),
     )
     assert (done, again) == ([0, 1, 2, 3], [2, 3, 4])
@@ -113,29 +116,22 @@ def test_a_killed_run_resumes_and_counts_the_same(tmp_path, monkeypatch):
     assert resumed.provenance == whole.provenance
 
 
-def test_an_unfinished_run_of_other_settings_is_neither_used_nor_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(correction_memory, "PART", 1)
-    first = MemorySettings(max_tokens=8)
-    build_correction_memory(table_pair(), PROMPTS, ORIGIN, first, partial=tmp_path)
-    old = partial_file(tmp_path, table_pair(), PROMPTS, first).read_text()
-    others = (
+@pytest.mark.parametrize(
+    ("prompts", "settings"),
+    [
         (PROMPTS, MemorySettings(max_tokens=24)),
-        (PROMPTS[:2], first),
+        (PROMPTS[:2], MemorySettings(max_tokens=8)),
         (PROMPTS, MemorySettings(max_tokens=8, seed=1)),
+    ],
+)
+def test_an_unfinished_run_of_other_settings_is_not_used(tmp_path, prompts, settings):
+    file = tmp_path / "rejections.jsonl"
+    build_correction_memory(
+        table_pair(), PROMPTS, ORIGIN, MemorySettings(max_tokens=8), unfinished=file
     )
-    for prompts, settings in others:
-        apart = build_correction_memory(table_pair(), prompts, ORIGIN, settings)
-        assert (
-            build_correction_memory(
-                table_pair(), prompts, ORIGIN, settings, partial=tmp_path
-            ).counts
-            == apart.counts
-        )
-    assert partial_file(tmp_path, table_pair(), PROMPTS, first).read_text() == old
-    assert len(list(tmp_path.iterdir())) == 4
-    # not ours: it is counted again
-    partial_file(tmp_path, table_pair(), PROMPTS, first).write_text("[[[1,")
-    assert build_correction_memory(table_pair(), PROMPTS, ORIGIN, first, partial=tmp_path).counts
+    apart = build_correction_memory(table_pair(), prompts, ORIGIN, settings)
+    found = build_correction_memory(table_pair(), prompts, ORIGIN, settings, unfinished=file)
+    assert found.counts == apart.counts
 
 
 def test_rare_pairs_can_be_left_out():

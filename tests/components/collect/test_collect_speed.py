@@ -4,11 +4,12 @@ pair."""
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from draftwell.components.collect.continuations import room_for_prompts, sampling_of, write_texts
+from draftwell.components.collect.continuations import room_for_prompts, write_texts
 from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.serving.recording.trace_schema import KINDS
 from draftwell.serving.runtime.pair import LoadedPair
@@ -22,7 +23,7 @@ def written_per_second(pair: LoadedPair) -> float:
     """Tokens a second of the target alone: the same prompts, the same batch."""
     sampling = pair.sampling(max_tokens=TOKENS)
     requests = [
-        (prompt, sampling_of(sampling, i)) for i, prompt in enumerate(demo_prompts(PROMPTS))
+        (prompt, replace(sampling, seed=i)) for i, prompt in enumerate(demo_prompts(PROMPTS))
     ]
     started = time.perf_counter()
     texts = write_texts(pair, requests, small(batch=BATCH), room_for_prompts(pair, TOKENS, ROLLOUT))

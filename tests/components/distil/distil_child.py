@@ -53,7 +53,7 @@ def main(folder: Path, *point: str) -> None:
         digest_of(folder / "candidate"),
         report["steps"],
         report["agreement"]["agreement"],
-        report["curve"],
+        report["curves"],
     )
 
 

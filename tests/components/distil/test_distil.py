@@ -16,35 +16,24 @@ from typing import Any
 import pytest
 import torch
 
-from draftwell.components.distil import training
 from draftwell.components.distil.artifact import agreement, to_artifact
-from draftwell.components.distil.checkpoint import CHECKPOINT
 from draftwell.components.distil.corpus import (
     Conversation,
     batches,
+    checkpoint_on,
     corpus_digest,
     frequent_tokens,
-    of_similar_length,
     read_corpus,
     write_corpus,
 )
 from draftwell.components.distil.distil import distil_draft
 from draftwell.components.distil.family import grow, keep_layers
-from draftwell.components.distil.instructions import (
-    ARTICLE_CHARACTERS,
-    detokenise,
-    from_articles,
-    from_passages,
-    from_rows,
-    invent,
-    questions,
-    user_turn,
-)
-from draftwell.components.distil.lean import BatchedLlama, generate_batch
+from draftwell.components.distil.instructions import before_a_user, invent
 from draftwell.components.distil.training import Recipe, head_of, losses, train_draft
-from draftwell.components.distil.writers import EngineWriter, LeanWriter, writer_of
+from draftwell.components.distil.writers import Writer
 from draftwell.components.prompts.overlap import hashes_of
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.train.checkpoint import Checkpoint
 from draftwell.serving.artifacts.base import Provenance, digest_of
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from draftwell.serving.runtime.model_files import build_distilled
@@ -53,7 +42,7 @@ from tests.support.models.families import some_prompts, target_pair, tiny_source
 from tests.support.paths import REPO
 
 EOS = 2
-STOPS = frozenset({EOS})
+DONOR = "d" * 64
 SHIPPED = REPO / "registry" / "pairs" / "smollm2_135m"
 STEADY = Recipe(
     layers=(0, 3),
@@ -94,12 +83,16 @@ def target():
     return model
 
 
+def writer(target: Any, features: tuple[int, ...] = ()) -> Writer:
+    """Of a copy, which the engine gives attention of its own."""
+    return Writer(target_pair(copy.deepcopy(target)), 8, features=features)
+
+
 def write(target: Any, folder: Path, count: int = 96) -> list[Path]:
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 97) for _ in range(rng.randrange(2, 9))] for _ in range(count)]
-    writer = LeanWriter(target, STOPS, torch.float32)
     return write_corpus(
-        writer, prompts, folder, donor="d" * 64, new_tokens=24, batch=16, chunk=2, say=quiet
+        writer(target), prompts, folder, donor=DONOR, new_tokens=24, batch=16, say=quiet
     )
 
 
@@ -108,12 +101,9 @@ def shards(target, tmp_path_factory) -> list[Path]:
     return write(target, tmp_path_factory.mktemp("corpus"))
 
 
-def test_lean_batches_equal_transformers_one_by_one(target):
-    lean = BatchedLlama(target, torch.float32)
+def test_the_writer_writes_what_transformers_does(target):
     prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
-    for prompt, (out, hidden) in zip(
-        prompts, generate_batch(lean, prompts, 20, STOPS), strict=True
-    ):
+    for prompt, (out, hidden) in zip(prompts, writer(target).greedy(prompts, 20), strict=True):
         ids = torch.tensor([prompt])
         with torch.no_grad():
             expected = target.generate(
@@ -130,49 +120,19 @@ def test_lean_batches_equal_transformers_one_by_one(target):
 
 def test_states_of_chosen_layers_come_with_the_last_ones(target):
     """As `output_hidden_states` has them: the states that enter a layer, residuals added."""
-    chosen = (1, 0) if len(target.model.layers) == 2 else (1, 2)
-    plain, wider = (
-        BatchedLlama(target, torch.float32),
-        BatchedLlama(target, torch.float32, tuple(sorted(chosen))),
-    )
-    ((out, hidden),) = generate_batch(plain, [[5, 6, 7]], 8, STOPS)
-    ((same, states),) = generate_batch(wider, [[5, 6, 7]], 8, STOPS)
+    ((out, hidden),) = writer(target).greedy([[5, 6, 7]], 8)
+    ((same, states),) = writer(target, (1, 2)).greedy([[5, 6, 7]], 8)
     with torch.no_grad():
         seen = target.model(
             torch.tensor([[5, 6, 7, *out[:-1]]]), output_hidden_states=True
         ).hidden_states
     assert same == out
-    assert torch.allclose(
-        states, torch.cat([*(seen[layer][0] for layer in sorted(chosen)), hidden], -1), atol=1e-4
-    )
+    assert torch.allclose(states, torch.cat([seen[1][0], seen[2][0], hidden], -1), atol=1e-4)
 
 
-def test_a_text_ends_at_the_first_of_several_stop_tokens(target):
-    lean = BatchedLlama(target, torch.float32)
-    ((whole, _),) = generate_batch(lean, [[5, 6, 7]], 20, frozenset())
-    stops = frozenset({whole[4], whole[9]})
-    ((out, hidden),) = generate_batch(lean, [[5, 6, 7]], 20, stops)
-    end = next(i for i, token in enumerate(whole) if token in stops)
-    assert out == whole[: end + 1]
-    assert len(hidden) == 3 + len(out) - 1
-
-
-def test_both_writers_write_the_same():
-    """The fast path and the engine's slots, in float32: the same tokens, and states that differ by
-    rounding only."""
-    pair, module = target_pair(tiny_target("llama")), tiny_target("llama")
-    fast, general = LeanWriter(module, pair.stop_tokens, torch.float32), EngineWriter(pair, 3)
-    rows = some_prompts(5)
-    for (out, states), (other, theirs) in zip(
-        fast.greedy(rows, 12), general.greedy(rows, 12), strict=True
-    ):
-        assert out == other
-        assert torch.allclose(states, theirs, atol=1e-4)
-    assert (
-        general.sampled(rows, 12, 0.9, 1)
-        == general.sampled(rows, 12, 0.9, 1)
-        != general.sampled(rows, 12, 0.9, 2)
-    )
+def test_samples_are_those_of_the_seed(target):
+    rows, sampled = some_prompts(5), writer(target).sampled
+    assert sampled(rows, 12, 0.9, 1) == sampled(rows, 12, 0.9, 1) != sampled(rows, 12, 0.9, 2)
 
 
 class Asked(AbstractContextManager):
@@ -187,28 +147,14 @@ class Asked(AbstractContextManager):
         self.ended += 1
 
 
-def test_both_writers_ask_the_governor_at_every_token_and_give_the_threads_back_after_a_batch():
-    pair, module = target_pair(tiny_target("llama")), tiny_target("llama")
-    for make in (
-        lambda asked: LeanWriter(module, frozenset(), torch.float32, asked),
-        lambda asked: EngineWriter(pair, 3, asked),
-    ):
-        asked = Asked()
-        writer = make(asked)
-        [(output, _)] = writer.greedy([[5, 6, 7]], 12)
-        assert asked.checks >= len(output) > 0
-        assert asked.ended == 1
-        writer.greedy([[5, 6, 7]], 4)
-        assert asked.ended == 2
-
-
-def test_the_fast_writer_is_taken_where_it_fits():
-    assert isinstance(writer_of(target_pair(tiny_target("llama")), 4), LeanWriter)
-    for name in ("qwen2", "gpt2"):
-        assert isinstance(writer_of(target_pair(tiny_target(name)), 4), EngineWriter)
-    untied = copy.deepcopy(tiny_target("llama"))
-    untied.config.tie_word_embeddings = False
-    assert isinstance(writer_of(target_pair(untied), 4), EngineWriter)
+def test_the_governor_is_asked_at_every_token_and_gives_the_threads_back_after_a_batch():
+    asked: Any = Asked()
+    writing = Writer(target_pair(tiny_target("llama")), 3, asked)
+    [(output, _)] = writing.greedy([[5, 6, 7]], 12)
+    assert asked.checks >= len(output) > 0
+    assert asked.ended == 1
+    writing.greedy([[5, 6, 7]], 4)
+    assert asked.ended == 2
 
 
 def test_a_rerun_keeps_finished_shards(target, tmp_path):
@@ -239,7 +185,7 @@ def test_a_damaged_shard_is_named_in_one_line(shards, tmp_path, harm):
         save_file(load_file(shards[1]) | {"ids": torch.zeros(7, dtype=torch.int32)}, shard)
     else:
         shard.write_bytes({"cut": whole[:-9], "empty": b"", "zeros": bytes(len(whole))}[harm])
-    with raises_code("damaged_shard", shard.name, "draftwell distill") as error:
+    with raises_code("damaged_shard", shard.name, "run the same command again") as error:
         read_corpus([shards[0], shard])
     assert "\n" not in str(error.value)
 
@@ -249,13 +195,23 @@ def test_shards_of_other_inputs_are_not_mixed_in(target, tmp_path):
     whole = write(target, tmp_path)
     fewer = write(target, tmp_path, count=20)
     assert len(read_corpus(fewer)) == 20
-    writer, prompts = LeanWriter(target, STOPS, torch.float32), [[5, 6], [7]]
+    writing, prompts = writer(target), [[5, 6], [7]]
     paths = [
-        write_corpus(writer, prompts, tmp_path, donor=donor, new_tokens=length, say=quiet)[0]
+        write_corpus(writing, prompts, tmp_path, donor=donor, new_tokens=length, say=quiet)[0]
         for donor, length in (("d" * 64, 4), ("e" * 64, 4), ("d" * 64, 5))
     ]
-    assert len({*whole, *fewer, *paths}) == len(whole) + len(fewer) + 3
+    assert fewer[0] == whole[0], "of the same sixteen prompts"
+    assert len({*whole, fewer[1], *paths}) == len(whole) + 4
     assert len(read_corpus(write(target, tmp_path))) == 96
+
+
+def trained(
+    target: Any, shards: list[Path], folder: Path, recipe: Recipe = STEADY, donor: str = DONOR
+) -> tuple[Any, dict[str, Any]]:
+    """A draft on the text of the shards, and what training returned."""
+    corpus, draft = read_corpus(shards), keep_layers(target, recipe.layers)
+    head = head_of(corpus, target, recipe.head_tokens)
+    return draft, train_draft(draft, corpus, head, recipe, folder, donor=donor, say=quiet)
 
 
 def test_training_learns(target, shards, tmp_path):
@@ -271,10 +227,7 @@ def test_training_learns(target, shards, tmp_path):
     draft, corpus = keep_layers(target, recipe.layers), read_corpus(shards)
     head = head_of(corpus, target, 64)
     before = losses(draft, corpus[:40], head, recipe)[1]
-    told: list[tuple[str, float, int]] = []
-    result = train_draft(
-        draft, corpus, head, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet
-    )
+    result = train_draft(draft, corpus, head, recipe, tmp_path, donor=DONOR, say=quiet)
     after = losses(draft, corpus[:40], head, recipe)[1]
     assert after["kl"] < before["kl"]
     assert after["agreement"] > before["agreement"] + 0.2
@@ -282,9 +235,7 @@ def test_training_learns(target, shards, tmp_path):
     assert not any(p.requires_grad for p in draft.get_input_embeddings().parameters()), (
         "embeddings are the target's and stay frozen"
     )
-    as_it_went = [(step, value) for name, value, step in told if name == "held_out_agreement"]
-    assert [list(point) for point in as_it_went[:-1]] == result["curve"]
-    assert as_it_went[-1] == (result["steps"], result["held_out_agreement"])
+    assert result["curves"]["held_out_agreement"][0][1] < result["held_out_agreement"]
 
 
 def test_total_variation_falls(target, shards, tmp_path):
@@ -292,7 +243,7 @@ def test_total_variation_falls(target, shards, tmp_path):
     draft, corpus = keep_layers(target, recipe.layers), read_corpus(shards)
     head = head_of(corpus, target, 64)
     before = losses(draft, corpus[:40], head, recipe)[1]["tv"]
-    train_draft(draft, corpus, head, recipe, tmp_path, say=quiet)
+    train_draft(draft, corpus, head, recipe, tmp_path, donor=DONOR, say=quiet)
     after = losses(draft, corpus[:40], head, recipe)[1]["tv"]
     assert after < 0.9 * before <= 0.9
 
@@ -317,7 +268,7 @@ def test_total_variation_is_half_the_sum_of_differences(target, shards):
 
 def after_saves(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Stop training, as a person would, after the checkpoint with this number."""
-    real, seen = training.save, 0
+    real, seen = Checkpoint.save, 0
 
     def stopping(*arguments: Any) -> None:
         nonlocal seen
@@ -326,114 +277,68 @@ def after_saves(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         if seen == count:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "save", stopping)
+    monkeypatch.setattr(Checkpoint, "save", stopping)
 
 
 @pytest.mark.parametrize("stops", [(1,), (8, 5)])
 def test_a_stopped_run_ends_as_an_unbroken_one(target, shards, tmp_path, monkeypatch, stops):
     """Bit for bit: weights, moments, rate, order of the batches and the place in the pass are all
     resumed."""
-    corpus = read_corpus(shards)
-    head = head_of(corpus, target, 48)
-    whole = keep_layers(target, STEADY.layers)
-    expected = train_draft(whole, corpus, head, STEADY, tmp_path / "whole", say=quiet)
+    whole, expected = trained(target, shards, tmp_path / "whole")
     assert expected["passes"] >= 1, "the stops lie in more than one pass"
     for count in stops:
         with monkeypatch.context() as patch:
             after_saves(patch, count)
             with pytest.raises(KeyboardInterrupt):
-                train_draft(
-                    keep_layers(target, STEADY.layers),
-                    corpus,
-                    head,
-                    STEADY,
-                    tmp_path / "broken",
-                    say=quiet,
-                )
-    draft = keep_layers(target, STEADY.layers)
-    found = train_draft(draft, corpus, head, STEADY, tmp_path / "broken", say=quiet)
+                trained(target, shards, tmp_path / "broken")
+    draft, found = trained(target, shards, tmp_path / "broken")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, draft.state_dict()[name]), name
     assert {**found, "minutes": 0} == {**expected, "minutes": 0}
 
 
 def test_a_finished_run_returns_at_once(target, shards, tmp_path, monkeypatch):
-    corpus = read_corpus(shards)
-    head = head_of(corpus, target, 48)
-    first = train_draft(
-        keep_layers(target, STEADY.layers), corpus, head, STEADY, tmp_path, say=quiet
-    )
-    draft = keep_layers(target, STEADY.layers)
+    _, first = trained(target, shards, tmp_path)
     monkeypatch.setattr(
         torch.optim.AdamW, "step", lambda self: pytest.fail("nothing is left to learn")
     )
-    again = train_draft(draft, corpus, head, STEADY, tmp_path, say=quiet)
-    assert again == first
+    assert trained(target, shards, tmp_path)[1] == first
 
 
 @pytest.mark.parametrize(
-    ("changed", "word"),
-    [
-        ({"layers": (0, 2)}, "layers"),
-        ({"loss": "tv"}, "loss"),
-        ({"head_tokens": 40}, "head"),
-        ({}, "target"),
-    ],
+    "changed",
+    [{"layers": (0, 2)}, {"loss": "tv"}, {"head_tokens": 40}, {"seed": 1}, {"donor": "e" * 64}],
 )
-def test_a_checkpoint_of_another_run_is_refused(target, shards, tmp_path, changed, word):
-    corpus = read_corpus(shards)
+def test_another_training_has_a_checkpoint_of_its_own(target, shards, tmp_path, changed):
+    """In the same folder: the first one's is left as it is, and goes on with more time."""
     short = replace(STEADY, tokens=500)
-    train_draft(
-        keep_layers(target, short.layers),
-        corpus,
-        head_of(corpus, target, 48),
-        short,
-        tmp_path,
-        bound={"target": "a"},
-        say=quiet,
-    )
-    before = (tmp_path / CHECKPOINT).read_bytes()
-    other = replace(short, **changed)
-    draft, head = keep_layers(target, other.layers), head_of(corpus, target, other.head_tokens)
-    with raises_code("foreign_checkpoint", word, "--work"):
-        train_draft(
-            draft,
-            corpus,
-            head,
-            other,
-            tmp_path,
-            bound={"target": "a" if changed else "b"},
-            say=quiet,
-        )
-    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    _, first = trained(target, shards, tmp_path, short)
+    (kept,) = tmp_path.iterdir()
+    before = kept.read_bytes()
+    donor = changed.pop("donor", DONOR)
+    _, other = trained(target, shards, tmp_path, replace(short, **changed), donor)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert kept.read_bytes() == before
+    assert other["curves"] != first["curves"] or other["minutes"] != first["minutes"]
+    assert trained(target, shards, tmp_path, replace(short, tokens=800))[1]["tokens"] >= 800
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint at all, though long enough to be one"])
 def test_a_checkpoint_that_cannot_be_read(target, shards, tmp_path, content):
-    (tmp_path / CHECKPOINT).write_bytes(content)
-    corpus = read_corpus(shards)
-    with raises_code("bad_checkpoint", CHECKPOINT):
-        train_draft(
-            keep_layers(target, STEADY.layers),
-            corpus,
-            head_of(corpus, target, 48),
-            STEADY,
-            tmp_path,
-            say=quiet,
-        )
+    corpus = [s for s in read_corpus(shards) if len(s.ids) > 2]
+    ids = head_of(corpus, target, 48).ids
+    path = checkpoint_on(corpus, tmp_path, STEADY, ids, DONOR).path
+    path.write_bytes(content)
+    with raises_code("bad_checkpoint", path.name):
+        trained(target, shards, tmp_path)
 
 
 def test_too_little_text(target, shards, tmp_path):
     corpus = read_corpus(shards)[:1]
+    draft, head = keep_layers(target, STEADY.layers), head_of(corpus, target, 48)
     with raises_code("too_little_text"):
-        train_draft(
-            keep_layers(target, STEADY.layers),
-            corpus,
-            head_of(corpus, target, 48),
-            STEADY,
-            tmp_path,
-            say=quiet,
-        )
+        train_draft(draft, corpus, head, STEADY, tmp_path, donor=DONOR, say=quiet)
 
 
 def test_distilling_from_prompts_to_an_artifact(tmp_path):
@@ -469,64 +374,9 @@ def test_distilling_from_prompts_to_an_artifact(tmp_path):
     )
 
 
-def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
-    """On a tiny target: a draft, and a qualifier grown out of it, with their provenance."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from draftwell.components.distil import default_pair
-    from tests.support.server.served_pair import tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "instructions.json").write_text(
-        json.dumps([f"say the number {n}" for n in range(8)])
-    )
-    monkeypatch.setattr(default_pair, "LAYERS", {"draft": (0, 3), "qualifier": (0, 1, 2, 3)})
-    monkeypatch.setattr(default_pair, "MIDDLE", (1, 2))
-    monkeypatch.setattr(default_pair, "MIDDLE_AT", 1)
-    common = {
-        "target": tmp_path / "target",
-        "data": tmp_path,
-        "work": tmp_path / "work",
-        "minutes": 0.005,
-    }
-    default_pair.main(**common, out=tmp_path / "draft")
-    default_pair.main(
-        **common, out=tmp_path / "qualifier", role="qualifier", start=tmp_path / "draft"
-    )
-    draft, qualifier = (
-        DistilledDraft.load(tmp_path / "draft"),
-        DistilledDraft.load(tmp_path / "qualifier"),
-    )
-    assert (draft.config["num_hidden_layers"], qualifier.config["num_hidden_layers"]) == (2, 4)
-    assert draft.provenance.parameters["started_from"] == "the target's layers"
-    assert str(draft.provenance.parameters["output_tokens"]) in str(
-        qualifier.provenance.parameters["started_from"]
-    )
-    assert qualifier.provenance.parameters["layers"] == "0,1,2,3"
-    assert draft.donor == qualifier.donor
-
-
 @pytest.mark.slow
 def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypatch, capsys):
-    """From files in the form of the real ones: instructions, draft, qualifier and head; what is
-    there is not made again."""
+    """From prompts to draft, qualifier and head; what is there is not made again."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from draftwell.components.distil import default_pair
@@ -550,25 +400,24 @@ def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypat
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
-    recipe_files(tmp_path / "data", default_pair.SHARES)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": f"the inn on the hand {i}"}) + "\n" for i in range(30))
+    )
     small = {
         "LAYERS": {"draft": (0, 6), "qualifier": (0, 1, 2, 6)},
         "MIDDLE": (1, 2),
         "MIDDLE_AT": 1,
-        "PASSAGES": 4,
-        "ARTICLES": 2,
-        "QUESTIONS": 4,
         "INVENTED": 4,
     }
     for name, value in small.items():
         monkeypatch.setattr(default_pair, name, value)
     settings = {
         "target": tmp_path / "target",
-        "data": tmp_path / "data",
+        "prompts": str(prompts),
         "work": tmp_path / "work",
         "out": tmp_path / "out",
         "minutes": 0.003,
-        "role": "all",
     }
     default_pair.main(**settings)
     assert [
@@ -580,23 +429,26 @@ def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypat
         DistilledDraft.load(tmp_path / "out" / name) for name in ("draft", "qualifier")
     )
     head = Eagle3Head.load(tmp_path / "out" / "head")
-    assert "trained on" in str(qualifier.provenance.parameters["started_from"])
+    assert draft.provenance.parameters["started_from"] == "the target's layers"
+    assert str(draft.provenance.parameters["output_tokens"]) in str(
+        qualifier.provenance.parameters["started_from"]
+    )
+    assert qualifier.provenance.parameters["layers"] == "0,1,2,6"
+    assert draft.donor == qualifier.donor == head.donor
+    assert head.layers == (2, 3, 4)
+    assert head.int8
+    assert {"acceptance_depth_4", "accepted_length"} <= head.provenance.metrics.keys()
     assert head.provenance.fingerprint != draft.provenance.fingerprint, (
         "bound to the pair of target, draft and qualifier"
     )
-    asked = set(
-        hashes_of(
-            Prompt("", None, [text])
-            for text in json.loads((tmp_path / "work" / "instructions.json").read_text())
-        )
-    )
+    asked = set(hashes_of(Prompt("", None, [f"the inn on the hand {i}"]) for i in range(30)))
     for made in (draft, qualifier, head):
         assert (
             len(made.provenance.training_prompts)
             == made.provenance.parameters["conversations"]
             > 20
         )
-        assert set(made.provenance.training_prompts) <= asked
+        assert set(made.provenance.training_prompts) > asked, "and what the target invented"
 
     shutil.rmtree(tmp_path / "out" / "head")
     default_pair.main(**settings)
@@ -604,64 +456,6 @@ def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypat
     assert f"draft: in {tmp_path / 'out' / 'draft'} already" in said
     assert "tokens by the target" not in said, "nor is the text written again"
     assert (tmp_path / "out" / "head").is_dir()
-
-
-def recipe_files(folder, names):
-    """Prompt files and plain text in the form that the recipe reads."""
-    (folder / "calib").mkdir(parents=True)
-    (folder / "lm").mkdir()
-    for name in names:
-        rows = [{"prompt": f"say {name} {i}", "question": f"what is {name} {i}"} for i in range(3)]
-        (folder / "calib" / f"{name}.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows)
-        )
-    paragraph = "The old Inn of Onion Town was built on the other hand in an hour . " * 5
-    (folder / "lm" / "articles.jsonl").write_text(
-        json.dumps({"prompt": "\n".join([paragraph] * 30)}) + "\n"
-    )
-    (folder / "lm" / "x_continuation.jsonl").write_text("no JSON: these files are left out\n")
-
-
-def test_the_recipes_instructions_are_of_every_source_and_kept(tmp_path, monkeypatch):
-    from draftwell.components.distil import default_pair
-
-    class Inventing:
-        identity = "test"
-
-        def greedy(self, rows: Any, new_tokens: int) -> Any:
-            raise AssertionError
-
-        def sampled(
-            self, rows: Any, new_tokens: int, temperature: float, seed: int
-        ) -> list[list[int]]:
-            return [[5, 6, 7] for _ in rows]
-
-    class Tokenizer:
-        chat_template, bos_token_id = None, 1
-
-        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-            return {"input_ids": [3]}
-
-        def decode(self, ids: list[int], **_: Any) -> str:
-            return " something invented"
-
-    recipe_files(tmp_path / "data", default_pair.SHARES)
-    for name, value in {"PASSAGES": 7, "ARTICLES": 5, "QUESTIONS": 6, "INVENTED": 9}.items():
-        monkeypatch.setattr(default_pair, name, value)
-    (tmp_path / "work").mkdir()
-    made = default_pair.instructions(Inventing(), Tokenizer(), tmp_path / "data", tmp_path / "work")
-    invented = sum("something invented" in text for text in made)
-    rows = sum(any(name in text for name in default_pair.SHARES) for text in made)
-    assert rows == 3 * len(default_pair.SHARES), "as many of each file as it has, up to its share"
-    assert 1 <= invented <= 9
-    assert len(made) == rows + invented + 7 + 5 + 6
-    assert made != sorted(made)
-    for path in (tmp_path / "data" / "lm").iterdir():
-        path.unlink()
-    assert (
-        default_pair.instructions(Inventing(), Tokenizer(), tmp_path / "data", tmp_path / "work")
-        == made
-    ), "kept, not drawn again"
 
 
 def test_no_prompt_that_fits(tmp_path):
@@ -773,42 +567,6 @@ def test_head_covers_what_the_target_emits_most():
     assert frequent_tokens([text], 3, 12).tolist() == [4, 5, 9]
 
 
-def test_instructions_are_text_without_tokenisation_artefacts():
-    rng = random.Random(0)
-    wiki = (
-        " The <unk> of 1 @,@ 000 ships ( in Rome ) was long . It took many years to build "
-        "and Julius Caesar saw it finished . "
-    ) * 3
-    made = from_passages([wiki], 30, rng)
-    assert len(made) == 30
-    assert not any("<unk>" in m or " ." in m or "@" in m for m in made)
-    assert detokenise('a " b " ( c ) .') == 'a "b" (c).'
-    assert from_rows({"x": [{"prompt": "p"}]}, {"x": 5}, rng) == ["p"]
-    article = " ".join(f"Word{i} Name walked to town . It was late ." for i in range(400))
-    made = from_articles([wiki, article], 10, rng)
-    assert len(made) == 10
-    assert all(ARTICLE_CHARACTERS[0] <= len(m) < ARTICLE_CHARACTERS[1] + 200 for m in made), (
-        "as long as an article, out of the long text"
-    )
-    asked = questions([wiki], 40, rng)
-    assert len(set(asked)) > 10
-    assert any(text.islower() is False and text.endswith("?") for text in asked)
-    assert {name for text in asked for name in ("Rome", "Julius Caesar") if name in text} == {
-        "Rome",
-        "Julius Caesar",
-    }
-
-
-@pytest.mark.parametrize(
-    ("rows", "positions", "sizes"), [(4, 1000, [4, 3]), (10, 60, [4, 2, 1]), (10, 1, [1] * 7)]
-)
-def test_batches_hold_fewer_of_long_prompts(rows, positions, sizes):
-    prompts = [[0] * length for length in (20, 3, 5, 50, 4, 6, 20)]
-    found = list(of_similar_length(prompts, rows, positions, 9))
-    assert [len(batch) for batch in found] == sizes
-    assert [prompt for batch in found for prompt in batch] == sorted(prompts, key=len)
-
-
 def test_a_draft_grows_without_a_change_and_every_new_layer_can_learn(target):
     shallow, ids = keep_layers(target, (0, 3)), torch.randint(3, 97, (2, 12))
     for parameter in shallow.model.layers.parameters():
@@ -825,15 +583,10 @@ def test_a_draft_grows_without_a_change_and_every_new_layer_can_learn(target):
 
 
 class Spoken:
-    """A writer that says what it was asked to continue."""
-
-    identity = "spoken"
+    """A writer that notes what it was asked to continue."""
 
     def __init__(self, decode: Callable[[list[int]], str]):
         self.decode, self.heard = decode, list[str]()
-
-    def greedy(self, rows: Any, new_tokens: int) -> Any:
-        raise NotImplementedError
 
     def sampled(self, rows: Any, new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
         assert temperature > 0
@@ -846,14 +599,14 @@ def test_invented_instructions_begin_where_a_user_would(chat):
     from tests.support.server.served_pair import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
-    writer = Spoken(tokenizer.decode)
-    made = invent(writer, tokenizer, 60, chat=chat)
-    assert len(writer.heard) == 60
-    head = user_turn(tokenizer, "")[0]
-    assert all(heard.startswith(head) == chat for heard in writer.heard)
+    spoken: Any = Spoken(tokenizer.decode)
+    made = invent(spoken, tokenizer, 60, chat=chat)
+    assert len(spoken.heard) == 60
+    head = before_a_user(tokenizer)
+    assert all(heard.startswith(head) == chat for heard in spoken.heard)
     assert len(set(made)) == len(made) > 20
     assert any(text.startswith("Explain") for text in made)
     turn = [{"role": "user", "content": "Hello"}]
-    assert "".join(user_turn(tokenizer, "Hello")) == tokenizer.apply_chat_template(
+    assert tokenizer.apply_chat_template(
         turn, add_generation_prompt=True, tokenize=False
-    )
+    ).startswith(head + "Hello")

@@ -9,46 +9,46 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from draftwell.components.distil.corpus import (
     Conversation,
-    batches,
-    corpus_digest,
     frequent_tokens,
     hold_out,
     read_corpus,
     write_corpus,
 )
-from draftwell.components.distil.distil import Source
-from draftwell.components.distil.eagle3 import training
 from draftwell.components.distil.eagle3 import unroll as unrolling
-from draftwell.components.distil.eagle3.distil import checkpoint_folder, distil_head
-from draftwell.components.distil.eagle3.loss import Wanted, divergence
+from draftwell.components.distil.eagle3.distil import distil_head
 from draftwell.components.distil.eagle3.measure import reach
-from draftwell.components.distil.eagle3.network import Eagle3Network, default_features, head_config
-from draftwell.components.distil.eagle3.objective import head_losses, spread_of
-from draftwell.components.distil.eagle3.recipe import Borrowed, HeadRecipe
+from draftwell.components.distil.eagle3.network import (
+    Eagle3Network,
+    default_features,
+    head_config,
+    rotate,
+)
 from draftwell.components.distil.eagle3.start import (
     check_startable,
     entering_last,
     start_from_target,
 )
-from draftwell.components.distil.eagle3.training import train_head
+from draftwell.components.distil.eagle3.training import (
+    HeadRecipe,
+    head_losses,
+    spread_of,
+    train_head,
+)
 from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
-from draftwell.components.distil.lean import rotate
-from draftwell.components.distil.stored_corpus import read_stored
-from draftwell.components.distil.writers import LeanWriter
-from draftwell.components.prompts.overlap import hashes_of
-from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.distil.family import Head
+from draftwell.components.distil.writers import Writer
+from draftwell.components.train.checkpoint import Checkpoint
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
-from draftwell.serving.runtime.pair import LoadedPair
 from tests.support.errors import raises_code
+from tests.support.models.families import target_pair
 
 LAYERS, STEPS = (1, 2, 3), 4
 
@@ -84,28 +84,27 @@ def target() -> Any:
 def shards(target: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 97) for _ in range(rng.randrange(2, 9))] for _ in range(96)]
-    writer = LeanWriter(target, frozenset({2}), torch.float32, features=LAYERS)
     return write_corpus(
-        writer,
+        Writer(target_pair(copy.deepcopy(target)), 8, features=LAYERS),
         prompts,
         tmp_path_factory.mktemp("corpus"),
         donor="d" * 64,
         new_tokens=24,
         batch=16,
-        chunk=2,
         say=quiet,
     )
 
 
 @pytest.fixture(scope="module")
 def corpus(shards: list[Path]) -> list[Conversation]:
-    return read_stored(shards)
+    return read_corpus(shards)
 
 
 @pytest.fixture
 def network(target: Any) -> Eagle3Network:
     torch.manual_seed(1)
-    made = Eagle3Network(head_config(target.config, 48, LAYERS))
+    embeddings = target.get_input_embeddings().weight.detach()
+    made = Eagle3Network(head_config(target.config, 48, LAYERS), embeddings)
     for p in made.parameters():
         p.data = torch.randn_like(p) * (0.3 if p.ndim == 2 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
     return made
@@ -162,10 +161,8 @@ def furthest(network: Eagle3Network, target: Any, group: list[Conversation]) -> 
     """Largest difference between drafting and the unrolled forward, over all indices and steps of a
     batch."""
     batch = Batch.of(group)
-    starts = Starts.of(batch, torch.arange(len(group)), batch.prompt * 0)
-    outputs = list(
-        unroll(network, batch, batch.features, target.get_input_embeddings().weight, starts, STEPS)
-    )
+    starts = Starts.of(batch, batch.prompt[:, None] * 0)
+    outputs = list(unroll(network, batch, batch.features, starts, STEPS))
     worst, compared = 0.0, 0
     for row, text in enumerate(group):
         for index in range(len(text.ids) - 2):
@@ -179,7 +176,8 @@ def furthest(network: Eagle3Network, target: Any, group: list[Conversation]) -> 
 def test_training_unrolls_what_drafting_does(network, target, corpus):
     """At every index and step, in a batch with padding: the same keys, rotary positions, embeddings
     and states."""
-    group = list({len(s.ids): s for s in corpus[:40]}.values())[:3]
+    shortest = sorted(corpus[:32], key=lambda s: s.prompt)
+    group = list({len(s.ids): s for s in shortest}.values())[:3]
     assert len({len(s.ids) for s in group}) > 1
     assert furthest(network, target, group) < 1e-4
 
@@ -217,52 +215,8 @@ def test_the_naive_position_is_another_draft(network, target, corpus, monkeypatc
     assert furthest(network, target, corpus[:3]) > 0.1
 
 
-def test_stored_conversations_are_the_corpus(shards):
-    """The same, read lazily; a slice is read anew each time."""
-    eager, lazy = read_corpus(shards), read_stored(shards)
-    assert corpus_digest(eager) == corpus_digest(lazy)
-    for whole, stored in zip(eager, lazy, strict=True):
-        assert (stored.prompt, stored.ids.tolist()) == (whole.prompt, whole.ids.tolist())
-        assert torch.equal(stored.hidden, whole.hidden)
-        assert stored.hidden is not stored.hidden
-    assert [[len(s.ids) for s in group] for group in batches(eager, 256, random.Random(0))] == [
-        [len(s.ids) for s in group] for group in batches(lazy, 256, random.Random(0))
-    ]
-
-
-def test_a_damaged_shard_is_named(shards, tmp_path):
-    (tmp_path / "shard-x.safetensors").write_bytes(shards[0].read_bytes()[:-9])
-    with raises_code("damaged_shard", "shard-x"):
-        read_stored([tmp_path / "shard-x.safetensors"])
-
-
-def test_the_loss_is_what_autograd_finds():
-    """Value and derivative of the fused divergence, with several pieces and a position that occurs
-    twice."""
-    torch.manual_seed(0)
-    states, final, rows = (
-        torch.randn(300, 16, requires_grad=True),
-        torch.randn(40, 16),
-        torch.randn(23, 16),
-    )
-    places = torch.randint(0, 40, (300,))
-    wanted = Wanted.of(final, rows)
-    loss, kl, right = divergence(states, rows, wanted, places, 0.1)
-    loss.backward()
-    found, states.grad = states.grad.clone(), None
-    logs, theirs = (
-        F.linear(states, rows).log_softmax(-1),
-        F.linear(final, rows).log_softmax(-1)[places],
-    )
-    soft = F.kl_div(logs, theirs, log_target=True, reduction="batchmean")
-    (soft + 0.1 * F.nll_loss(logs, theirs.argmax(-1))).backward()
-    torch.testing.assert_close(found, states.grad, rtol=1e-4, atol=1e-6)
-    assert kl == pytest.approx(soft.item(), rel=1e-4)
-    assert right == pytest.approx(float((logs.argmax(-1) == theirs.argmax(-1)).float().mean()))
-
-
 STEADY = HeadRecipe(
-    LAYERS,
+    layers=LAYERS,
     head_tokens=48,
     tokens=6000,
     batch_tokens=256,
@@ -270,34 +224,34 @@ STEADY = HeadRecipe(
     peak_rate=5e-3,
     save_seconds=0.0,
     measure_steps=7,
-    measured=2,
 )
 
 
 def begun(
     target: Any, corpus: list[Conversation], recipe: HeadRecipe = STEADY
-) -> tuple[Eagle3Network, Borrowed]:
-    """A head at its start, and what it borrows."""
-    ids = frequent_tokens(corpus, recipe.head_tokens, 97)
-    network = Eagle3Network(head_config(target.config, len(ids), LAYERS))
+) -> tuple[Eagle3Network, Head]:
+    """A head at its start, and the target's over the tokens that it covers."""
+    head = Head.of(target, frequent_tokens(corpus, recipe.head_tokens, 97))
+    config = head_config(target.config, len(head.ids), LAYERS)
+    network = Eagle3Network(config, target.get_input_embeddings().weight.detach())
     start_from_target(network, target, corpus)
-    return network, Borrowed.of(target, ids)
+    return network, head
+
+
+def trained(
+    target: Any, corpus: list[Conversation], folder: Path, recipe: HeadRecipe = STEADY
+) -> tuple[Eagle3Network, dict[str, Any]]:
+    network, head = begun(target, corpus)
+    return network, train_head(network, corpus, head, recipe, folder, donor="d" * 64, say=quiet)
 
 
 def test_training_learns(target, corpus, tmp_path):
     recipe = replace(STEADY, tokens=15_000, save_seconds=1e9, measure_steps=20)
-    network, borrowed = begun(target, corpus)
-    told: list[tuple[str, float, int]] = []
-    before = reach(
-        network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps
-    )
-    found = train_head(
-        network, corpus, borrowed, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet
-    )
-    after = reach(
-        network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps
-    )
-    losses = [value for name, value, _ in told if name == "loss"]
+    network, head = begun(target, corpus)
+    before = reach(network, corpus[:20], head, recipe.steps)
+    found = train_head(network, corpus, head, recipe, tmp_path, donor="d", say=quiet)
+    after = reach(network, corpus[:20], head, recipe.steps)
+    losses = [value for _, value in found["curves"]["loss"]]
     assert losses[-1] < 0.85 * losses[0]
     assert after.length > before.length + 0.3
     assert len(found["acceptance"]) == recipe.steps
@@ -307,27 +261,25 @@ def test_training_learns(target, corpus, tmp_path):
         "sample_acceptance",
         "sample_accepted_length",
         "kl_4",
-    } <= {name for name, _, _ in told}
-    lengths = [[step, value] for name, value, step in told if name == "sample_accepted_length"]
-    assert lengths == found["curve"], "all of one sample: no last point of more conversations"
-    assert found["curve"][-1][0] == found["steps"] // 20 * 20
+    } <= found["curves"].keys()
+    assert found["curves"]["sample_accepted_length"][-1][0] == found["steps"] // 20 * 20
 
 
 def test_acceptance_is_that_of_drafting(network, target, corpus):
     """Counted draft by draft: a draft starts behind each token that the target wrote, and ends with
     its first wrong token."""
-    borrowed = Borrowed.of(target, torch.arange(0, 97, 2))
+    head = Head.of(target, torch.arange(0, 97, 2))
     held = corpus[:6]
     right, tried = [0] * STEPS, [0] * STEPS
     for text in held:
         for index in range(text.prompt - 1, len(text.ids) - 2):
             for step, output in enumerate(drafted(network, target, text, index)):
-                said = borrowed.ids[(borrowed.rows @ network.norm(output)).argmax()]
+                said = head.ids[(head.weight.float() @ network.norm(output)).argmax()]
                 tried[step] += 1
                 right[step] += (hit := bool(said == text.ids[index + 2 + step]))
                 if not hit:
                     break
-    found = reach(network, held, borrowed.embeddings, borrowed.rows, borrowed.ids, STEPS)
+    found = reach(network, held, head, STEPS)
     assert found.positions == tried[0] > 50
     for share, r, t in zip(found.depths, right, tried, strict=True):
         assert share == pytest.approx(r / max(1, t), abs=2 / max(1, t)), (
@@ -339,10 +291,9 @@ def test_acceptance_is_that_of_drafting(network, target, corpus):
 def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeypatch, stops):
     """Bit for bit: weights, moments, rate, noise, order of the batches and the place in the pass
     are all resumed."""
-    whole, borrowed = begun(target, corpus)
-    expected = train_head(whole, corpus, borrowed, STEADY, tmp_path / "whole", say=quiet)
+    whole, expected = trained(target, corpus, tmp_path / "whole")
     assert expected["passes"] >= 1, "the stops lie in more than one pass"
-    real = training.save
+    real = Checkpoint.save
     for count in stops:
         seen = [0]
 
@@ -353,77 +304,20 @@ def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeyp
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(training, "save", stopping)
+            patch.setattr(Checkpoint, "save", stopping)
             with pytest.raises(KeyboardInterrupt):
-                train_head(
-                    begun(target, corpus)[0],
-                    corpus,
-                    borrowed,
-                    STEADY,
-                    tmp_path / "broken",
-                    say=quiet,
-                )
-    network, _ = begun(target, corpus)
-    found = train_head(network, corpus, borrowed, STEADY, tmp_path / "broken", say=quiet)
+                trained(target, corpus, tmp_path / "broken")
+    network, found = trained(target, corpus, tmp_path / "broken")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, network.state_dict()[name]), name
     assert {**found, "minutes": 0} == {**expected, "minutes": 0}
 
 
-def test_a_checkpoint_of_another_head_is_refused(target, corpus, tmp_path):
-    network, borrowed = begun(target, corpus)
-    short = replace(STEADY, tokens=300)
-    train_head(network, corpus, borrowed, short, tmp_path, say=quiet)
-    for name, value in {
-        "steps": 2,
-        "seed": 1,
-        "batch_tokens": 128,
-        "peak_rate": 1e-3,
-        "noise": 0.2,
-    }.items():
-        with raises_code("foreign_checkpoint", f"another {name}:"):
-            train_head(
-                network, corpus, borrowed, replace(short, **{name: value}), tmp_path, say=quiet
-            )
-
-
-def test_a_checkpoint_that_does_not_record_its_settings_is_of_the_defaults(
-    target, corpus, tmp_path, monkeypatch
-):
-    """As an older version wrote it: with these it goes on, with others it is refused."""
-    short = replace(HeadRecipe(LAYERS), head_tokens=48, tokens=300)
-    network, borrowed = begun(target, corpus, short)
-    with monkeypatch.context() as patch:
-        patch.setattr(HeadRecipe, "identity", lambda recipe: {"layers": "1,2,3", "steps": "4"})
-        before = train_head(network, corpus, borrowed, short, tmp_path, say=quiet)
-    assert (
-        train_head(network, corpus, borrowed, short, tmp_path, say=quiet)["steps"]
-        == before["steps"]
-    )
-    with raises_code("foreign_checkpoint", "seed"):
-        train_head(network, corpus, borrowed, replace(short, seed=1), tmp_path, say=quiet)
-
-
-def test_each_training_has_a_folder_of_its_own(target):
-    """Known from prompts and settings, before any text is written."""
-    writer, pair = (
-        LeanWriter(target, frozenset({2}), torch.float32, features=LAYERS),
-        cast(LoadedPair, None),
-    )
-    source = Source(pair, "d" * 64, writer, [[3, 4], [5]], [], name="tiny", data="")
-    trainings = [
-        (source, STEADY),
-        (replace(source, prompts=[[3, 4]]), STEADY),
-        (replace(source, new_tokens=9), STEADY),
-        (source, replace(STEADY, seed=1)),
-        (source, replace(STEADY, head_tokens=9)),
-    ]
-    folders = [checkpoint_folder(*one, Path()) for one in trainings]
-    folders.append(checkpoint_folder(source, STEADY, Path(), more=[[6]]))
-    assert len(set(folders)) == 6
-    assert (
-        checkpoint_folder(source, replace(STEADY, tokens=None, minutes=9.0), Path()) == folders[0]
-    ), "more time continues it"
+def test_each_training_has_a_checkpoint_of_its_own():
+    """More time continues one; another setting that weights depend on begins another."""
+    assert replace(STEADY, tokens=None, minutes=9.0).identity() == STEADY.identity()
+    for name, value in {"steps": 2, "seed": 1, "peak_rate": 1e-3, "noise": 0.2}.items():
+        assert replace(STEADY, **{name: value}).identity() != STEADY.identity()
 
 
 def test_a_repeated_prompt_is_not_held_out_and_learned_from():
@@ -515,23 +409,16 @@ def other_target(kind: str, **changes: Any) -> Any:
 
 
 def test_too_little_text(target, corpus, tmp_path):
-    network, borrowed = begun(target, corpus)
+    network, head = begun(target, corpus)
     with raises_code("too_little_text"):
-        train_head(network, corpus[:1], borrowed, STEADY, tmp_path, say=quiet)
+        train_head(network, corpus[:1], head, STEADY, tmp_path, donor="d", say=quiet)
 
 
-def test_a_share_of_the_conversations_can_be_unrolled(target, corpus, tmp_path):
-    """Prompts left out, too: the loss is finite, and every weight learns."""
-    network, borrowed = begun(target, corpus)
-    recipe = replace(STEADY, deeper_share=0.5, prompt_weight=0.0)
+def test_every_weight_learns_without_prompts_too(target, corpus):
+    network, head = begun(target, corpus)
+    recipe = replace(STEADY, prompt_weight=0.0)
     loss, parts = head_losses(
-        network,
-        corpus[:8],
-        borrowed,
-        borrowed.rows.bfloat16(),
-        recipe,
-        spread_of(corpus),
-        torch.Generator(),
+        network, corpus[:8], head, recipe, spread_of(corpus), torch.Generator()
     )
     loss.backward()
     assert torch.isfinite(loss)
@@ -645,78 +532,6 @@ def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
     assert (read.tie_word_embeddings, read.head_dim) == (False, 8)
     with raises_code("bad_head", "rows"):
         head.write_standalone(tmp_path, rows[1:])
-
-
-@pytest.mark.slow
-def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
-    """On a tiny target, with further prompts; then on these shards, of which later ones are not
-    taken in, and on prompts that they lack."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from draftwell.components.distil import default_pair
-    from tests.support.server.served_pair import tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
-    work = tmp_path / "work"
-    work.mkdir()
-    texts = [f"say the number {n}" for n in range(60)]
-    (work / "instructions.json").write_text(json.dumps(texts))
-    (tmp_path / "extra.jsonl").write_text('{"prompt": "say it again"}\n')
-    common = {"target": tmp_path / "target", "data": tmp_path, "minutes": 0.004, "role": "head"}
-    default_pair.main(**common, work=work, out=tmp_path / "head", extra=tmp_path / "extra.jsonl")
-    made = Eagle3Head.load(tmp_path / "head")
-    assert made.layers == (2, 3, 4)
-    assert made.provenance.parameters["conversations"] == 61
-    assert {
-        "acceptance_depth_1",
-        "acceptance_depth_4",
-        "accepted_length",
-        "positions",
-    } <= made.provenance.metrics.keys()
-    assert made.int8
-    assert set(made.provenance.training_prompts) == set(
-        hashes_of(Prompt("", None, [text]) for text in [*texts, "say it again"])
-    )
-    assert len(list((work / "corpus").glob("shard-*"))) == 1
-    other = {**common, "shards": work / "corpus", "work": tmp_path / "other"}
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "instructions.json").write_text(
-        json.dumps([*texts, "say something else", "and this"])
-    )
-    default_pair.main(**other, out=tmp_path / "again")
-    again = Eagle3Head.load(tmp_path / "again").provenance
-    assert again.parameters["conversations"] == 63
-    assert set(again.training_prompts) > set(hashes_of(Prompt("", None, [text]) for text in texts))
-    (tmp_path / "few").mkdir()
-    (tmp_path / "few" / "instructions.json").write_text(json.dumps(["and this"]))
-    default_pair.main(**{**other, "work": tmp_path / "few"}, out=tmp_path / "few" / "head")
-    few = Eagle3Head.load(tmp_path / "few" / "head").provenance
-    assert set(few.training_prompts) > set(
-        hashes_of(Prompt("", None, [text]) for text in [*texts, "and this"])
-    ), "those of the shards, too"
-    assert few.unknown_prompts == []
-    (work / "corpus" / "shard-later.safetensors").write_bytes(b"")
-    default_pair.main(**other, out=tmp_path / "again")
-    assert Eagle3Head.load(tmp_path / "again").provenance.trace_digest is not None
-    next((work / "corpus").glob("shard-*s")).unlink()
-    with raises_code("no_shards", "gone"):
-        default_pair.main(**other, out=tmp_path / "again")
 
 
 def test_other_layers_are_named_for_both_servers(target):

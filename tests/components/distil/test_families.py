@@ -79,7 +79,9 @@ def learnt(
     head = head_of(corpus, module, QUICK.head_tokens)
     draft = keep_layers(module, QUICK.layers)
     before = losses(draft, corpus[:40], head, QUICK)[1]
-    train_draft(draft, corpus, head, QUICK, folder / "training", say=lambda line: None)
+    train_draft(
+        draft, corpus, head, QUICK, folder / "training", donor="d" * 64, say=lambda line: None
+    )
     after = losses(draft, corpus[:40], head, QUICK)[1]
     to_artifact(draft, head.ids, "d" * 64, MADE).save(folder / "draft")
     return SimpleNamespace(

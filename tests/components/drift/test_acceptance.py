@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 
 from draftwell.components.drift.acceptance import AcceptanceLine, compare_acceptance, read_lines
+from draftwell.components.drift.report import drift_markdown, drift_table
+from draftwell.components.drift.schema import DriftReport
 from draftwell.components.engines.port import Acceptance
 from draftwell.flows.steps.monitor import load_limits
 from tests.support.errors import raises_code
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 SERVED = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}
-TUNED = Acceptance(rounds=100, drafted=500, accepted=150, accepted_at=(60, 40, 30, 15, 5))
+TUNED = Acceptance(
+    rounds=1200, accepted_at=(720, 40, 30, 15, 5), each=((58, 100), (60, 100), (62, 100)) * 4
+)
 
 
 def line(minute: int, kept: int, drafts: int = 50, **changes: Any) -> dict[str, Any]:
@@ -48,7 +52,7 @@ def check(
         served,
         load_limits(),
         pair="tiny",
-        engine="vllm",
+        fingerprint="f" * 64,
         bundle="tiny/2-cpu",
         now=BEGIN + timedelta(hours=hours),
     )
@@ -64,8 +68,11 @@ def test_traffic_that_fares_as_it_did_is_steady_and_other_traffic_is_drift() -> 
         assert check(traffic(0.6, seed=seed)).verdict == "steady"
     worse, better = check(traffic(0.4)), check(traffic(0.8))
     assert (worse.verdict, better.verdict) == ("drift", "drift")
-    assert worse.tuned == 0.6
-    assert worse.low <= worse.served <= worse.high < 0.6
+    assert worse.reference.acceptance == 0.6
+    [found] = worse.checks
+    assert (found.name, found.drifted, found.limit) == ("first_tokens", True, 0.05)
+    assert found.p_value <= found.p_needed == load_limits().false_alarm_rate
+    assert found.value == pytest.approx(0.6 - worse.feedback.acceptance)
     assert "kept 0.600 when it was tuned" in worse.why
     assert check(traffic(0.57, minutes=180), hours=4).verdict == "steady", (
         "a change below the limit does not count, however sure"
@@ -106,6 +113,7 @@ def test_one_bad_minute_is_no_drift() -> None:
         (traffic(0.3), {"hours": 30.0}, "more than 24 hours ago"),
         (traffic(0.3), {"tuned": Acceptance()}, "nothing to compare"),
         (traffic(0.3), {"served": None}, "0 minutes"),
+        (traffic(0.3), {"tuned": TUNED.model_copy(update={"each": ()})}, "tune and deploy again"),
     ],
 )
 def test_too_little_or_too_old_traffic_decides_nothing(
@@ -119,7 +127,7 @@ def test_too_little_or_too_old_traffic_decides_nothing(
 def test_lines_of_other_settings_are_left_out_and_the_newest_count() -> None:
     for other in ({"num_speculative_tokens": 3}, {"bundle": "tiny/1-cpu"}, {"bundle": None}):
         found = check([*traffic(0.6), *({**row, **other} for row in traffic(0.1))])
-        assert (found.verdict, found.lines) == ("steady", 30)
+        assert (found.verdict, found.feedback.prompts) == ("steady", 30)
         assert found.notes[0] == (
             "30 lines of other bundles or settings than those that are served (tiny/2-cpu) "
             "are left out"
@@ -127,7 +135,7 @@ def test_lines_of_other_settings_are_left_out_and_the_newest_count() -> None:
     window = load_limits().window
     old = [line(minute, 5) for minute in range(100)]
     new = [line(100 + minute, 30) for minute in range(window)]
-    assert check([*old, *new], hours=6).served == 0.6
+    assert check([*old, *new], hours=6).feedback.acceptance == 0.6
 
 
 def test_a_line_that_is_being_written_or_foreign_is_passed_over(tmp_path: Path) -> None:
@@ -174,19 +182,21 @@ def test_few_prompts_of_a_tuning_raise_no_alarm_where_traffic_is_as_it_was() -> 
     """Taken as exact, a tuning on a dozen prompts that differ said drift of unchanged traffic again
     and again."""
     cases = [(traffic(0.6, seed=seed), tuning_of(seed)) for seed in range(60)]
-    exact = [check(rows, tuned=tuned.model_copy(update={"each": ()})) for rows, tuned in cases]
     found = [check(rows, tuned=tuned) for rows, tuned in cases]
-    assert sum(one.drifted for one in exact) > 10
+    assert sum(one.checks[0].value >= 0.05 for one in found) > 10
     assert sum(one.drifted for one in found) == 0
-    assert all(
-        one.change_low < one.served - one.tuned < one.change_high and not one.notes for one in found
-    )
-    assert all(
-        one.change_low is None and "more often than false_alarm_rate" in one.notes[0]
-        for one in exact
-    )
+    small = sum(one.checks[0].p_value <= 0.5 for one in found)
+    assert 15 <= small <= 45, "p below one half in half of the trials, more or less"
     worse = check(traffic(0.1), tuned=tuning_of(0))
-    assert (worse.verdict, worse.change_high < 0) == ("drift", True)
+    assert (worse.verdict, worse.checks[0].drifted) == ("drift", True)
+
+
+def test_the_check_is_one_of_the_same_report() -> None:
+    report = check(traffic(0.4))
+    assert drift_table(report).row_count == 1
+    assert "first tokens of drafts" in drift_markdown(report)
+    assert "tiny/2-cpu; calibrated on 12 prompts, 1200 positions" in drift_markdown(report)
+    assert DriftReport.model_validate_json(report.model_dump_json()) == report
 
 
 def test_a_tuning_that_drafted_for_one_prompt_only_decides_nothing() -> None:
@@ -194,4 +204,4 @@ def test_a_tuning_that_drafted_for_one_prompt_only_decides_nothing() -> None:
     found = check(traffic(0.2), tuned=tuned)
     assert found.verdict == "not enough yet"
     assert "of one prompt or minute" in found.why
-    assert found.change_low is None, "JSON has no NaN"
+    assert found.checks == (), "JSON has no NaN"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draftwell.components.drift.prompts import prompts_of_trace, spooled_prompts, write_prompts
-from draftwell.components.drift.recorded_prompts import WITHOUT_TEXT, recorded_prompts
+from draftwell.components.drift.recorded_prompts import WITHOUT_TEXT, recorded_hashes
 from draftwell.components.drift.spool import read_spool
 from draftwell.components.gate.own_prompts import JudgingPrompts
 from draftwell.components.prompts.overlap import hashes_of
@@ -89,13 +89,13 @@ def test_what_cannot_be_known_is_said(pair: Any, tmp_path: Path) -> None:
     numbers = recorded(pair, tmp_path / "numbers", text=False)
     assert prompts_behind(numbers, pair) == (None, ()), "neither texts nor tokens"
     tokens = recorded(pair, tmp_path / "tokens", bodies=False)
-    hashes, unknown = recorded_prompts(tokens)  # no pair to decode with
+    hashes, unknown = recorded_hashes(tokens)  # no pair to decode with
     assert hashes == hashes_of(prompts_of_trace(tokens))
     assert unknown == (WITHOUT_TEXT,)
 
 
 def test_shards_without_text_beside_some_with_it(pair: Any, tmp_path: Path) -> None:
     recorded(pair, tmp_path, text=False)
-    hashes, unknown = recorded_prompts(recorded(pair, tmp_path), pair)
+    hashes, unknown = recorded_hashes(recorded(pair, tmp_path), pair)
     assert set(hashes or ()) >= set(hashes_of(Prompt("", None, [text]) for text in PROMPTS))
     assert unknown == (WITHOUT_TEXT,)

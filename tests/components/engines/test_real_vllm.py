@@ -97,15 +97,13 @@ def test_our_proposers_leave_outputs_as_they_are(peers: Path) -> None:
     """float32, where near-ties are rare: greedy texts are plain decoding's, and drafts were made
     and kept."""
     from draftwell.components.bench.peers.model_files import model_folder
-    from draftwell.registry.bundles.vllm.plugin_wheel import PACKAGE
+    from draftwell.registry.bundles.wheel import PLUGIN
     from tests.support.models.default_pair import default_pair, generated
 
     files = VllmFiles(model_folder(default_pair(), "target"))
     prompts = [list(ids) for _, ids, _ in generated()[:3]]
     plain, cascade = (
-        VllmEngine(
-            f"vllm/{label}", files.target, dtype="float32", threads=1, plugins=PACKAGE.parent
-        )
+        VllmEngine(f"vllm/{label}", files.target, dtype="float32", threads=1, plugins=PLUGIN.parent)
         for label in ("off", "cascade")
     )
     try:
@@ -208,7 +206,7 @@ def test_the_gate_catches_what_is_planted(peers: Path, planted: str) -> None:
         "differences"
     )
     assert not judge_engine(
-        [figure], unlike, Thresholds(min_speedup_lower_bound=1.0), None, config
+        [figure], unlike, Thresholds(min_speedup_lower_bound=1.0), config
     ).passed
     assert bool(real) == (planted == "lossy")
     assert planted == "lossy" or figure.ratio < 0.85

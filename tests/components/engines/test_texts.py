@@ -1,12 +1,11 @@
-"""Texts of an engine: whole after every group, resumed, and not mixed with others."""
+"""Texts of an engine: kept one by one, resumed, and not mixed with others."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from draftwell.components.engines.port import EngineSettings
-from draftwell.components.engines.texts import EngineTexts
+from draftwell.components.engines.texts import open_texts, rows_of, write_texts
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
@@ -19,9 +18,9 @@ IDS = [[5 + i, 6] for i in range(5)]
 def write(
     file: Path, log: list[str], *, count: int = 5, subject: str = "s", fresh: bool = False
 ) -> dict[str, object]:
-    texts = EngineTexts(file, {"subject": subject}, fresh=fresh)
     sampling = Sampling(max_tokens=3, logprobs=2)
-    return texts.write(
+    return write_texts(
+        open_texts(file, subject, fresh=fresh),
         FakeEngine("off", {}, log),
         EngineSettings(slots=2),
         PROMPTS[:count],
@@ -37,8 +36,7 @@ def test_a_run_that_was_stopped_resumes(tmp_path: Path) -> None:
     made = write(file, second)
     assert (made["rows"], made["tokens"]) == (5, 15)
     assert second == ["start off", "decode off 2", "decode off 1"]
-    about, *rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert about["subject"] == "s"
+    rows = rows_of(file)
     assert [row["id"] for row in rows] == ["p0", "p1", "p2", "p3", "p4"]
     assert rows[4]["text"] == "9 6 9"
     assert rows[4]["top_logprobs"][0] == [[9, -0.1], [10, -0.3]]

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from draftwell.components.distil.eagle3.network import Eagle3Network, head_config
-from draftwell.components.export import ENGINES, Weights, export_config, problems, schema
 from draftwell.components.export.checkpoint import save_head
+from draftwell.components.export.export import ENGINES, export_config, problems, schema
+from draftwell.components.export.speculation import Weights
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.artifacts.pair_files import weights_digest

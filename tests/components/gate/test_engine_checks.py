@@ -8,14 +8,7 @@ import pytest
 from draftwell.components.bench.engines.figures import figure_of
 from draftwell.components.bench.engines.measure import Beside, Side
 from draftwell.components.engines.port import EngineSettings
-from draftwell.components.gate.engine_checks import (
-    Difference,
-    EngineGateRecord,
-    Null,
-    differences,
-    judge_engine,
-    null_of,
-)
+from draftwell.components.gate.engine_checks import Difference, differences, judge_engine
 from draftwell.components.gate.verdict import Thresholds
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
@@ -80,7 +73,7 @@ def test_outputs_that_differ_fail(engine: FakeEngine) -> None:
     found = unlike([5, 9, 5], engine)
     assert found == [Difference(prompt=0, at=1, gap=None, near_tie=False)]
     verdict = judge_engine([figure_of("x", beside([0.5] * 8))], found, THRESHOLDS)
-    assert [check.result for check in verdict.checks] == ["passed", "failed", "passed"]
+    assert [check.result for check in verdict.checks] == ["passed", "failed"]
     assert "prompt 0 at token 1" in verdict.checks[1].detail
 
 
@@ -91,26 +84,11 @@ def test_what_follows_a_near_tie_is_compared_too(engine: FakeEngine) -> None:
     assert [one.near_tie for one in unlike([5, 6, 5], engine, "float32")] == [False]
 
 
-@pytest.mark.parametrize(
-    ("near", "differing", "passed"), [(1, 0, True), (2, 0, False), (2, 1, True), (8, 4, False)]
-)
-def test_near_ties_are_limited_by_those_of_plain_decoding(
-    near: int, differing: int, passed: bool
-) -> None:
-    found = [Difference(prompt=i, at=1, gap=0.1, near_tie=True) for i in range(near)]
-    verdict = judge_engine(
-        [figure_of("x", beside([0.5] * 8))], found, THRESHOLDS, Null(differing=differing, prompts=8)
-    )
-    assert verdict.checks[-1].passed == passed
-    assert verdict.checks[-2].passed
-
-
-def test_plain_decoding_is_compared_with_itself_in_wider_batches(engine: FakeEngine) -> None:
-    assert null_of(beside([0.5] * 2), GROUPS, engine, 4, SAMPLING) == Null(differing=0, prompts=2)
-    other = beside([0.5] * 2).model_copy(
-        update={"plain": beside([0.5] * 2, [[[5, 9, 5]], [[6, 6, 6]]]).other}
-    )
-    assert null_of(other, GROUPS, engine, 4, SAMPLING) == Null(differing=1, prompts=2)
+def test_near_ties_are_counted_and_pass() -> None:
+    found = [Difference(prompt=i, at=1, gap=0.1, near_tie=True) for i in range(3)]
+    verdict = judge_engine([figure_of("x", beside([0.5] * 8))], found, THRESHOLDS)
+    assert verdict.passed
+    assert "for 3 at near-ties only" in verdict.checks[-1].detail
 
 
 def test_outputs_are_compared_at_every_level(engine: FakeEngine) -> None:
@@ -149,22 +127,3 @@ def test_an_output_that_ends_elsewhere_is_no_near_tie(
 
 def test_plain_decoding_has_nothing_to_prove() -> None:
     assert judge_engine([], None, THRESHOLDS).passed
-
-
-def test_a_record_is_valid_where_it_was_made_only() -> None:
-    made = EngineGateRecord(
-        engine="vllm",
-        version="0.32.0",
-        device_class="cpu-x",
-        dtype="bfloat16",
-        fingerprint="f" * 64,
-        settings=None,
-        passed=True,
-        checks=[],
-        made="2026-11-25T00:00:00+00:00",
-    )
-    made.check(version="0.32.0", device_class="cpu-x")
-    with raises_code("gated_elsewhere", "0.33.0", "--engine vllm"):
-        made.check(version="0.33.0")
-    with raises_code("gate_not_passed", "vllm"):
-        made.model_copy(update={"passed": False}).check(version="0.32.0")

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import draftwell.components.bench.target_agreement
 import draftwell.components.gate.footprint
-import draftwell.components.gate.losslessness
+from draftwell.components.bench.target_agreement import departure
 from draftwell.components.gate.baseline_counts import deterministic_report, fixed_resources
 from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.footprint import footprint, startup_seconds
-from draftwell.components.gate.losslessness import OutputReader, identity_entry, judge_texts
+from draftwell.components.gate.losslessness import identity_entry, judge_texts
 from draftwell.components.gate.verdict import Thresholds
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.artifacts.pair_files import PairFiles
@@ -50,7 +51,7 @@ def test_a_lossy_config_called_lossless_is_caught_every_time(
     name, parameters = LOSSY[seed % len(LOSSY)]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
     entry = identity_entry(
-        OutputReader(pair, 48), fixed_resources(pair), StrategyChoice(name, parameters), PROMPTS
+        pair, fixed_resources(pair), StrategyChoice(name, parameters), PROMPTS, 48
     )
     verdict = judge_release(entry, None, None, IDENTITY)
     assert [check.name for check in verdict.checks if not check.passed] == ["identical outputs"], (
@@ -68,10 +69,11 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(
     )
     monkeypatch.setattr(STRATEGIES["sprinter"], "lossless", True)
     entry = identity_entry(
-        OutputReader(pair, 48),
+        pair,
         fixed_resources(pair),
         StrategyChoice("sprinter", {"tau": 0.0}),
         PROMPTS,
+        48,
     )
     assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     (check,) = judge_release(entry, None, None, IDENTITY).checks
@@ -83,9 +85,7 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(
 def test_a_lossless_config_never_fails(seed: int) -> None:
     pair = noisy_pair(seed)
     name = ("vanilla_sd", "svip", "prompt_lookup", "spide")[seed % 4]
-    entry = identity_entry(
-        OutputReader(pair, 48), fixed_resources(pair), StrategyChoice(name), PROMPTS
-    )
+    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice(name), PROMPTS, 48)
     assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     assert judge_release(entry, None, None, IDENTITY).passed
 
@@ -101,37 +101,11 @@ def test_identity_decodes_as_many_at_once_as_there_are_slots(
     monkeypatch.setattr(
         target, "forward", lambda commands: sizes.append(len(commands)) or forward(commands)
     )
-    entry = identity_entry(
-        OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("vanilla_sd"), PROMPTS
-    )
+    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice("vanilla_sd"), PROMPTS, 48)
     assert judge_release(entry, None, None, IDENTITY).passed, entry
     assert len(PROMPTS) > 2
     assert max(sizes) == 2
     assert sizes.count(2) > sizes.count(1) - len(PROMPTS), "the outputs are read one by one"
-
-
-def test_what_two_strategies_gave_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not what a third gave after another prompt: the same words may be wrong there."""
-    pair = noisy_pair(1)
-    reader, passes = OutputReader(pair, 12), []
-    read = OutputReader._read
-    monkeypatch.setattr(
-        OutputReader,
-        "_read",
-        lambda self, ids, output: passes.append(tuple(ids)) or read(self, ids, output),
-    )
-    first, second = (ids_of(pair, prompt) for prompt in PROMPTS[:2])
-    output = (
-        pair.engine()
-        .generate(first, pair.sampling(max_tokens=12), build_strategy("autoregressive", {}))
-        .output
-    )
-    assert [reader.departure(first, output), reader.departure(first, list(output))] == [
-        "none",
-        "none",
-    ]
-    assert reader.departure(second, output) == "wrong"
-    assert passes == [tuple(first), tuple(second)]
 
 
 def test_outputs_are_read_behind_all_that_was_asked() -> None:
@@ -143,9 +117,7 @@ def test_outputs_are_read_behind_all_that_was_asked() -> None:
         Prompt("bare", None, ["hello hello"], raw=True),
     ]
     assert ids_of(pair, asked[0]) != pair.encode_prompt("abcab cabinet")
-    entry = identity_entry(
-        OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("vanilla_sd"), asked
-    )
+    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice("vanilla_sd"), asked, 48)
     assert judge_release(entry, None, None, IDENTITY).passed, entry
     assert [row.departure for row in entry.per_prompt] == ["none", "none"]
 
@@ -176,16 +148,16 @@ def test_how_an_output_leaves_the_targets_own(monkeypatch: pytest.MonkeyPatch) -
         .generate(ids, pair.sampling(max_tokens=12), build_strategy("autoregressive"))
         .output
     )
-    assert OutputReader(pair, len(own)).departure(ids, own) == "none"
-    assert OutputReader(pair, len(own)).departure(ids, own[:-1]) == "cut"
-    assert OutputReader(pair, 12).departure(ids, []) == "cut"
+    assert departure(pair, ids, own, len(own)) == "none"
+    assert departure(pair, ids, own[:-1], len(own)) == "cut"
+    assert departure(pair, ids, [], 12) == "cut"
     changed = [*own[:-1], (own[-1] + 1) % 24]
-    assert OutputReader(pair, len(own)).departure(ids, changed) == "wrong"
+    assert departure(pair, ids, changed, len(own)) == "wrong"
     monkeypatch.setattr(
-        draftwell.components.gate.losslessness, "near_tie_gap", lambda dtype, row: 1e9
+        draftwell.components.bench.target_agreement, "near_tie_gap", lambda dtype, row: 1e9
     )
-    assert OutputReader(pair, len(own)).departure(ids, changed) == "near-tie"
-    assert OutputReader(pair, len(own)).departure(ids, own) == "none"
+    assert departure(pair, ids, changed, len(own)) == "near-tie"
+    assert departure(pair, ids, own, len(own)) == "none"
 
 
 def test_a_start_is_timed_in_a_process_of_its_own(

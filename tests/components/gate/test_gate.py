@@ -1,7 +1,6 @@
 """The gate: every planted regression is caught, an unchanged candidate passes."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -12,9 +11,10 @@ from draftwell.components.gate.baseline_counts import (
     StrategyCounts,
     deterministic_report,
 )
-from draftwell.components.gate.bench_checks import judge_release, leaves_doubt
+from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.evidence import Interval, at_least, at_most, prompts_to_decide
 from draftwell.components.gate.footprint import Footprint, judge_footprint
+from draftwell.components.gate.settings import GateSettings
 from draftwell.components.gate.verdict import (
     FAILED,
     PASSED,
@@ -32,7 +32,6 @@ THRESHOLDS = Thresholds(
     min_speedup_lower_bound=1.0,
     max_regression=0.05,
     lossless_identical=True,
-    min_acceptance_ratio=0.98,
     min_quality_ratio=0.9,
     max_tpot_ratio=1.1,
 )
@@ -73,8 +72,6 @@ def entry(**changes) -> BenchEntry:
             "identical_outputs": 19,
             "near_ties": 1,
             "acceptance_rate": 0.6,
-            "quality_ratio": None,
-            "tpot_p95_ratio": 0.9,
             "per_prompt": rows(0.03),
             **changes,
         }
@@ -134,7 +131,9 @@ def test_plain_decoding_must_have_been_measured_to_judge_a_speed():
 
 
 def test_autoregressive_need_not_be_faster_than_itself():
-    assert judge(PLAIN_ENTRY, thresholds=replace(THRESHOLDS, min_speedup_lower_bound=1.1)).passed
+    assert judge(
+        PLAIN_ENTRY, thresholds=THRESHOLDS.model_copy(update={"min_speedup_lower_bound": 1.1})
+    ).passed
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -326,7 +325,7 @@ def test_counts_repeat_exactly_and_need_no_calibrated_artifact():
     first = deterministic_report(llama_pair(slots=1), CONFIGS, PROMPTS, 16)
     second = deterministic_report(llama_pair(slots=1), CONFIGS, PROMPTS, 16)
     assert first == second
-    assert compare_with_baseline(first, second, THRESHOLDS).passed
+    assert compare_with_baseline(first, second).passed
     lossless = {
         first.strategies[name].output_digest
         for name in ("autoregressive", "vanilla_sd", "spide", "prompt_lookup")
@@ -339,10 +338,8 @@ def test_counts_repeat_exactly_and_need_no_calibrated_artifact():
 
 
 def test_a_recorded_report_is_what_the_registry_reads():
-    from draftwell.registry.gates import Baseline
-
     report = deterministic_report(table_pair(), CONFIGS[:2], PROMPTS, 8).model_dump()
-    assert Baseline.model_validate(report).model_dump() == report
+    assert CountsReport.model_validate(report).model_dump() == report
 
 
 def test_counts_in_bfloat16_are_refused():
@@ -354,44 +351,39 @@ def test_counts_in_bfloat16_are_refused():
 
 def test_a_flipped_near_tie_is_noted_and_the_counts_decide():
     verdict = compare_with_baseline(
-        changed(output_digest="b", target_calls=1008, accepted=1193), counts(), THRESHOLDS
+        changed(output_digest="b", target_calls=1008, accepted=1193), counts()
     )
     assert verdict.passed
     assert any("outputs differ" in note for note in verdict.notes)
 
 
 def test_counts_that_moved_are_caught():
-    assert failed(compare_with_baseline(changed(target_calls=1030), counts(), THRESHOLDS)) == [
+    assert failed(compare_with_baseline(changed(target_calls=1030), counts())) == [
         "vanilla_sd: target calls"
     ]
-    dropped = failed(compare_with_baseline(changed(accepted=1164), counts(), THRESHOLDS))
-    assert dropped == ["vanilla_sd: accepted", "vanilla_sd: acceptance"]
+    dropped = failed(compare_with_baseline(changed(accepted=1164), counts()))
+    assert dropped == ["vanilla_sd: accepted"]
 
 
 def test_one_flipped_near_tie_among_few_tokens_is_no_drop():
     recorded = changed(judged=98, accepted=41)
     for accepted in (39, 40, 43):
-        assert compare_with_baseline(
-            changed(judged=98, accepted=accepted), recorded, THRESHOLDS
-        ).passed
-    assert compare_with_baseline(changed(judged=100, accepted=40), recorded, THRESHOLDS).passed
-    assert failed(compare_with_baseline(changed(judged=98, accepted=38), recorded, THRESHOLDS)) == [
+        assert compare_with_baseline(changed(judged=98, accepted=accepted), recorded).passed
+    assert compare_with_baseline(changed(judged=100, accepted=40), recorded).passed
+    assert failed(compare_with_baseline(changed(judged=98, accepted=38), recorded)) == [
         "vanilla_sd: accepted",
-        "vanilla_sd: acceptance",
     ]
-    assert "vanilla_sd: acceptance" in failed(
-        compare_with_baseline(changed(judged=0, accepted=0), recorded, THRESHOLDS)
+    assert "vanilla_sd: accepted" in failed(
+        compare_with_baseline(changed(judged=0, accepted=0), recorded)
     )
     assert failed(
-        compare_with_baseline(
-            changed(judged=140, accepted=97), changed(judged=140, accepted=100), THRESHOLDS
-        )
-    ) == ["vanilla_sd: accepted", "vanilla_sd: acceptance"], "3 % of enough tokens is a drop"
+        compare_with_baseline(changed(judged=140, accepted=97), changed(judged=140, accepted=100))
+    ) == ["vanilla_sd: accepted"], "3 % of enough tokens is a drop"
 
 
 def test_a_strategy_that_was_not_run_fails_and_a_new_one_is_noted():
     report = counts(strategies={"spide": counts().strategies["vanilla_sd"]})
-    verdict = compare_with_baseline(report, counts(), THRESHOLDS)
+    verdict = compare_with_baseline(report, counts())
     assert failed(verdict) == ["vanilla_sd: present"]
     assert verdict.notes == ("spide: not in the baseline",)
 
@@ -401,7 +393,7 @@ def test_a_strategy_that_was_not_run_fails_and_a_new_one_is_noted():
 )
 def test_reports_about_different_things_are_not_compared(other, value):
     with raises_code("baseline_of_other_inputs", "pair tiny", "gate --pair tiny --record"):
-        compare_with_baseline(counts(**{other: value}), counts(), THRESHOLDS)
+        compare_with_baseline(counts(**{other: value}), counts())
 
 
 # What is planted, and what never fails: ten runs each, with clocks that waver as real ones do.
@@ -441,31 +433,26 @@ def clock(
 
 
 def judged(seeds: tuple[int, int], *, pace: float = 0.03) -> GateVerdict:
-    """A candidate beside a champion of pace .03 and autoregressive decoding of .04, measured again
-    where that leaves doubt."""
-    for runs in (1, 3):
-        plain = entry(
-            strategy="autoregressive", per_prompt=clock(0.04, 1000 * runs + seeds[0], runs=runs)
-        )
-        champion = entry(
-            per_prompt=clock(0.03, 10 * runs + seeds[1], runs=runs),
-            identical_outputs=16,
-            near_ties=0,
-        )
-        candidate = entry(
-            per_prompt=clock(pace, seeds[0], runs=runs), identical_outputs=16, near_ties=0
-        )
-        verdict = judge(candidate, champion, reference=plain)
-        if not leaves_doubt(verdict):
-            break
-    return verdict
+    """A candidate beside a champion of pace .03 and autoregressive decoding of .04, in as many
+    rounds as the gate measures."""
+    runs = GateSettings().rounds
+    plain = entry(
+        strategy="autoregressive", per_prompt=clock(0.04, 1000 * runs + seeds[0], runs=runs)
+    )
+    champion = entry(
+        per_prompt=clock(0.03, 10 * runs + seeds[1], runs=runs), identical_outputs=16, near_ties=0
+    )
+    candidate = entry(
+        per_prompt=clock(pace, seeds[0], runs=runs), identical_outputs=16, near_ties=0
+    )
+    return judge(candidate, champion, reference=plain)
 
 
 def test_ten_runs_of_an_unchanged_candidate_never_fail():
     verdicts = [judged(seeds) for seeds in PAIRS_OF_SEEDS]
     assert [failed(verdict) for verdict in verdicts] == [[]] * 10
     assert sum(verdict.passed for verdict in verdicts) >= 9, (
-        "where three runs out of three were disturbed, it is left open"
+        "where all rounds were disturbed, it is left open"
     )
 
 
@@ -532,21 +519,3 @@ def test_verdicts_add_up():
     assert (good + good).passed
     assert failed(good + bad) == ["bundle size"]
     assert (good + bad).notes == ("n",)
-
-
-def test_doubt_is_what_is_no_clear_pass():
-    plain, champion = (
-        entry(strategy="autoregressive", per_prompt=rows(0.04, noise=0)),
-        entry(per_prompt=rows(0.03, noise=0)),
-    )
-    for pace, doubt in ((0.03, False), (0.0312, False), (0.033, True), (0.06, True)):
-        assert (
-            leaves_doubt(judge(entry(per_prompt=rows(pace, noise=0)), champion, reference=plain))
-            is doubt
-        ), pace
-    slow = entry(per_prompt=rows(0.041, noise=0))
-    assert leaves_doubt(judge(slow, reference=plain)), "a first release is measured again too"
-    lossy = entry(lossless=False, per_prompt=rows(0.03, noise=0, matching=0.5))
-    assert not leaves_doubt(
-        judge(lossy, champion, reference=entry(per_prompt=rows(0.04, noise=0, matching=1.0)))
-    ), "no clock changes that"

@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-import draftwell.components.gate.predictions.verifier_loss
+import draftwell.components.gate.predictions
 from draftwell.components.calibrate.acceptance_table import build_acceptance_table
 from draftwell.components.collect.plan import prompt_hashes
-from draftwell.components.gate.predictions.losses import PredictiveLoss
-from draftwell.components.gate.predictions.predictive_loss import judge_predictions, predictions
-from draftwell.components.gate.predictions.verifier_loss import incomparable, scores_of
+from draftwell.components.gate.predictions import (
+    PredictiveLoss,
+    incomparable,
+    judge_predictions,
+    predictions,
+    scores_of,
+)
 from draftwell.components.gate.verdict import FAILED, UNDECIDED, Check, Thresholds
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.train.examples import Examples, read_examples, split_by_prompt
@@ -190,9 +194,7 @@ def test_a_verifier_that_cannot_be_scored_is_refused(
     poor = Examples(
         {"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt
     )
-    monkeypatch.setattr(
-        draftwell.components.gate.predictions.verifier_loss, "read_examples", lambda trace: poor
-    )
+    monkeypatch.setattr(draftwell.components.gate.predictions, "read_examples", lambda trace: poor)
     with raises_code("feature_missing", "feature before"):
         predictions(
             {"verifier": Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)},

@@ -3,8 +3,6 @@ judged."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
@@ -46,7 +44,4 @@ def test_the_interval_over_prompts_decides(matches: tuple[int, ...], result: str
 
 
 def test_without_a_limit_nothing_is_judged() -> None:
-    assert (
-        judge_weights([(1, 10)] * 8, "int8", replace(LIMIT, min_weights_agreement=None)).checks
-        == ()
-    )
+    assert judge_weights([(1, 10)] * 8, "int8", Thresholds()).checks == ()

@@ -8,13 +8,11 @@ from statistics import mean
 
 import pytest
 
-from draftwell.components.bench.schema import BenchEntry
 from draftwell.components.papers import committed
 from draftwell.components.papers.asides import (
     contention_words,
     curves,
     identity_words,
-    memory_words,
     tried,
 )
 from draftwell.components.papers.catalogue import PAPERS
@@ -199,37 +197,6 @@ def test_numbers_of_sequences_survive_their_file(spide: CellFile, tmp_path: Path
     ]
 
 
-def test_texts_that_memory_slowed_down_are_counted(spide: CellFile) -> None:
-    def rates(entry: BenchEntry, found: list[float]) -> BenchEntry:
-        rows = entry.per_prompt[: len(found)]
-        return entry.model_copy(
-            update={
-                "per_prompt": [
-                    row.model_copy(update={"memory_rate": rate})
-                    for row, rate in zip(rows, found, strict=True)
-                ]
-            }
-        )
-
-    plain = spide.report.strategies["autoregressive"]
-    few = {"autoregressive": rates(plain, [54.0, 36.0, 35.0]), "x": rates(plain, [52.0, 37.0])}
-    met = spide.model_copy(
-        update={
-            "report": spide.report.model_copy(update={"strategies": few, "prompts": 3}),
-            "best_memory_rate": None,
-        }
-    )
-    assert memory_words(met) == (
-        "With 3 of 5 texts all threads read memory at less than 70% of the best rate "
-        "before or after "
-        "(autoregressive 2, x 1; 3 each)."
-    )
-    few["autoregressive"], few["x"] = rates(plain, [36.0]), rates(plain, [35.0])
-    assert memory_words(met.model_copy(update={"best_memory_rate": 54.0})).startswith(
-        "With 2 of 2 texts"
-    ), "the best is of another cell"
-
-
 def test_what_stands_under_a_table(spide: CellFile) -> None:
     """Whose texts differ, what overlapping costs, and every setting that was tried."""
     assert "write plain decoding's text on 9 to 10 of 12 prompts" in identity_words(spide)
@@ -244,8 +211,6 @@ def test_what_stands_under_a_table(spide: CellFile) -> None:
     assert "| Lossy SD | τ 0.6, γ 6 |" in tried(KEPT["csd-code"]), (
         "also where each role has one setting"
     )
-    assert "With 195 of 216 texts all threads read memory at less than 70%" in memory_words(spide)
-    assert memory_words(KEPT["spide-counts-code-smollm2-135m"]) == "", "nothing was timed there"
     found = curves(spide)
     assert list(found) == ["SPIDE", "without parallel verification"]
     assert curves(KEPT["pyramidsd-choice"]) == {}, "fuzzy SD's draft lengths differ, too"

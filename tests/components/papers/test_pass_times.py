@@ -10,7 +10,7 @@ import pytest
 from draftwell.components.calibrate import hardware_profile
 from draftwell.components.papers import pass_times
 from draftwell.components.papers.cell_file import Costs
-from draftwell.components.papers.pass_times import WAITS, PassTimes
+from draftwell.components.papers.pass_times import PassTimes
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.hardware_profile import (
     HardwareProfile,
@@ -73,10 +73,7 @@ def overlapped(machine: Machine) -> Callable[..., Any]:
         context: int,
         *,
         busy: bool,
-        before_round: Any,
     ) -> Any:
-        if before_round:
-            before_round()
         return 0.2 * machine.slow, {
             size: machine.slow * machine.price(size, context) * (2 if busy else 1) for size in sizes
         }
@@ -151,20 +148,3 @@ def test_models_that_were_not_timed_on_cores_of_their_own_are_not_here_either(
     passes(2, 3, "svip")
     assert (passes.costs().alone, passes.costs().busy) == (None, None)
     assert passes.costs().t_verify[1] == pytest.approx(machine.price(1))
-
-
-def test_slow_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as was announced, so that the last time is waited for as long as the first; without
-    patience nothing reads memory."""
-    waits: list[int] = []
-    monkeypatch.setattr(
-        "draftwell.components.papers.pass_times.Patience.wait",
-        lambda self: waits.append(self.waits),
-    )
-    for patience in (0.0, 50.0):
-        machine = Machine(monkeypatch)
-        monkeypatch.setattr(pass_times, "time_overlapped", overlapped(machine))
-        passes = PassTimes(machine.pair, profile(), 2, patience=patience)
-        for done in range(1, 8):
-            passes(done, 8, "svip")
-        assert waits == ([2 * WAITS] * 2 * WAITS if patience else [])

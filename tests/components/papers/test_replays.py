@@ -160,13 +160,6 @@ def test_a_cell_that_asks_for_them_keeps_rejected_tokens(
     ]
 
 
-def test_a_file_without_these_counts_is_replayed_again(counts: CellFile, tmp_path: Path) -> None:
-    for name, file in (("old", counts.model_copy(update={"confidence": ()})), ("new", counts)):
-        (tmp_path / f"{name}.json").write_text(compact(file))
-    assert read_cell(tmp_path / "old.json") is None
-    assert read_cell(tmp_path / "new.json") is not None
-
-
 def test_only_pairs_that_ship_a_table_are_counted_without_it() -> None:
     for pair in OURS:
         assert (pair in SHIPS_A_TABLE) == (

@@ -6,7 +6,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -28,17 +28,14 @@ from draftwell.components.papers.cells import (
     choice_of,
     sized,
 )
-from draftwell.components.papers.committed import FOLDER
 from draftwell.components.papers.comparison import remark_on, results
 from draftwell.components.papers.estimates import Estimate
 from draftwell.components.papers.made_of import MadeOf
 from draftwell.components.papers.page import POINTS, render
-from draftwell.components.papers.pass_times import PassTimes
 from draftwell.components.papers.plots import draw_points, draw_table
 from draftwell.components.papers.points import measured_points, published_points
 from draftwell.components.papers.tables import Paper, PaperTable, Row
 from draftwell.components.papers.verdicts import Verdict
-from draftwell.components.report.machine import cpu_model
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.hardware_profile import (
@@ -47,7 +44,6 @@ from draftwell.serving.artifacts.hardware_profile import (
     RoundOverheads,
 )
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.device import usable_cores
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import StrategyResources
@@ -214,60 +210,16 @@ def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(
     )
 
 
-def test_verdicts_that_slow_memory_may_have_made_are_provisional(
-    measured: tuple[Path, CellFile],
-) -> None:
-    """Of a cell that did not wait, or most of whose texts met slow memory: rows over plain, and no
-    others."""
-    _, file = measured
-    speed, calls = (
-        Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
-        Row("SPIDE: calls", 1.1, "calls", "SPIDE", "SD"),
-    )
-
-    def marks(rates: list[float | None]) -> list[str]:
-        entries = {
-            label: entry.model_copy(
-                update={
-                    "per_prompt": tuple(
-                        row.model_copy(update={"memory_rate": rate})
-                        for row, rate in zip(entry.per_prompt, rates, strict=True)
-                    )
-                }
-            )
-            for label, entry in file.report.strategies.items()
-        }
-        read = file.model_copy(
-            update={
-                "report": file.report.model_copy(update={"strategies": entries}),
-                "best_memory_rate": None,
-            }
-        )
-        return [
-            remark_on(row, Estimate(1.4, 1.3, 1.5), Verdict.REPRODUCED, read)
-            for row in (speed, calls)
-        ]
-
-    assert marks([None, None, None]) == ["provisional", ""]
-    assert marks([50.0, 30.0, 30.0]) == ["provisional", ""]
-    assert marks([50.0, 49.0, 30.0]) == ["", ""]
-    assert remark_on(speed, Estimate(1.4, 1.3, 1.5), Verdict.NOT_COMPARABLE, file) == ""
-
-
-def test_a_value_that_fails_because_it_is_larger_says_so(measured: tuple[Path, CellFile]) -> None:
-    _, file = measured
+def test_a_value_that_fails_because_it_is_larger_says_so() -> None:
     row = Row("CSD: speed over SD", 1.03, "speed", "CSD", "SD")
-    assert (
-        remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.NOT_REPRODUCED, file) == "ours is larger"
-    )
-    assert remark_on(row, Estimate(0.9, 0.85, 0.95), Verdict.NOT_REPRODUCED, file) == ""
-    assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.DIRECTION, file) == ""
+    assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.NOT_REPRODUCED) == "ours is larger"
+    assert remark_on(row, Estimate(0.9, 0.85, 0.95), Verdict.NOT_REPRODUCED) == ""
+    assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.DIRECTION) == ""
     assert (
         remark_on(
             Row("a loss", 0.8, "speed", "CSD", "SD"),
             Estimate(1.2, 1.1, 1.3),
             Verdict.NOT_REPRODUCED,
-            file,
         )
         == ""
     ), "another side"
@@ -350,29 +302,6 @@ def test_what_duodecoding_drafts_is_told_by_the_times_that_it_chose_by(
     assert "at most 4 tokens here" in sequence_words(
         file.model_copy(update={"report": report, "costs": timed})
     )
-
-
-@pytest.mark.parametrize(("times", "texts", "passes"), [(2, 40.0, 10.0), (0, 50.0, 0.0)])
-def test_waiting_before_passes_is_part_of_a_cells_patience(
-    tmp_path: Path,
-    sets: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    times: int,
-    texts: float,
-    passes: float,
-) -> None:
-    seen = []
-
-    def bench(*given: Any, progress: PassTimes, **others: Any) -> None:
-        settings, wait = given[4], cast("Any", progress.wait)
-        seen.append((settings.memory_patience, wait.__self__.left if wait else 0.0))
-        raise DraftwellError("seen", code="seen")
-
-    monkeypatch.setattr(runner, "run_bench", bench)
-    assert runner.run_cells(
-        [CELL], runner.Run(tmp_path, data=sets, times=times, patience=50.0), opened
-    ) == {"tiny-code": "seen"}
-    assert seen == [(pytest.approx(texts), pytest.approx(passes))]
 
 
 def test_rejections_are_of_replays() -> None:
@@ -708,15 +637,15 @@ def test_a_machine_that_changed_since_its_profile_is_named(
     )
 
 
-def test_a_file_of_a_version_that_kept_its_notes_is_read(
+def test_a_file_with_fields_of_another_version_is_measured_again(
     measured: tuple[Path, CellFile], tmp_path: Path
 ) -> None:
     folder, file = measured
-    older = json.loads(next(folder.glob("*.json")).read_text()) | {
-        "notes": ["The machine was slower."]
-    }
-    (tmp_path / "a.json").write_text(json.dumps(older))
+    whole = json.loads(next(folder.glob("*.json")).read_text())
+    (tmp_path / "a.json").write_text(json.dumps(whole))
+    (tmp_path / "b.json").write_text(json.dumps(whole | {"best_memory_rate": 50.0}))
     assert read_cell(tmp_path / "a.json") == file
+    assert read_cell(tmp_path / "b.json") is None
 
 
 def test_acceptance_is_drawn_against_cost(measured: tuple[Path, CellFile], tmp_path: Path) -> None:
@@ -780,21 +709,3 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
         if scale is QUICK:
             measured = [table.cell for table in tables if table.cell.replay is None]
             assert max(len(cell.choices()) for cell in measured) <= 15, "20 minutes for 14 cells"
-
-
-def test_the_best_rate_of_memory_is_that_of_earlier_cells_too(tmp_path: Path) -> None:
-    """Of this machine: a run that meets slow memory alone would take that for the best."""
-    kept = json.loads((FOLDER / "csd-maths.json").read_text())
-    here = {"cpu": cpu_model(), "cores": usable_cores(), "threads": torch.get_num_threads()}
-    for name, rate, machine in (
-        ("one", 61.0, here),
-        ("two", 64.0, here),
-        ("another", 200.0, here | {"cpu": "another"}),
-        ("more threads", 90.0, here | {"threads": 64}),
-    ):
-        kept["report"]["machine"] |= machine
-        for entry in kept["report"]["strategies"].values():
-            entry["per_prompt"] = [row | {"memory_rate": rate} for row in entry["per_prompt"]]
-        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
-    assert runner.best_rate(tmp_path) == 64.0
-    assert runner.best_rate(tmp_path / "nothing") == 0.0

@@ -211,7 +211,7 @@ def test_limit_and_skip_pick_a_window_and_read_no_further(tmp_path: Path) -> Non
         (
             '{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}',
             "duplicate_prompt_id",
-            ["line 2", "'1'", "line 1"],
+            ["'1'", "twice"],
         ),
         ("", "no_prompts", []),
         ("\n \n", "no_prompts", []),

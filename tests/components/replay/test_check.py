@@ -172,12 +172,6 @@ def test_an_overlap_costs_its_shorter_side_busy_and_the_rest_of_the_longer_one_a
     assert costs.together([(8.0, 10.0), (1.0, 4.0)]) == pytest.approx(4.0 + 8.0 * 0.6)
     assert costs.together([(1.0, 4.0), (8.0, 10.0)]) == costs.together([(8.0, 10.0), (1.0, 4.0)])
     assert costs.together([(8.0, 10.0), (9.0, 10.0)]) == pytest.approx(10.0)
-    assert (
-        costs_of(HardwareProfile(1.0, {1: 1.0}, 0.0, ORIGIN), True, 4, overlap=False).together(
-            [(8.0, 10.0), (1.0, 4.0)]
-        )
-        == 9.0
-    )
 
 
 def test_tiled_texts_replay_to_as_many_times_the_counts(texts: Texts) -> None:

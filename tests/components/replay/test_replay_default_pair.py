@@ -26,19 +26,18 @@ import pytest
 
 from draftwell.components.calibrate.hardware_profile import measure_profile
 from draftwell.components.prompts.prompt import demo_prompts
-from draftwell.components.replay.head_scores import score_rollouts
 from draftwell.components.replay.replay import replay_strategy
-from draftwell.components.replay.sampled import read_sampled, replay_expected
+from draftwell.components.replay.sampled import read_sampled
 from draftwell.components.replay.texts import Texts, read_texts
 from draftwell.components.report.provenance import provenance
 from draftwell.components.tune.search.space import REPLAYED, replayable
-from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
+from tests.support.expected_replay import replay_expected
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, resources_of, two_threads
 from tests.support.replay_check import Prediction, check_prediction, median_error, tiled
@@ -60,7 +59,6 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("adaedl", {"threshold": 0.5, "max_draft": 8}),
     ("hf_dynamic", {}),
     ("hf_dynamic", {"heuristic": True}),
-    ("specdec_pp", {}),
     ("prompt_lookup", {}),
     ("spide", {"parallel": False}),
     ("spide", {}),
@@ -68,7 +66,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("pearl", {}),
     ("pearl", {"num_speculative_tokens": 8}),
 ]
-"""Every lossless strategy with a single candidate."""
+"""Every replayed strategy."""
 REPLAYED_CONFIGS = (
     CONFIGS
     if WHOLE
@@ -79,7 +77,6 @@ REPLAYED_CONFIGS = (
         in (
             ("vanilla_sd", {"num_speculative_tokens": 5}),
             ("svip", {}),
-            ("specdec_pp", {}),
             ("prompt_lookup", {}),
             ("spide", {"parallel": False}),
             ("spide", {}),
@@ -138,9 +135,7 @@ def resources_in(dtype: str) -> StrategyResources:
 
 @functools.cache
 def texts_in(dtype: str) -> Texts:
-    head = resources_in(dtype).artifacts["acceptance_head"]
-    assert isinstance(head, AcceptanceHead)
-    return score_rollouts(pair_in(dtype), read_texts(collected(dtype)), head)
+    return read_texts(collected(dtype))
 
 
 def profile_of(resources: StrategyResources) -> HardwareProfile:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.replay.replay import replay_strategy
-from draftwell.components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
+from draftwell.components.replay.sampled import SampledTexts, read_sampled, settled
 from draftwell.components.replay.texts import Texts, read_texts
 from draftwell.components.replay.trace_model import TracedText
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
-from draftwell.serving.recording.trace_schema import HEADER, TraceError
+from draftwell.serving.recording.trace_schema import TraceError
 from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import residual, warp
@@ -27,6 +27,7 @@ from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
+from tests.support.expected_replay import replay_expected
 from tests.support.models import tiny
 from tests.support.models.enumeration import Oracle, law_of, run_once
 from tests.support.models.resources import table_pair, table_resources
@@ -240,26 +241,13 @@ def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
         replay_expected(texts, "autoregressive", {}, resources, profile, seeds=[])
 
 
-def test_a_trace_at_temperature_0_and_an_old_one_are_refused(tmp_path: Path) -> None:
+def test_a_trace_at_temperature_0_is_refused(tmp_path: Path) -> None:
     pair = tiny.table_pair()
     greedy = collect_traces(
         pair, [Prompt("a", None, ["hello"])], tmp_path / "g", max_tokens=4, rollout=2
     )
     with raises_code("greedy_trace", "temperature 0", error=TraceError):
         read_sampled(greedy)
-    old = collect_traces(
-        pair,
-        [Prompt("a", None, ["hello"])],
-        tmp_path / "s",
-        max_tokens=4,
-        rollout=2,
-        temperature=0.7,
-    )
-    first = old.header.model_copy(update={"version": 1})
-    rows = old.read().drop_columns(["text_q", "text_p", "text_raw_q", "rollout_q"])
-    old.write_shard(0, rows.replace_schema_metadata({HEADER: first.model_dump_json()}))
-    with raises_code("old_trace", "trace schema 1", error=TraceError):
-        read_sampled(old)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The paired bootstrap: pairing, direction, one-sided bounds and refusals."""
 
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from draftwell.components.report.intervals import (
     expanded_tail,
     paired_bootstrap_ratio,
     percentile_ends,
+    ratio_of,
     resample,
     resamples_for,
 )
@@ -145,3 +147,22 @@ def test_one_bootstrap_draws_the_prompts_of_all_intervals():
         sums, lambda drawn: drawn[:, :1] / drawn[:, 1:], resamples=500, seed=1
     )
     assert 0 <= low[0] < 4 / 7 < high[0] <= 0.75
+
+
+@dataclass
+class Decoded:
+    """Seconds and tokens of each prompt."""
+
+    seconds: list[float]
+    tokens: list[int]
+
+
+def test_few_prompts_widen_the_one_interval():
+    base, other = Decoded([2.0, 3.0, 4.0], [10, 10, 10]), Decoded([1.0, 2.0, 3.0], [10, 10, 10])
+    raw = paired_bootstrap_ratio(base.seconds, base.tokens, other.seconds, other.tokens)
+    found = ratio_of(base, other)
+    assert found.ratio == raw[0] == pytest.approx(1.5)
+    assert found.low < raw[1]
+    assert found.high > raw[2]
+    same = Decoded([2.0, 3.0], [10, 10])
+    assert ratio_of(same, same) == (1.0, 1.0, 1.0)

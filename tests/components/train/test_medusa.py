@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,10 +13,9 @@ from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.train.medusa import (
     UNKNOWN,
     MedusaSettings,
-    ReadText,
-    examples,
+    Places,
+    labels_of,
     read_target,
-    split,
     train_medusa_heads,
 )
 from draftwell.serving.artifacts.base import Provenance
@@ -30,7 +31,7 @@ from tests.support.models.tiny import llama_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")
 PROMPTS = [Prompt(f"p{i}", None, [f"some words about {i}, and {i * i} more"]) for i in range(24)]
-SETTINGS = MedusaSettings(epochs=30)
+SETTINGS = MedusaSettings(epochs=30, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,9 @@ def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSe
 
 
 def test_labels_are_the_tokens_after_the_next_one() -> None:
-    text = ReadText("p", (1,), torch.zeros(4, 2), torch.tensor([5, 7, 9, 5]))
-    _, labels = examples([text], torch.tensor([5, 9]), heads=3)
-    assert labels.tolist() == [
+    ahead = torch.tensor([5, 7, 9, 5, *[UNKNOWN] * 3]).unfold(0, 4, 1)
+    places = Places(np.array(["p"] * 4), torch.zeros(4, 2), ahead)
+    assert labels_of(places, torch.tensor([5, 9])).tolist() == [
         [UNKNOWN, 1, 0],
         [1, 0, UNKNOWN],
         [0, UNKNOWN, UNKNOWN],
@@ -64,10 +65,15 @@ def test_labels_are_the_tokens_after_the_next_one() -> None:
 def test_states_are_those_that_predict_the_outputs_tokens(
     pair: LoadedPair, trace: TraceSet
 ) -> None:
-    target = pair.models["target"]
-    for text in read_target(pair, trace)[:4]:
-        said = text.states @ target.head_rows(torch.arange(target.vocab_size)).T  # type: ignore[attr-defined]
-        assert said.argmax(-1).tolist() == text.output.tolist()
+    """And the tokens ahead are those of the same text."""
+    target: Any = pair.models["target"]
+    places = read_target(pair, 2, trace)
+    said = (places.states @ target.head_rows(torch.arange(target.vocab_size)).T).argmax(-1)
+    assert said.tolist() == places.ahead[:, 0].tolist()
+    for k in (1, 2):
+        same = torch.from_numpy(places.prompt[k:] == places.prompt[:-k])
+        wanted = torch.where(same, places.ahead[k:, 0], UNKNOWN)
+        assert torch.equal(places.ahead[:-k, k], wanted)
 
 
 @pytest.mark.slow
@@ -89,7 +95,7 @@ def test_trained_heads_raise_what_is_accepted(
     accepted = []
     for used in (loaded, untrained):
         strategy = build_strategy("medusa", {}, StrategyResources({"medusa_heads": used}))
-        ids = [list(text.key) for text in read_target(pair, trace)]
+        ids = [pair.encode_prompt(prompt.turns[0]) for prompt in PROMPTS]
         jobs = [
             Engine(pair.models).generate(prompt, Sampling(max_tokens=20), strategy)
             for prompt in ids
@@ -108,15 +114,22 @@ def test_trained_heads_raise_what_is_accepted(
     )
 
 
-def test_a_test_trace_shares_no_prompt_with_the_training(pair: LoadedPair, trace: TraceSet) -> None:
-    texts = read_target(pair, trace)
-    train, tested, left_out = split(texts[:10], texts[8:12], 0)
-    assert (len(train), [text.prompt for text in tested], left_out) == (
-        10,
-        [text.prompt for text in texts[10:12]],
-        sorted({text.prompt for text in texts[8:10]}),
+def test_a_test_trace_shares_no_prompt_with_the_training(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
+    other = collect_traces(
+        pair,
+        [Prompt("new", None, ["something else"]), Prompt("known", None, PROMPTS[3].turns)],
+        tmp_path / "t",
+        max_tokens=24,
+        rollout=1,
+        prefix_kinds=("target",),
     )
-    with raises_code("too_few_prompts", "other prompts"):
-        split(texts, texts[:2], 0)
+    _, report = train_medusa_heads(pair, trace, ORIGIN, MedusaSettings(epochs=1), test=other)
+    assert (report.prompts["test"], report.left_out) == (["new"], ["known"])
+    assert report.prompts["train"] == sorted(prompt.id for prompt in PROMPTS)
+    with raises_code("test_prompts_known", "other prompts"):
+        train_medusa_heads(pair, trace, ORIGIN, test=trace)
+    few = collect_traces(pair, PROMPTS[:2], tmp_path / "few", max_tokens=4, rollout=1)
     with raises_code("too_few_prompts", "at least 3"):
-        split(texts[:2], None, 0)
+        train_medusa_heads(pair, few, ORIGIN)

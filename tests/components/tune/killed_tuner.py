@@ -1,8 +1,8 @@
 """A tuner that kills itself: `python -m tests.components.tune.killed_tuner TRACE FOLDER POINT
 NUMBER`.
 
-It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a replay, in the middle of
-writing a trial to its file (write), or before the file of what was measured gets its name (rename).
+It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a replay, or in the middle
+of a line of the file of trials (trials) or of that of what was measured (rungs).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.tune.search import search, trial_log
+from draftwell.components.results import Results
+from draftwell.components.tune.search import search
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.strategies import StrategyResources
 from tests.components.collect.killed_collector import deadly
@@ -41,34 +42,33 @@ def run(trace: Path, folder: Path, clock: Clock) -> Any:
         strategies=["vanilla_sd", "prompt_lookup"],
         max_tokens=12,
         study=folder / "trials.jsonl",
-        rungs=folder / "rungs.json",
+        rungs=folder / "rungs.jsonl",
     )
 
 
-def half_written(number: int) -> None:
-    """The number-th trial is cut short in the middle of its line, and the process dies there."""
-    real, count = trial_log.TrialLog._append, [0]
+def half_written(name: str, number: int) -> None:
+    """The number-th result of a file is cut short in the middle of its line, and the process dies
+    there."""
+    real, count = Results.put, [0]
 
-    def append(self: trial_log.TrialLog, rows: list[dict[str, Any]]) -> None:
-        real(self, rows)
+    def put(self: Results[Any], key: str, result: Any) -> None:
+        real(self, key, result)
+        if self.file is None or self.file.stem != name:
+            return
         count[0] += 1
         if count[0] == number:
-            assert self.file is not None
             os.truncate(self.file, self.file.stat().st_size - 20)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    trial_log.TrialLog._append = append  # type: ignore[method-assign]
+    Results.put = put  # type: ignore[method-assign]
 
 
 def main(trace: str, folder: str, point: str, number: str) -> None:
     """Set the trap and walk into it."""
-    place, name = {"replay": (search, "replay_strategy"), "rename": (os, "replace")}.get(
-        point, (None, "")
-    )
-    if point == "write":
-        half_written(int(number))
+    if point == "replay":
+        search.replay_strategy = deadly(search.replay_strategy, int(number))
     else:
-        setattr(place, name, deadly(getattr(place, name), int(number)))
+        half_written(point, int(number))
     run(Path(trace), Path(folder), Clock({"vanilla_sd": 1.3}))
 
 

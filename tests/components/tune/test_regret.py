@@ -16,9 +16,11 @@ from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.intervals import FEWEST_PROMPTS
 from draftwell.components.tune import regret as module
 from draftwell.components.tune.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
-from draftwell.components.tune.evaluator import Measured
+from draftwell.components.tune.constraints import ConstraintChecker
+from draftwell.components.tune.evaluator import Quality
 from draftwell.components.tune.evidence import Metrics
-from draftwell.components.tune.regret import GRID, SETTINGS, RegretStudy, fastest, sum_of, summary
+from draftwell.components.tune.regret import GRID, SETTINGS, RegretStudy, fastest, summary
+from draftwell.components.tune.settings import Constraints
 from draftwell.components.tune.successive_halving import successive_halving
 from draftwell.components.tune.tune import TuneInputs
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
@@ -67,9 +69,7 @@ def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
         StrategyChoice("svip", {"threshold": 0.3, "max_draft": 8}),
     ]
     settings = SETTINGS.model_copy(update={"max_tokens": 8, "trials": 8})
-    report = RegretStudy(
-        TuneInputs(pair, trace, PROMPTS, resources, profile), settings, grid, repeats=1
-    ).run()
+    report = RegretStudy(TuneInputs(pair, trace, PROMPTS, resources, profile), settings, grid).run()
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert [figure["strategy"] for figure in report["grid"]] == [
         "autoregressive",
@@ -77,14 +77,10 @@ def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
         "svip",
     ]
     assert report["best"] in [
-        {"strategy": f["strategy"], "parameters": f["parameters"]} for f in report["grid"]
+        str(StrategyChoice(f["strategy"], f["parameters"])) for f in report["grid"]
     ]
-    assert report["regret_low"] <= report["regret"] <= report["regret_high"]
-    assert report["time_share"] == pytest.approx(report["tune_seconds"] / report["grid_seconds"])
-    assert (report["regret_percent"], report["time_percent"]) == (
-        round(100 * report["regret"], 2),
-        round(100 * report["time_share"], 1),
-    )
+    assert report["low"] <= report["regret"] <= report["high"]
+    assert min(report["tune_seconds"], report["grid_seconds"]) > 0
     assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(SETTINGS.strategies)
     assert (
         len([t for t in report["evidence"]["trials"] if t["source"] == "measured"])
@@ -102,7 +98,7 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
         loaded.append((files.roles(), settings))
         raise DraftwellError("far enough")
 
-    monkeypatch.setattr("draftwell.serving.runtime.pair.load_pair", load_pair)
+    monkeypatch.setattr(module, "load_pair", load_pair)
     folders = [
         word
         for role in ("target", "draft", "qualifier")
@@ -126,17 +122,16 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
 def test_the_summary_is_in_percent() -> None:
     report = {
         "choice": {"strategy": "svip", "parameters": {"max_draft": 8}},
-        "best": {"strategy": "csd", "parameters": {}},
-        "regret_percent": 1.25,
-        "regret_low": -0.01,
-        "regret_high": 0.031,
-        "time_percent": 28.4,
+        "best": "csd",
+        "regret": 0.0125,
+        "low": -0.01,
+        "high": 0.031,
         "tune_seconds": 284.4,
         "grid_seconds": 1001.0,
     }
     assert summary(report).splitlines() == [
         "chosen: svip {'max_draft': 8}",
-        "the grid's best: csd {}",
+        "the grid's best: csd",
         "regret 1.25 % [-1.00, 3.10]",
         "time 28.4 % of the grid's (284 of 1001 s)",
     ]
@@ -145,16 +140,19 @@ def test_the_summary_is_in_percent() -> None:
 def test_what_the_tuner_measures_is_less_than_a_third_of_the_grid() -> None:
     """In requested tokens, were all configs equally fast: 8 prompts × 32 tokens, and csd's trials
     of 2 × 24."""
-    import inspect
-
-    prompts, tokens = inspect.signature(module.main).parameters["limit"].default, 32
+    prompts, tokens = module.PROMPTS, 32
     clock = Clock(lambda config: 1.0 if config == PLAIN else 1.5)
     survivors = [
         StrategyChoice("vanilla_sd", {"num_speculative_tokens": g})
         for g in range(1, SETTINGS.measure_top + 1)
     ]
     survivors += [StrategyChoice("csd", {"tau": i}) for i in range((SETTINGS.measure_top + 1) // 2)]
-    successive_halving(clock, survivors, [Prompt(f"p{i}", None, ["text"]) for i in range(prompts)])
+    successive_halving(
+        clock,
+        survivors,
+        [Prompt(f"p{i}", None, ["text"]) for i in range(prompts)],
+        ConstraintChecker(Constraints(lossless_only=False), lambda *given: Quality(1.0)),
+    )
     asked = tokens * sum(len(configs) * len(ids) for configs, ids, _ in clock.calls)
     explored = EXPLORE_PROMPTS * EXPLORE_TOKENS * (SETTINGS.explore + 1)
     assert prompts >= FEWEST_PROMPTS
@@ -164,14 +162,22 @@ def test_what_the_tuner_measures_is_less_than_a_third_of_the_grid() -> None:
 
 
 def test_the_best_keeps_to_the_constraints() -> None:
+    def figure(choice: StrategyChoice, seconds: float, objection: str | None = None) -> Metrics:
+        return Metrics.of(
+            choice,
+            seconds_per_token=seconds,
+            prompts=8,
+            target_calls_per_token=1.0,
+            speedup=1.0,
+            speedup_low=1.0,
+            speedup_high=1.0,
+            objection=objection,
+        )
+
     figures = [
-        Metrics.of(PLAIN, seconds_per_token=0.2),
-        Metrics.of(
-            StrategyChoice("csd", {"tau": 0.01}),
-            seconds_per_token=0.05,
-            objection="it loses too much",
-        ),
-        Metrics.of(StrategyChoice("svip"), seconds_per_token=0.1),
+        figure(PLAIN, 0.2),
+        figure(StrategyChoice("csd", {"tau": 0.01}), 0.05, "it loses too much"),
+        figure(StrategyChoice("svip"), 0.1),
     ]
     assert fastest(figures) == StrategyChoice("svip")
 
@@ -182,17 +188,11 @@ def test_a_slower_choice_has_a_positive_regret(monkeypatch: pytest.MonkeyPatch) 
     slow, quick = (StrategyChoice("vanilla_sd", {"num_speculative_tokens": g}) for g in (2, 5))
     nothing: Any = SimpleNamespace()
     study = RegretStudy(TuneInputs(nothing, nothing, PROMPTS, nothing, nothing))
-    ratio, low, high = study.compare(slow, quick)
-    assert (ratio, low, high) == pytest.approx((1.25, 1.25, 1.25))
-    assert len(clock.calls) == 2
+    found = study.compare(slow, quick)
+    assert (found.regret, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert found.best == str(quick)
+    assert len(clock.calls) == 1
     assert all(fresh for _, _, fresh in clock.calls)
-    assert study.compare(quick, slow)[0] == pytest.approx(0.8)
-    assert study.compare(quick, quick) == (1.0, 1.0, 1.0)
-    assert len(clock.calls) == 4, "a config is not compared with itself"
-
-
-def test_passes_add_up_prompt_by_prompt() -> None:
-    both = sum_of(
-        [Measured([1.0, 2.0], [[1], [2, 3]], [1, 2]), Measured([3.0, 4.0], [[1], [2, 3]], [1, 2])]
-    )
-    assert both == Measured([4.0, 6.0], [[1, 1], [2, 3, 2, 3]], [2, 4])
+    assert study.compare(quick, slow).regret == pytest.approx(-0.2)
+    assert study.compare(quick, quick).regret == 0
+    assert len(clock.calls) == 2, "a config is not compared with itself"

@@ -11,13 +11,14 @@ import pytest
 from draftwell.components.collect.trace_checks import check_temperature
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.replay.replay import replay_strategy
-from draftwell.components.replay.sampled import DRAWS, read_sampled, replay_expected, texts_of
+from draftwell.components.replay.sampled import DRAWS, read_sampled, texts_of
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
+from tests.support.expected_replay import replay_expected
 from tests.support.loop.scripted_clock import Clock
 from tests.support.loop.tuning import ORIGIN, PROFILE, RESOURCES, run_tuner
 from tests.support.models.tiny import table_pair
@@ -63,11 +64,15 @@ def test_draws_of_all_seeds_replay_to_their_mean(sampled: TraceSet) -> None:
 def test_a_sampled_trace_gives_a_choice_for_sampled_requests(
     pair: LoadedPair, sampled: TraceSet
 ) -> None:
+    table = AcceptanceTable.empty(ORIGIN.model_copy(update={"parameters": {"temperature": 0.0}}))
     found = run_tuner(
         pair,
         sampled,
         PROMPTS,
         Clock({"autoregressive": 1.0, "vanilla_sd": 2.0}),
+        resources=StrategyResources(
+            {**RESOURCES.artifacts, "acceptance_table": table}, deterministic=True
+        ),
         temperature=0.7,
         trials=12,
         max_tokens=12,

@@ -14,8 +14,7 @@ from draftwell.components.collect import work as collection
 from draftwell.components.collect.plan import ForeignTrace, is_complete
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.tune.evidence import Trial
-from draftwell.components.tune.search.search import Search
-from draftwell.components.tune.search.trial_log import TrialLog
+from draftwell.components.tune.search.search import Search, trials_in
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import StrategyChoice
@@ -74,7 +73,7 @@ def test_shards_by_others_in_any_order_are_the_same_trace(
 ) -> None:
     """Each worker has other slots than the last, with what its own earlier texts left in them; one
     does a shard twice."""
-    folder, told, logged = tmp_path / "spread", [], []
+    folder, told = tmp_path / "spread", []
     workers = iter([llama_pair(slots=4), llama_pair(slots=2), llama_pair(slots=2), pair])
     spread = collect_traces(
         pair,
@@ -82,7 +81,6 @@ def test_shards_by_others_in_any_order_are_the_same_trace(
         folder,
         spread=by_workers(folder, lambda missing: [*missing[::-1], missing[0]], workers),
         progress=lambda done, total, words: told.append((done, total)),
-        log=lambda *row: logged.append(row),
         **SETTINGS,
     )
     assert spread.digest() == alone.digest()
@@ -90,7 +88,6 @@ def test_shards_by_others_in_any_order_are_the_same_trace(
         alone.shard(i).read_bytes() for i in range(3)
     ]
     assert told[-1] == (5, 5)
-    assert [index for name, _, index in logged if name == "collect_tokens_per_second"] == [0, 1, 2]
 
 
 def test_shards_that_nobody_wrote_are_told_and_made_up_for(
@@ -169,7 +166,7 @@ Found = Callable[[Trial], None]
 def replays(search: Search, choices: Sequence[StrategyChoice], found: Found) -> None:
     """Three workers with a log of their own, the last one first, as
     `draftwell.flows.workers.worker_jobs.replay_configs` does it."""
-    worker = replace(search, trials=TrialLog(None))
+    worker = replace(search, trials=trials_in(None))
     for part in (2, 1, 0):
         for choice in choices[part::3]:
             found(Trial.model_validate(worker.predict(choice).model_dump(mode="json")))

@@ -52,7 +52,7 @@ def test_killed_while_it_searches_and_while_it_measures(
     expected, needed = run(trace, whole, unbroken), len(replays)
     replays.clear()
     broken.mkdir()
-    for point, number in (("replay", 5), ("write", 3), ("rename", 2)):
+    for point, number in (("replay", 5), ("trials", 3), ("rungs", 2)):
         kill(trace, broken, point, number)
     clock = Clock(SPEEDS)
     found = run(trace, broken, clock)
@@ -65,5 +65,5 @@ def test_killed_while_it_searches_and_while_it_measures(
         "all trials were replayed before: the third process died when it measured"
     )
     assert len(clock.calls) == len(unbroken.calls) - 1, (
-        "the first measurement was kept, the second died before it had its name"
+        "the first measurement was kept, the second died in the middle of its line"
     )

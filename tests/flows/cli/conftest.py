@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from draftwell.flows import progress
 from tests.support.peers.environments import install
 
 SPEEDS = {"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1}
@@ -38,6 +39,16 @@ def vllm(
         8,
         *more,
     )
+
+
+@pytest.fixture
+def quiet_prefect(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server, and as in a command's own process our lines on stderr and none of Prefect's, which
+    would go to the stream of the first command of this process."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    monkeypatch.setattr(PrefectConsoleHandler, "emit", lambda *_: None)
+    monkeypatch.setattr(progress, "run_log", lambda: None)
 
 
 @pytest.fixture

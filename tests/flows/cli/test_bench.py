@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from draftwell.flows.cli.bench import parse_wanted
+from draftwell.flows.cli.bench_run import parse_wanted
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.loop.publishing import artifacts
+from tests.support.patching import replace_everywhere
 
 PADDED = 120_000.0
 
@@ -42,7 +44,8 @@ PADDED = 120_000.0
     ],
 )
 def test_configs_are_read(strategies: str, settings: list[str], wanted: list[Any]) -> None:
-    assert parse_wanted(strategies, settings) == [("autoregressive", {}), *wanted]
+    named = [StrategyChoice(*config) for config in wanted]
+    assert parse_wanted(strategies, settings) == [PLAIN, *named]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,6 @@ def test_every_table_says_that_the_target_is_padded(written: tuple[dict[str, Any
         "### Ratios",
         "### Time and memory",
         "### Quality",
-        "### vanilla_sd over num_speculative_tokens",
         "1 run",
         "float32",
     ):
@@ -171,20 +173,23 @@ def test_a_padded_profile_is_never_kept(
 ) -> None:
     """duo_decoding, or spide, asks for a hardware profile: that of a padded target must not be
     found by the plain one."""
+    from draftwell.flows.steps.profile import find_or_measure_profile
     from draftwell.flows.workspace import Workspace
 
     workspace = Workspace(str(pair_file), say=lambda line: None)
     pair = workspace.load(pad_target=PADDED)
-    made = workspace._profile_for(pair, None)
+    made: Any = find_or_measure_profile(workspace, pair, ["pearl"])
     assert made.provenance.parameters["padded_to"] == pair.padded_to
     assert not (workspace.folder("hardware_profile")).exists()
     assert draftwell_home() in workspace.artifacts.parents
-    plain = workspace._profile_for(workspace.load(), None)
+    plain: Any = find_or_measure_profile(workspace, workspace.load(), ["pearl"])
     assert (workspace.folder("hardware_profile")).is_dir()
-    assert workspace._profile_for(pair, plain) is not plain, (
+    again: Any = find_or_measure_profile(workspace, pair, ["pearl"])
+    assert again.provenance.parameters["padded_to"] == pair.padded_to, (
         "a profile of the plain target does not serve the padded one"
     )
-    assert workspace._profile_for(workspace.load(), plain) is plain
+    kept: Any = find_or_measure_profile(workspace, workspace.load(), ["pearl"])
+    assert kept.digest == plain.digest
 
 
 @pytest.mark.slow
@@ -196,6 +201,7 @@ def test_the_draft_can_compute_elsewhere(
     from draftwell.components.bench.report import tables as bench_report
     from draftwell.components.bench.schema import BenchReport
     from draftwell.components.report import machine
+    from draftwell.flows.steps import profile
     from draftwell.flows.workspace import Workspace
     from draftwell.serving.runtime import pair as pair_module
 
@@ -206,7 +212,7 @@ def test_the_draft_can_compute_elsewhere(
         places.append(settings.draft_device)
         return load(files, settings)
 
-    monkeypatch.setattr(pair_module, "load_pair", watched)
+    replace_everywhere(monkeypatch, pair_module, "load_pair", watched)
     for command in (("generate", "--prompt", "ten men"), ("bench", "--limit", 1)):
         for more in ((), ("--draft-device", "cpu")):
             done = run(*command, "--pair", pair_file, "--device", "cpu", "--max-tokens", 4, *more)
@@ -219,6 +225,7 @@ def test_the_draft_can_compute_elsewhere(
     assert machine.draft_device_of(pair) == "cpu"
     pair.device = "cpu"
     report = BenchReport(
+        schema_version=3,
         pair="tiny",
         prompts=1,
         strategies={},
@@ -228,22 +235,17 @@ def test_the_draft_can_compute_elsewhere(
     assert ", draft on cuda, " in bench_report.caption(report)
     kept = workspace.folder("hardware_profile")
     there = kept.exists()
-    monkeypatch.setattr(machine, "draft_device_of", lambda pair: "cuda")
-    assert workspace._profile_for(pair, None).provenance.parameters == {"draft_device": "cuda"}
+    for module in (machine, profile):
+        monkeypatch.setattr(module, "draft_device_of", lambda pair: "cuda")
+    made: Any = profile.find_or_measure_profile(workspace, pair, ["pearl"])
+    assert made.provenance.parameters == {"draft_device": "cuda"}
     assert kept.exists() == there
 
 
 def test_plots_are_drawn(written: tuple[dict[str, Any], Path]) -> None:
     _, folder = written
     names = {path.name for path in (folder / "plots").iterdir()}
-    assert {
-        "speedup.png",
-        "acceptance_by_position.png",
-        "time_split.png",
-        "curve_vanilla_sd.png",
-        "timeline_spide.png",
-        "timeline_vanilla_sd-1-1.png",
-    } <= names
+    assert names == {"speedup.png", "acceptance_by_position.png", "time_split.png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (folder / "plots").iterdir())
 
 

@@ -444,6 +444,7 @@ GATED: dict[str, tuple[dict[str, Any], int, str]] = {
 def test_the_demos_figures_of_the_choice_are_the_gates() -> None:
     """Tuning measured it too, in another run: its figure would contradict the table."""
     from draftwell.flows.cli.demo import outcome_lines
+    from draftwell.flows.settings import PipelineSettings
 
     result = {
         "strategy": "hybrid",
@@ -454,27 +455,10 @@ def test_the_demos_figures_of_the_choice_are_the_gates() -> None:
         "bundle": "b",
         "checks": [{"name": "speedup", "passed": True, "detail": "1.23 x autoregressive"}],
     }
-    text = " ".join(outcome_lines(result, "tiny", "cpu"))
+    text = " ".join(outcome_lines(result, PipelineSettings(pair="tiny", device="cpu")))
     assert "1.23 x autoregressive" in text
     assert "1.31" not in text
     assert "hybrid {'max_draft': 8}, chosen by tuning" in text
-
-
-def test_the_demo_shows_what_the_gate_measured_again() -> None:
-    """These rows alone were judged."""
-    from draftwell.components.bench.schema import BenchReport
-    from draftwell.flows.cli.demo import tables
-
-    report = BenchReport.from_json(REPORT)
-    assert list(tables(report)) == [report]
-    again = {
-        "autoregressive": report.strategies["autoregressive"].model_copy(
-            update={"tokens_per_second": 5.0}
-        )
-    }
-    first, second = tables(report.model_copy(update={"in_doubt": again}))
-    assert first.strategies == report.strategies
-    assert second.strategies == again
 
 
 @pytest.mark.parametrize("case", GATED)
@@ -483,7 +467,7 @@ def test_the_demo_ends_with_the_gates_exit_code(
 ) -> None:
     """What serves is its last line: 0 although the gate refused would let a script go on with the
     champion of before."""
-    import draftwell.flows.orchestration.pipeline_flow as flow
+    import draftwell.flows.orchestration.loop_flow as flow
     from draftwell.flows.steps.verdict import result_of
 
     gated, code, line = GATED[case]
@@ -502,7 +486,7 @@ def test_the_demo_ends_with_the_gates_exit_code(
             **gated,
         }
 
-    monkeypatch.setattr(flow, "pipeline", pipeline)
+    monkeypatch.setattr(flow, "draftwell", pipeline)
     done = run("demo", "--pair", pair_file, "--prompts", prompts_file)
     assert done.exit_code == code, (done.output, done.exception)
     text = " ".join(done.stdout.split())

@@ -15,13 +15,20 @@ from typing import Any
 
 import pytest
 
+from draftwell.components.engines.texts import rows_of
+from draftwell.components.tune.engines.choice import EngineChoice
+from draftwell.flows.steps.engine import tune
+from draftwell.registry.store import Store
 from tests.support.paths import REPO
 from tests.support.peers.environments import FAKE_DRIVER, install, of_version, with_server
+from tests.support.peers.releases import config_folder, tuned, verdict
+from tests.support.results import kept_results
 from tests.support.server.server_process import wait_until
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="a shell script in the place of Python"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python"),
+    pytest.mark.usefixtures("quiet_prefect"),
+]
 
 SPEEDS = {"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1}
 WORDS = (
@@ -109,6 +116,13 @@ def folder(own_stores: Path) -> Path:
     return own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "cpu" / "vllm"
 
 
+def choose(patch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> None:
+    """Let the next tuning choose what the last one did, but for these fields."""
+    chosen = {**tuned(folder).contents.choice, **changes}
+    choice = EngineChoice.model_validate_json(json.dumps(chosen))
+    patch.setattr(tune, "tune_engine", lambda *_: choice)
+
+
 def line(done: Any) -> str:
     """The one line of a refusal."""
     assert done.exit_code == 2, (done.output, done.exception)
@@ -133,40 +147,29 @@ def test_the_whole_loop_and_what_it_says(
 ) -> None:
     done = demo()
     assert done.exit_code == 0, (done.output, done.exception)
-    begun = [
-        text.partition(" ")[2].partition(",")[0]
-        for text in done.stderr.splitlines()
-        if text[1:3] == "/7"
-    ]
-    assert begun == ["collect", "train", "tune", "gate", "deploy", "serve", "monitor"]
+    begun = [text.partition(" ")[2] for text in done.stderr.splitlines() if text[1:3] == "/7"]
+    assert begun == ["collect", "train", "tune", "publish", "gate", "promote and deploy"]
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
     assert (bundle.parent / "current").resolve() == bundle
     report = json.loads((folder / "loop.json").read_text())
     assert report["bundle"] == str(bundle)
-    assert (report["choice"]["method"], report["choice"]["k"]) == ("draft_model", 2)
-    assert report["regret"] == {
-        "best": "draft_model(k=2)",
-        "regret": 0.0,
-        "low": None,
-        "high": None,
-        "settings": 7,
-    }
-    assert report["record"]["figures"][0]["ratio"] == pytest.approx(1.6, rel=0.01)
-    assert report["collected"]["rows"] == 24
+    assert (report["measured"]["method"], report["measured"]["k"]) == ("draft_model", 2)
+    assert report["figures"][0]["ratio"] == pytest.approx(1.6, rel=0.01)
+    assert report["texts"]["rows"] == 24
     assert report["served"]["requests"] > 12
-    assert report["drift"]["verdict"] == "steady", report["drift"]
+    assert report["since_tuning"]["verdict"] == "steady", report["since_tuning"]
     assert (
         json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]["threads"]
         == report["threads"]
     )
     for words in (
-        "vllm, plain",
-        "times plain",
+        "draft_model(k=2)",
+        "tuning",
+        "gate",
+        "interval",
         "up to 1 requests at once",
         "--levels 1,8",
-        "lower bound",
         "draft_model(k=2) is 1.60 times",
-        "regret by",
         "the gate passed",
         str(bundle),
     ):
@@ -188,7 +191,7 @@ def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is
         done = demo("--methods", "draft_model")
         assert "collected again" not in done.stderr
         assert (folder / "loop-texts.jsonl").read_bytes() == texts
-    done = demo("--max-tokens", 6)
+    done = demo("--max-tokens", 9)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "collected again" in done.stderr
     assert (folder / "loop-texts.jsonl").read_bytes() != texts
@@ -201,15 +204,12 @@ def test_steps_take_prompts_of_their_own(
     from draftwell.components.prompts.prompt import read_prompts
 
     assert demo().exit_code == 0
-    tuned = set(json.loads((folder / "tuned.json").read_text())["prompt_hashes"])
     rows = read_prompts(prompts)
-    assert tuned == set(hashes_of(rows[24:32]))
-    collected = [
-        json.loads(row)["id"] for row in (folder / "loop-texts.jsonl").read_text().splitlines()[1:]
-    ]
-    assert collected == [row.id for row in rows[:24]]
-    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:39]))
-    assert "there are 39 prompts, and 40 are needed" in line(demo())
+    assert set(tuned(folder).provenance.training_prompts or ()) == set(hashes_of(rows[32:40]))
+    collected = [row["id"] for row in rows_of(folder / "loop-texts.jsonl")]
+    assert collected == [row.id for row in rows[8:32]]
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
+    assert "holds 2 different prompts" in line(demo())
 
 
 @pytest.mark.slow
@@ -223,15 +223,19 @@ def test_a_finished_part_is_not_done_again(
     assert "No available memory" in said
     assert "VLLM_CPU_KVCACHE_SPACE" in said
     made = {
-        name: (folder / name).read_bytes()
-        for name in ("loop-texts.jsonl", "tuned.json", "gate.json", "measurements.json")
+        name: (folder / name).read_bytes() for name in ("loop-texts.jsonl", "measurements.jsonl")
     }
+    config, record = tuned(folder).digest, verdict()
+    assert Store().get_aliases("release", "tiny.cpu-vllm") == {"candidate": 1, "challenger": 1}, (
+        "nothing is promoted that has not answered"
+    )
     assert not (folder / "loop.json").exists()
     monkeypatch.setenv("FAKE_SERVER_FAULT", "")
     monkeypatch.setenv("FAKE_PEER_FAULT", "start")
     done = demo()
     assert done.exit_code == 0, (done.output, done.exception)
     assert {name: (folder / name).read_bytes() for name in made} == made
+    assert (tuned(folder).digest, verdict("champion")) == (config, record)
     assert sorted(path.name for path in (tmp_path / "dist" / "vllm" / "tiny").iterdir()) == [
         "1-cpu",
         "current",
@@ -243,14 +247,10 @@ FAULTS = {
     "killed@draft_model": ("signal 9 (SIGKILL)", "run the same again"),
     "memory@draft_model": ("No available memory", "lower the slots"),
     "plugin@off": ("No module named 'arctic_inference'", "install what is named"),
-    "port@off": ("Address already in use", "run it again"),
 }
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(one, marks=[pytest.mark.slow] * one.startswith("port")) for one in FAULTS],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_what_stops_it_is_one_line_and_the_next_run_continues(
     fault: str,
     demo: Callable[..., Any],
@@ -261,24 +261,19 @@ def test_what_stops_it_is_one_line_and_the_next_run_continues(
     monkeypatch.setenv("FAKE_PEER_FAULT", fault)
     said = line(demo())
     assert [words for words in FAULTS[fault] if words not in said] == []
-    assert [
-        name for name in ("tuned.json", "gate.json", "loop.json") if (folder / name).exists()
-    ] == []
+    assert not config_folder(folder).exists()
+    assert not (folder / "loop.json").exists()
     assert not (tmp_path / "dist").exists()
     assert half_written(folder) == []
-    kept = (
-        json.loads((folder / "measurements.json").read_text())["measurements"]
-        if "draft" in fault
-        else {}
-    )
+    kept = kept_results(folder / "measurements.jsonl") if "draft" in fault else {}
     assert bool(kept) == ("draft" in fault)
     monkeypatch.setenv("FAKE_PEER_FAULT", "")
     done = demo()
     assert done.exit_code == 0, (done.output, done.exception)
     assert (f"{len(kept)} measurements of an earlier run are reused" in done.stderr) == bool(kept)
-    after = json.loads((folder / "measurements.json").read_text())["measurements"]
+    after = kept_results(folder / "measurements.jsonl")
     assert {name: after[name] for name in kept} == kept
-    assert json.loads((folder / "tuned.json").read_text())["choice"]["k"] == 2
+    assert tuned(folder).contents.choice["k"] == 2
 
 
 def test_what_a_user_can_know_beforehand_is_refused_before_any_work(
@@ -294,7 +289,7 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(
         taken.listen()
         port = taken.getsockname()[1]
         said = line(demo("--port", port))
-    assert f"port {port} of 127.0.0.1 is taken" in said
+    assert f"port {port} cannot be listened on ([Errno 98] Address already in use)" in said
     assert "--port" in said
     assert "--minutes means nothing with --engine draftwell" in line(
         run("demo", "--pair", pair_file, "--minutes", 3)
@@ -317,38 +312,26 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(
 
 
 @pytest.mark.slow
-def test_other_judged_prompts_are_judged_and_a_tuning_without_time_is_continued(
+def test_other_judged_prompts_are_judged(
     demo: Callable[..., Any], folder: Path, tmp_path: Path
 ) -> None:
-    from draftwell.components.tune.engines.budget import NO_TIME
-
     assert demo().exit_code == 0
     assert any((folder / "trial-spool").iterdir())
     assert not (folder.parents[4] / "spool" / "tiny").exists(), "monitoring is for users' requests"
-    judged = (folder / "gate.json").read_bytes()
+    judged = verdict("champion")
     assert "passed in an earlier run" in demo().stderr
-    assert (folder / "gate.json").read_bytes() == judged
+    assert verdict("champion") == judged
     done = demo("--bench-prompts", 9)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "passed in an earlier run" not in done.stderr
 
-    document = json.loads((folder / "tuned.json").read_text())
-    document["choice"]["left_out"] = {"ngram(k=8, n=3)": NO_TIME}
-    (folder / "tuned.json").write_text(json.dumps(document))
-    done = demo("--bench-prompts", 9)
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "tuned on" in done.stderr
-    assert json.loads((folder / "tuned.json").read_text())["choice"]["left_out"] == {}
-
 
 @pytest.mark.slow
 def test_what_was_not_measured_at_a_load_is_not_served_at_it(
-    demo: Callable[..., Any], folder: Path, tmp_path: Path
+    demo: Callable[..., Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert demo("--levels", "1,2").exit_code == 0
-    document = json.loads((folder / "tuned.json").read_text())
-    document["choice"].update(levels=[], schedule=[], scheduled=[], loads=[])
-    (folder / "tuned.json").write_text(json.dumps(document))
+    choose(monkeypatch, folder, levels=[], schedule=[], scheduled=[], loads=[])
     done = demo("--levels", "1,2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "for 1 at once: there was no time to measure more" in done.stderr
@@ -391,7 +374,7 @@ def test_methods_of_which_none_can_be_tried_are_refused(
         said = line(done)
         assert "the engine's environment has no arctic-inference: install it there" in said
         assert "--methods" in said
-    assert not (folder / "tuned.json").exists()
+    assert not config_folder(folder).exists()
 
 
 @pytest.mark.slow
@@ -423,21 +406,6 @@ def test_a_server_that_fails_is_one_line(
     assert (home / "current").resolve() == home / "1-cpu"
 
 
-def test_serve_refuses_a_taken_port_itself(
-    demo: Callable[..., Any], run: Any, tmp_path: Path
-) -> None:
-    assert demo().exit_code == 0
-    bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        for options in (("--port", port), (f"--port={port}",)):
-            assert f"port {port} of 127.0.0.1 is taken" in line(
-                run("serve", "--engine", "vllm", "--bundle", bundle, *options)
-            )
-
-
 def test_a_target_that_no_head_can_be_trained_for_is_tuned_without(
     demo: Callable[..., Any], folder: Path
 ) -> None:
@@ -447,20 +415,10 @@ def test_a_target_that_no_head_can_be_trained_for_is_tuned_without(
     assert report["head"].startswith(
         "none is trained: a head reads three layers of the target, which has only"
     )
-    assert report["choice"]["left_out"] == {
+    assert report["measured"]["left_out"] == {
         "eagle3": "the pair has no head that the engine can read"
     }
-    assert report["choice"]["method"] == "draft_model"
-
-
-def plant(folder: Path, **speeds: float) -> dict[str, float]:
-    """Let the choice be what a tuning found when the engine was as it is no more; its measurements
-    stay."""
-    document = json.loads((folder / "tuned.json").read_text())
-    document["choice"].update(method="draft_model", k=3, reason="planted")
-    (folder / "tuned.json").write_text(json.dumps(document))
-    (folder / "gate.json").unlink()
-    return {**SPEEDS, **speeds}
+    assert report["measured"]["method"] == "draft_model"
 
 
 @pytest.mark.parametrize("what", ["slow", "lossy", "not standard"])
@@ -477,9 +435,9 @@ def test_a_planted_setting_is_caught_and_not_deployed(
 
     assert demo().exit_code == 0
     deployed = (tmp_path / "dist" / "vllm" / "tiny" / "current").resolve()
-    speeds = plant(
-        folder, **({"draft_model:3": 0.85} if what == "slow" else {"draft_model:3": 1.9})
-    )
+    # the choice is what a tuning found when the engine was as it is no more
+    choose(monkeypatch, folder, method="draft_model", k=3, reason="planted")
+    speeds = {**SPEEDS, "draft_model:3": 0.85 if what == "slow" else 1.9}
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(speeds))
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy" if what == "lossy" else "")
     if what == "not standard":
@@ -495,8 +453,9 @@ def test_a_planted_setting_is_caught_and_not_deployed(
         )
     done = demo()
     assert done.exit_code == 1, (done.output, done.exception)
-    record = json.loads((folder / "gate.json").read_text())
-    failed = [check["name"] for check in record["checks"] if not check["passed"]]
+    record = verdict()
+    assert record is not None
+    failed = [check.name for check in record.checks if not check.passed]
     assert (
         failed
         == {
@@ -516,18 +475,16 @@ def test_the_whole_grid_gives_the_regret(
     demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert demo().exit_code == 0
-    document = json.loads((folder / "tuned.json").read_text())
-    document["choice"].update(method="draft_model", k=1, reason="planted")
-    (folder / "tuned.json").write_text(json.dumps(document))
+    choose(monkeypatch, folder, method="draft_model", k=1, reason="planted")
     done = demo("--grid")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((folder / "loop.json").read_text())
     assert {figure["label"] for figure in report["grid"]["figures"]} == {
-        figure["label"] for figure in report["choice"]["explored"]
+        figure["label"] for figure in report["measured"]["explored"]
     }
     assert report["grid"]["regret"]["best"] == "draft_model(k=2)"
     assert report["grid"]["regret"]["regret"] == pytest.approx(1.6 / 1.2 - 1, abs=0.01)
-    assert "by the whole grid" in done.stdout
+    assert "the choice beside draft_model(k=2)" in done.stdout
 
 
 @pytest.mark.slow

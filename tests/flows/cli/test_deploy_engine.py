@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ from typing import Any
 import pytest
 
 from draftwell.registry.bundles.vllm.settings import SCHEDULE
+from draftwell.serving.artifacts.engine_config import EngineConfig
+from tests.support.patching import replace_everywhere
+from tests.support.peers.releases import config_folder, tuned
 
 
 @pytest.fixture
@@ -35,11 +39,27 @@ def installed(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def judged(vllm: Callable[..., Any], installed: Path, folder: Path, more: Path) -> Path:
-    """The record of a gate that passed: the draft model, with lengths by load."""
-    assert vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2").exit_code == 0
-    assert vllm("gate", "--prompts", more).exit_code == 0
-    return folder / "gate.json"
+def accepted(
+    run: Any, vllm: Callable[..., Any], installed: Path, pair_file: Path, more: Path
+) -> Callable[..., None]:
+    """Tunes, lets the gate judge and promotes."""
+
+    def steps(*options: Any) -> None:
+        assert vllm("tune", "--limit", 8, *options).exit_code == 0
+        assert vllm("gate", "--prompts", more).exit_code == 0
+        done = run("promote", "--engine", "vllm", "--pair", pair_file, "--device", "cpu")
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert "`draftwell deploy --pair" in done.stdout
+        assert "--device cpu --engine vllm`" in done.stdout
+
+    return steps
+
+
+@pytest.fixture
+def judged(accepted: Callable[..., None], folder: Path) -> Path:
+    """The engine's folder, after a gate passed the draft model with lengths by load."""
+    accepted("--methods", "draft_model", "--levels", "1,2")
+    return folder
 
 
 @pytest.fixture
@@ -72,13 +92,15 @@ def test_what_the_gate_judged_is_deployed(
     assert (bundle.parent / "current").resolve() == bundle
     assert str(bundle) in done.stdout
     settings = json.loads((bundle / "manifest.json").read_text())["settings"]
-    record = json.loads(judged.read_text())
-    assert settings["gate"] == {
-        **{name: record[name] for name in settings["gate"] if name in record},
-        "device": "cpu",
-        "ungated_reason": None,
-    }
-    assert settings["speculative"] == {**record["settings"], "model": "models/draft"}
+    config = tuned(judged)
+    gate = settings["gate"]
+    assert (gate["release"], gate["passed"]) == ("release.tiny.cpu-vllm version 1", True)
+    assert (gate["version"], gate["device_class"], gate["fingerprint"]) == (
+        config.contents.version,
+        config.provenance.device_class,
+        config.provenance.fingerprint,
+    )
+    assert settings["speculative"] == {**(config.contents.settings or {}), "model": "models/draft"}
     assert settings["served_name"] == "mine"
     assert settings["gate"]["threads"] >= 1
     assert len(settings["tuned"]["by_prompt"]) == 8
@@ -141,89 +163,111 @@ def test_the_bundle_starts_what_was_judged(
     assert json.loads(words[words.index("--speculative-config") + 1])["model"] == "models/draft"
 
 
-def test_a_record_of_something_else_is_refused(
-    deploy: Callable[..., Any], judged: Path, tmp_path: Path
+def rewritten(**changes: Any) -> Any:
+    """In the place of `EngineConfig.load`: another config than was released."""
+    load = EngineConfig.load.__func__  # type: ignore[attr-defined]
+
+    def changed(cls: Any, folder: Path, **more: Any) -> EngineConfig:
+        found: EngineConfig = load(cls, folder, **more)
+        made = {name: value for name, value in changes.items() if hasattr(found.provenance, name)}
+        contents = {name: value for name, value in changes.items() if name not in made}
+        return EngineConfig(
+            found.contents.model_copy(update=contents), found.provenance.model_copy(update=made)
+        )
+
+    return classmethod(changed)
+
+
+def test_a_release_for_something_else_is_refused(
+    deploy: Callable[..., Any], judged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = json.loads(judged.read_text())
     for field, value in (
         ("version", "0.31.0"),
-        ("engine", "sglang"),
         ("device_class", "cuda-a-gpu"),
         ("distribution", "vllm"),
         ("fingerprint", "e" * 64),
         ("dtype", "bfloat16"),
-        ("temperature", 0.7),
     ):
-        judged.write_text(json.dumps({**record, field: value}))
-        said = line(deploy())
-        assert f"the gate judged {field.replace('_', ' ')} {value!r}" in said
-        assert "`draftwell gate --engine vllm`" in said
+        with monkeypatch.context() as patch:
+            patch.setattr(EngineConfig, "load", rewritten(**{field: value}))
+            said = line(deploy())
+            assert f"was tuned for vllm with {field.replace('_', ' ')} {value!r}" in said
+            assert "`draftwell tune --engine vllm" in said
     assert not (tmp_path / "dist").exists()
 
 
 def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(
-    deploy: Callable[..., Any], judged: Path, tmp_path: Path
+    deploy: Callable[..., Any],
+    vllm: Callable[..., Any],
+    run: Any,
+    pair_file: Path,
+    installed: Path,
+    more: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    record = json.loads(judged.read_text())
-    judged.write_text(json.dumps({**record, "passed": False}))
-    assert "the gate did not pass" in line(deploy())
-    judged.write_text("{")
-    assert "is no gate record" in line(deploy())
+    assert "holds no alias champion of release.tiny.cpu-vllm" in line(deploy())
+    assert vllm("tune", "--methods", "draft_model", "--limit", 8).exit_code == 0
+    candidate = ("--alias", "candidate")
+    assert "it has no gate record: run `draftwell gate --engine vllm" in line(deploy(*candidate))
+    promote = ("promote", "--engine", "vllm", "--pair", pair_file, "--device", "cpu")
+    assert "is not promoted, it has no gate record" in line(run(*promote))
+    monkeypatch.setenv("FAKE_PEER_FAULT", "lossy")
+    assert vllm("gate", "--prompts", more).exit_code == 1
+    monkeypatch.setenv("FAKE_PEER_FAULT", "")
+    assert "its gate failed" in line(deploy(*candidate))
     assert not (tmp_path / "dist").exists()
-    assert (
-        deploy(
-            "--ungated", "what is damaged is as good as nothing", "--out", tmp_path / "other"
-        ).exit_code
-        == 0
-    )
-    judged.unlink()
-    assert "the gate has not judged tiny on vllm: run `draftwell gate --engine vllm" in line(
-        deploy()
-    )
-    assert not (tmp_path / "dist").exists()
-    assert deploy("--ungated", "a trial").exit_code == 0
+    assert deploy(*candidate, "--ungated", "a trial").exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
     gate = json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]
     assert (gate["passed"], gate["ungated_reason"]) == (False, "a trial")
     assert "deployed because: a trial" in (bundle / "README.md").read_text()
-    judged.write_text(json.dumps({**record, "version": "0.31.0"}))
-    assert deploy("--ungated", "another trial").exit_code == 0
+    assert vllm("gate", "--prompts", more).exit_code == 0
+    monkeypatch.setattr(EngineConfig, "load", rewritten(version="0.31.0"))
+    assert deploy(*candidate, "--ungated", "another trial").exit_code == 0
     gate = json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]
     assert (gate["passed"], gate["version"]) == (False, "0.32.0"), "of what is here, as not judged"
 
 
-def test_a_draft_that_was_made_again_is_refused(deploy: Callable[..., Any], judged: Path) -> None:
-    record = json.loads(judged.read_text())
-    judged.write_text(
-        json.dumps(
-            {
-                **record,
-                "settings": {
-                    **record["settings"],
-                    "model": "/peers/models/tiny-draft-000000000000",
-                },
-            }
-        )
-    )
-    assert "the draft was made again since the gate judged tiny-draft-000000000000" in line(
-        deploy()
-    )
+def test_a_release_that_was_rolled_back_is_not_deployed(
+    deploy: Callable[..., Any],
+    accepted: Callable[..., None],
+    run: Any,
+    pair_file: Path,
+    tmp_path: Path,
+) -> None:
+    accepted("--methods", "draft_model")
+    accepted("--methods", "ngram")
+    pair = ("--engine", "vllm", "--pair", pair_file, "--device", "cpu")
+    done = run("rollback", *pair, "--reason", "answers are cut")
+    assert "release.tiny.cpu-vllm version 1 is the champion again" in done.stdout
+    assert "--device cpu --engine vllm` builds it" in done.stdout
+    assert "it was rolled back" in line(deploy("--alias", "2"))
+    assert deploy().exit_code == 0
+    manifest = tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json"
+    settings = json.loads(manifest.read_text())["settings"]
+    assert settings["speculative"]["method"] == "draft_model"
+
+
+def test_a_draft_that_was_made_again_is_refused(
+    deploy: Callable[..., Any], judged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**(tuned(judged).contents.settings or {}), "model": "tiny-draft-000000000000"}
+    monkeypatch.setattr(EngineConfig, "load", rewritten(settings=settings))
+    assert "tiny-draft-000000000000" in line(deploy())
 
 
 def test_a_class_of_our_plug_in_comes_with_its_wheel(
     deploy: Callable[..., Any],
-    vllm: Callable[..., Any],
-    installed: Path,
-    more: Path,
+    accepted: Callable[..., None],
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from draftwell.registry.bundles.vllm.plugin_wheel import plugin_wheel
+    from draftwell.registry.bundles.wheel import plugin_wheel
 
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"custom_class": 1.5}))
-    assert vllm("tune", "--methods", "cascade", "--limit", 8).exit_code == 0
-    assert vllm("gate", "--prompts", more).exit_code == 0
+    accepted("--methods", "cascade")
     assert deploy().exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
     wheel, settings = plugin_wheel(), json.loads((bundle / "manifest.json").read_text())["settings"]
@@ -234,10 +278,9 @@ def test_a_class_of_our_plug_in_comes_with_its_wheel(
     }
     assert settings["plugins"] == [wheel.name]
     assert (bundle / wheel.name).read_bytes() == wheel.data
-    record = json.loads((folder / "gate.json").read_text())
-    assert record["plugin"] == wheel.version
-    (folder / "gate.json").write_text(json.dumps({**record, "plugin": "0.1+0"}))
-    assert "the gate judged plugin '0.1+0'" in line(deploy())
+    assert tuned(folder).contents.plugin == wheel.version
+    monkeypatch.setattr(EngineConfig, "load", rewritten(plugin="0.1+0"))
+    assert "was tuned for vllm with plugin '0.1+0'" in line(deploy())
 
 
 def test_monitor_compares_what_is_served_with_the_tuning(
@@ -262,7 +305,8 @@ def test_monitor_compares_what_is_served_with_the_tuning(
     assert "draftwell deploy --engine vllm" in line(monitor())
     assert deploy("--set", "max_num_seqs=2").exit_code == 0
     assert "DRAFTWELL_SPOOL" in line(monitor())
-    config = json.loads(judged.read_text())["settings"]
+    config = tuned(judged).contents.settings
+    assert config is not None
     about = {
         "version": 1,
         "bundle": "tiny/1-cpu",
@@ -279,14 +323,13 @@ def test_monitor_compares_what_is_served_with_the_tuning(
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         done = monitor("--json")
         assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (code, verdict), done.output
-        assert json.loads((judged.parent / "drift.json").read_text())["verdict"] == verdict
-    choice = judged.parent / "tuned.json"
-    kept_at_tuning = json.loads((judged.parent / "drift.json").read_text())["tuned"]
-    choice.write_text(json.dumps({**json.loads(choice.read_text()), "choice": {}}))
-    assert json.loads(monitor("--json").stdout)["tuned"] == kept_at_tuning, (
+        assert json.loads((judged / "drift.json").read_text())["verdict"] == verdict
+    compared = json.loads((judged / "drift.json").read_text())["checks"]
+    shutil.rmtree(config_folder(judged))
+    assert json.loads(monitor("--json").stdout)["checks"] == compared, (
         "of what is served, not of what was tuned since"
     )
-    assert monitor().stdout.startswith("drift: the target keeps 0.333 of first draft tokens")
+    assert "drift: the target keeps 0.333 of first draft tokens" in monitor().stdout
     assert "--reference means nothing" in line(monitor("--reference", tmp_path))
     manifest = tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json"
     made = json.loads(manifest.read_text())
@@ -304,7 +347,7 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """vLLM for CPUs on a machine with a CUDA device."""
-    import draftwell.flows.steps.engine.monitor
+    import draftwell.flows.cli.engine
     import draftwell.serving.device
     from draftwell.serving.errors import DraftwellError
 
@@ -314,8 +357,8 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(
         seen.append(space.workspace.device)
         raise DraftwellError("seen")
 
-    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
-    monkeypatch.setattr(draftwell.flows.steps.engine.monitor, "check_engine", looked)
+    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr(draftwell.flows.cli.engine, "check_engine", looked)
     assert "seen" in line(
         run("monitor", "--engine", "vllm", "--pair", pair_file, "--spool", tmp_path)
     )
@@ -323,11 +366,10 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(
 
 
 def test_loads_that_nobody_measured_are_named(
-    deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path, folder: Path
+    deploy: Callable[..., Any], accepted: Callable[..., None], folder: Path
 ) -> None:
-    assert vllm("tune", "--methods", "draft_model", "--limit", 8).exit_code == 0
-    assert vllm("gate", "--prompts", more).exit_code == 0
-    assert SCHEDULE not in json.loads((folder / "gate.json").read_text())["settings"]
+    accepted("--methods", "draft_model")
+    assert SCHEDULE not in (tuned(folder).contents.settings or {})
     said = deploy().stderr
     assert "up to 1 at once and is served with up to 64" in said
     assert "it decodes up to 64 requests at once" in said
@@ -337,9 +379,7 @@ def test_loads_that_nobody_measured_are_named(
 
 def test_a_drafter_that_runs_beyond_the_highest_level_is_named(
     deploy: Callable[..., Any],
-    vllm: Callable[..., Any],
-    installed: Path,
-    more: Path,
+    accepted: Callable[..., None],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -347,9 +387,8 @@ def test_a_drafter_that_runs_beyond_the_highest_level_is_named(
         "FAKE_ENGINE_SPEEDS",
         json.dumps({"draft_model:2": 1.6, "draft_model:2@2": 0.9, "draft_model:0@2": 1.01}),
     )
-    assert vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2").exit_code == 0
-    assert vllm("gate", "--prompts", more).exit_code == 0
-    assert json.loads((folder / "gate.json").read_text())["settings"][SCHEDULE] == [
+    accepted("--methods", "draft_model", "--levels", "1,2")
+    assert (tuned(folder).contents.settings or {})[SCHEDULE] == [
         [1, 1, 2],
         [2, 2, 0],
     ]
@@ -367,7 +406,10 @@ def test_options_that_do_not_fit_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "--alias means nothing with --engine vllm" in line(deploy("--alias", "3"))
+    assert "holds no version 3 of release.tiny.cpu-vllm" in line(deploy("--alias", "3"))
+    assert "--sampled means nothing with --engine draftwell" in line(
+        run("promote", "--pair", pair_file, "--device", "cpu", "--sampled")
+    )
     assert "--set means nothing with --engine draftwell" in line(
         run("deploy", "--pair", pair_file, "--set", "port=1")
     )
@@ -383,9 +425,8 @@ def test_options_that_do_not_fit_are_refused(
 
 def test_a_method_that_vllms_image_lacks_a_package_for_is_named(
     deploy: Callable[..., Any],
-    vllm: Callable[..., Any],
+    accepted: Callable[..., None],
     installed: Path,
-    more: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -395,8 +436,7 @@ def test_a_method_that_vllms_image_lacks_a_package_for_is_named(
         "Metadata-Version: 2.1\nName: arctic-inference\nVersion: 1.0\n"
     )
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"suffix": 1.5}))
-    assert vllm("tune", "--methods", "suffix", "--limit", 8).exit_code == 0
-    assert vllm("gate", "--prompts", more).exit_code == 0
+    accepted("--methods", "suffix")
     assert "suffix needs arctic-inference, which vLLM's image has not" in deploy().stderr
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
     assert json.loads((bundle / "manifest.json").read_text())["settings"]["needs"] == [

@@ -16,6 +16,7 @@ from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import digest_of
 from draftwell.serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_prompts
+from tests.support.patching import replace_everywhere
 
 QUICK = ("--tokens", 2000, "--max-tokens", 12, "--head-tokens", 64, "--dtype", "float32")
 
@@ -303,11 +304,11 @@ def test_a_prompt_is_what_stands_before_it_too(
     bare = [Prompt(f"bare{i}", None, prompt.turns) for i, prompt in enumerate(told)]
     learnt, untouched = split([*told, *bare])
     assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
-    monkeypatch.setattr(
-        "draftwell.serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64
-    )
-    monkeypatch.setattr(
-        "draftwell.components.distil.writers.writer_of", lambda pair, batch, governor: None
+    monkeypatch.setattr("draftwell.flows.steps.distil.weights_digest", lambda folder: "d" * 64)
+    replace_everywhere(
+        monkeypatch,
+        "draftwell.components.distil.writers.Writer",
+        lambda pair, batch, governor: None,
     )
     pair, files = table_pair(), distil_step.PairFiles("tiny", tmp_path)
     source = distil_step.source_of(

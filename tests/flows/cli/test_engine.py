@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from draftwell.components.engines.texts import rows_of
+from draftwell.registry.store import Store
+from tests.support.peers.releases import config_folder, released, tuned, verdict
+from tests.support.results import kept_results
+
 
 def line(done: Any) -> str:
     assert done.exit_code == 2, (done.output, done.exception)
@@ -21,16 +26,13 @@ def test_sampled_requests_have_a_choice_of_their_own(
 ) -> None:
     for options in ((), ("--temperature", 0.7)):
         assert vllm("tune", "--methods", "draft_model", "--limit", 8, *options).exit_code == 0
-    greedy, sampled = (
-        json.loads((folder / name).read_text()) for name in ("tuned.json", "tuned-t0.7.json")
-    )
-    assert (greedy["temperature"], sampled["temperature"]) == (0.0, 0.7)
+    greedy, sampled = tuned(folder).contents, tuned(folder, sampled=True).contents
+    assert (greedy.temperature, sampled.temperature) == (0.0, 0.7)
     judged = vllm("gate", "--prompts", more)
     assert "at temperature 0.7" in judged.output
-    records = [json.loads((folder / name).read_text()) for name in ("gate.json", "gate-t0.7.json")]
-    assert [record["temperature"] for record in records] == [0.0, 0.7]
+    records = [verdict(device=device) for device in ("cpu-vllm", "cpu-vllm-sampled")]
     assert [
-        any("outputs" in check["name"] for check in record["checks"]) for record in records
+        record and any("outputs" in check.name for check in record.checks) for record in records
     ] == [True, False]
 
 
@@ -38,43 +40,66 @@ def test_tune_gate_and_what_is_kept(
     vllm: Callable[..., Any], folder: Path, more: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "draftwell tune --engine vllm" in line(vllm("gate"))
-    done = vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2")
+    tune = ("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2")
+    done = vllm(*tune)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "chosen: draft_model(k=2)" in done.stdout
-    document = json.loads((folder / "tuned.json").read_text())
-    settings = document["exports"]["vllm"]
+    config, one = tuned(folder), released()
+    settings = config.contents.settings
+    assert settings is not None
     assert (settings["method"], settings["num_speculative_tokens"]) == ("draft_model", 2)
-    assert document["exports"]["tensorrt_llm"] == {
+    assert config.contents.exports["tensorrt_llm"] == {
         "max_draft_len": 2,
         "draft_len_schedule": {"1": 2, "2": 2},
     }
-    assert len(document["prompt_hashes"]) == 8
-    again = vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2")
+    assert len(config.provenance.training_prompts or ()) == 8
+    again = vllm(*tune)
     assert "are reused" in again.stderr
-    assert vllm("gate", "--dry-run").exit_code == 3  # four prompts are left
+    assert released() == one, "the same choice is the same release"
+    assert vllm("gate", "--dry-run", "--prompts", more).exit_code == 0
+    assert verdict() is None
+    assert vllm("gate").exit_code == 3  # four prompts are left
+    assert Store().get_aliases("release", "tiny.cpu-vllm") == {"candidate": 1}
     judged = vllm("gate", "--prompts", more)
     assert judged.exit_code == 0, (judged.output, judged.exception)
-    record = json.loads((folder / "gate.json").read_text())
-    assert record["passed"]
-    assert record["settings"] == settings
-    assert [check["name"] for check in record["checks"]][:2] == [
+    assert Store().get_aliases("release", "tiny.cpu-vllm") == {"candidate": 1, "challenger": 1}
+    record = verdict()
+    assert record is not None
+    assert record.passed
+    assert [check.name for check in record.checks][:2] == [
         f"speed over plain decoding, {load} at once" for load in (1, 2)
     ]
     monkeypatch.setenv("FAKE_PEER_FAULT", "die@draft_model")
-    assert vllm("gate", "--prompts", more, "--dry-run").exit_code == 2
-    assert (folder / "gate.json").exists()
     assert vllm("gate", "--prompts", more).exit_code == 2
-    assert not (folder / "gate.json").exists()
-    (folder / "gate.json").touch()
-    monkeypatch.setenv("FAKE_PEER_FAULT", "")
-    assert vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2").exit_code == 0
-    assert not (folder / "gate.json").exists()
+    assert verdict() == record
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy")
     assert vllm("gate", "--prompts", more, "--dry-run").exit_code == 1
     monkeypatch.setenv("FAKE_PEER_FAULT", "")
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"draft_model": 0.85}))
     assert vllm("gate", "--prompts", more, "--dry-run").exit_code == 1
-    assert not (folder / "gate.json").exists()
+    assert verdict() == record
+
+
+def test_the_choice_is_registered_with_figures_and_parents(
+    vllm: Callable[..., Any], folder: Path, more: Path
+) -> None:
+    """One that a person marks is released in the place of a newer one; `--no-publish` registers
+    nothing."""
+    tune = ("tune", "--methods", "draft_model", "--limit")
+    assert vllm(*tune, 7, "--no-publish").exit_code == 0
+    store = Store()
+    assert store.versions("engine_config", "tiny") == []
+    assert vllm(*tune, 7).exit_code == 0
+    assert vllm(*tune, 8).exit_code == 0
+    first, second = store.versions("engine_config", "tiny")
+    assert store.metrics(second)["speedup"] == pytest.approx(1.6)
+    assert (second.tags["strategy"], second.digest) == ("draft_model(k=2)", tuned(folder).digest)
+    assert released().pins == {"engine_config": 2}
+    assert released().contents.device == "cpu-vllm"
+    store.set_alias(first, "picked")  # as a person does in MLflow's UI
+    done = vllm(*tune, 8)
+    assert "engine_config.tiny version 1, marked in MLflow" in done.stderr
+    assert released().pins == {"engine_config": 1}
 
 
 def test_one_that_is_killed_is_a_line_and_the_next_run_resumes(
@@ -83,8 +108,8 @@ def test_one_that_is_killed_is_a_line_and_the_next_run_resumes(
     monkeypatch.setenv("FAKE_PEER_FAULT", "killed@draft_model")
     said = line(vllm("tune", "--methods", "ngram,draft_model", "--limit", 8))
     assert said.startswith("Error: vllm/draft_model(k=3) was ended by signal 9")
-    assert not (folder / "tuned.json").exists()
-    kept = json.loads((folder / "measurements.json").read_text())["measurements"]
+    assert not config_folder(folder).exists()
+    kept = kept_results(folder / "measurements.jsonl")
     assert [name for name in kept if "ngram" in name]
     monkeypatch.setenv("FAKE_PEER_FAULT", "")
     done = vllm("tune", "--methods", "ngram,draft_model", "--limit", 8)
@@ -102,7 +127,7 @@ def test_a_method_that_crashes_while_it_decodes_is_left_out(
         "left out: draft_model, the engine fails while it decodes with it: "
         "vllm/draft_model(k=3) ended with exit code 3"
     ) in done.stderr
-    assert json.loads((folder / "tuned.json").read_text())["choice"]["method"] == "ngram"
+    assert tuned(folder).contents.choice["method"] == "ngram"
 
 
 def test_bench_and_collect(vllm: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
@@ -121,7 +146,7 @@ def test_bench_and_collect(vllm: Callable[..., Any], folder: Path, tmp_path: Pat
     assert figures[1]["ratio"] == pytest.approx(1.6)
     done = vllm("collect", "--method", "ngram", "--limit", 3, "--logprobs", 2)
     assert done.exit_code == 0, (done.output, done.exception)
-    rows = [json.loads(row) for row in (folder / "texts.jsonl").read_text().splitlines()][1:]
+    rows = rows_of(folder / "texts.jsonl")
     assert len(rows) == 3
     assert len(rows[0]["top_logprobs"]) == len(rows[0]["tokens"])
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwell.components.export import schema
+from draftwell.components.export.export import schema
 from draftwell.registry.pairs import fetch, find_pair, model_records
 from draftwell.registry.releases import create_release
 from draftwell.registry.store import Store

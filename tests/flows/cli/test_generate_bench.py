@@ -19,13 +19,11 @@ FIGURES = {
     "acceptance_rate",
     "draft_efficiency",
     "mat",
-    "accepted_per_call",
     "mean_acceptance_length",
     "ttft_ms",
     "tpot_ms",
     "identical_outputs",
     "near_ties",
-    "overhead_fraction",
 }
 
 
@@ -134,15 +132,15 @@ def report(
 def test_bench_report(report: dict[str, Any]) -> None:
     assert {"pair", "machine", "prompts", "strategies", "peers"} <= set(report)
     assert (report["pair"], report["prompts"]) == ("tiny", 3)
-    assert list(report["strategies"]) == ["autoregressive", "vanilla_sd", "prompt_lookup", "spide"]
+    reference = report["cost_reference"]
+    named = ["autoregressive", "vanilla_sd", "prompt_lookup", "spide"]
+    assert list(dict.fromkeys([*named, reference])) == list(report["strategies"])
     for name, figures in report["strategies"].items():
         assert set(figures) >= FIGURES, name
         assert figures["tokens_per_second"] > 0
     assert report["strategies"]["autoregressive"]["speedup"] == 1
-    reference = report["cost_reference"]
-    assert reference["cost_ratio"] == 1
-    assert reference["num_speculative_tokens"] in (1, 2, 3, 5), (
-        "vanilla SD at its fastest gamma, found by a pilot"
+    assert report["strategies"][reference]["cost_ratio"] == 1, (
+        "the fastest vanilla SD, of those that were named and the one that a pilot found"
     )
     assert report["machine"]["threads"] == 1
 
@@ -186,7 +184,8 @@ def test_bench_settings_reach_their_strategy(
     assert done.exit_code == 0, (done.output, done.exception)
     found = json.loads(out.read_text())["strategies"]
     assert int(found["vanilla_sd"]["parameters"]["num_speculative_tokens"]) == 2
-    assert list(found) == ["autoregressive", "prompt_lookup", "vanilla_sd"]
+    beside = [name for name in found if not name.startswith("vanilla_sd(")]  # the fastest length
+    assert beside == ["autoregressive", "prompt_lookup", "vanilla_sd"]
 
 
 def test_bench_of_concurrent_requests(

@@ -13,6 +13,7 @@ import pytest
 from draftwell.components.papers import catalogue, runner
 from draftwell.components.papers.cells import FULL, PLAIN, Scale, sized
 from draftwell.components.papers.tables import Paper, PaperTable, Row
+from draftwell.flows.cli import papers_run
 from draftwell.serving.artifacts.pair_files import fingerprint
 from tests.support.models.tiny import table_pair
 from tests.support.paths import REPO
@@ -101,7 +102,7 @@ def test_a_run_is_measured_once_and_ends_on_a_page(
 
 
 @pytest.mark.usefixtures("tiny_paper")
-def test_a_full_run_waits_for_fast_memory_and_times_passes_between_texts(
+def test_a_full_run_times_passes_between_texts(
     run: Callable[..., Any], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[runner.Run] = []
@@ -110,7 +111,7 @@ def test_a_full_run_waits_for_fast_memory_and_times_passes_between_texts(
         seen.append(where)
         return {}
 
-    monkeypatch.setattr(runner, "run_cells", begin)
+    monkeypatch.setattr(papers_run, "run_cells", begin)
     done = run(
         "papers",
         "--only",
@@ -125,8 +126,7 @@ def test_a_full_run_waits_for_fast_memory_and_times_passes_between_texts(
         1,
     )
     assert done.exit_code == 0, (done.output, done.exception)
-    assert (seen[0].times, seen[0].patience) == (FULL.times, FULL.patience)
-    assert min(FULL.times, FULL.patience) > 0
+    assert seen[0].times == FULL.times > 0
 
 
 @pytest.mark.usefixtures("tiny_paper")
@@ -188,13 +188,12 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(
 def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(
     run: Callable[..., Any], tmp_path: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftwell.flows.steps import papers as steps
     from draftwell.serving.errors import DraftwellError
 
     def refuse(*arguments: Any) -> Any:
         raise DraftwellError("the models are too large", code="pair_too_large")
 
-    monkeypatch.setattr(steps, "open_cells", refuse)
+    monkeypatch.setattr(papers_run, "open_cells", refuse)
     done = run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32")
     assert done.exit_code == 1
     assert (
@@ -208,12 +207,11 @@ def test_the_page_is_there_after_every_cell(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is ended by hand leaves what it has on the page."""
-    from draftwell.flows.steps import papers as steps
 
     def interrupted(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(steps, "open_cells", interrupted)
+    monkeypatch.setattr(papers_run, "open_cells", interrupted)
     assert run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32").exit_code != 0
     assert "Not measured yet" in (tmp_path / "run" / "papers-quick.md").read_text()
 
@@ -284,6 +282,7 @@ def shipping_pair(own_stores: Path, pair_file: Path) -> Path:
         fingerprint=fingerprint(fetch(find_pair(str(copy))), "float32"),
         training_prompts=["a" * 16],
     )
+    space.begin()
     counts = {"shipped": 5, "local": 9}
     for place, folder in (
         ("shipped", space.shipped / "acceptance_table"),
@@ -364,7 +363,6 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(
 ) -> None:
     """What it measured on shipped prompts is on its own page, which says so however it is written,
     and not among the kept cells."""
-    from draftwell.components.papers import runner
     from draftwell.components.papers.cells import FULL
     from draftwell.components.papers.committed import committed_cells
     from draftwell.components.papers.public import STAND_IN
@@ -375,7 +373,7 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(
     own = kept.model_copy(
         update={"seconds": 1.0, "source": "shipped prompts of the kind `code`, 12 prompts"}
     )
-    monkeypatch.setattr(runner, "measured_cells", lambda cells, run: {"csd-code": own})
+    monkeypatch.setattr(papers_run, "measured_cells", lambda cells, run: {"csd-code": own})
     folder = own_stores / "draftwell" / "papers"
     assert run("papers", "--render", "--dtype", "float32").exit_code == 0
     text = (folder / "papers-shipped.md").read_text()
@@ -395,9 +393,7 @@ def test_a_cells_profile_leaves_out_what_only_whole_requests_need(
     from draftwell.flows.steps import papers as steps
 
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(
-        hardware_profile, "measure_profile", lambda pair, made, **given: seen.update(given)
-    )
+    monkeypatch.setattr(steps, "measure_profile", lambda pair, made, **given: seen.update(given))
     steps.measured_profile(table_pair(), 3, lambda line: None)
     assert (seen["requests"], seen["repeats"], seen["sizes"]) == (False, 3, steps.FEW_SIZES)
     steps.measured_profile(table_pair(), 9, lambda line: None)

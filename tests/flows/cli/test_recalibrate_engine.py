@@ -9,24 +9,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
-from draftwell.components.engines.ports import free_port, listening
-from draftwell.flows.steps.engine.processes import replicas_of
-from draftwell.flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine
+from draftwell.components.engines.ports import free_port
+from draftwell.flows.cli.demo import run_loop
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.engine import recalibrate as step
 from draftwell.flows.steps.engine.serve import server_environment
-from draftwell.flows.steps.engine.space import engine_space
+from draftwell.flows.steps.engine.space import space_of
 from tests.support.errors import raises_code
 from tests.support.peers.environments import install, with_server
+from tests.support.peers.releases import tuned, verdict
+from tests.support.results import kept_results
 from tests.support.server.server_process import wait_until
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="a shell script in the place of Python, and /proc"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python"),
+    pytest.mark.usefixtures("quiet_prefect"),
+]
 
 WORDS = (
     "man",
@@ -90,20 +95,23 @@ class Loop:
     def run(self, **changes: Any) -> dict[str, Any]:
         """The check and what follows from it."""
         given = {
+            "engine": "vllm",
+            "source": "drift",
             "pair": str(self.pair),
+            "device": "cpu",
             "out": self.out,
             "methods": ("ngram", "draft_model"),
             "levels": (1,),
             "tune_prompts": 8,
             "bench_prompts": 8,
-            "max_tokens": 8,
+            "collect_tokens": 8,
+            "tune_tokens": 8,
+            "bench_tokens": 8,
             "serve_seconds": 0.3,
             **changes,
         }
-        space = engine_space(str(self.pair), None, "cpu", 2, self.said.append)
-        return recalibrate_engine(
-            space, EngineDriftSettings.model_validate(given), self.said.append
-        )
+        settings = PipelineSettings.model_validate(given)
+        return step.recalibrate(space_of(settings), settings, self.said.append, run_loop)
 
     def served(self) -> tuple[str, str, int]:
         """Name of the bundle that `current` leads to, its method and its K."""
@@ -154,39 +162,48 @@ def loop(
     return made
 
 
-@pytest.fixture
-def served(
-    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], list[tuple[int, str]]]]:
-    """The bundle, served on a port; says process and bundle of all that serve it now."""
-    monkeypatch.setenv("DRAFTWELL_SPOOL", "")
-    port = free_port()
-    with (tmp_path / "serve.log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(loop.out / "vllm" / "tiny" / "current" / "serve.sh"), "--port", str(port)],
-            stdout=log,
-            stderr=log,
-            env=server_environment("tiny"),
+class Service:
+    """The bundle of `current`, served on a port by a shell script in the place of systemd."""
+
+    def __init__(self, loop: Loop, folder: Path):
+        self.port, self.pid = free_port(), folder / "pid"
+        script = loop.out / "vllm" / "tiny" / "current" / "serve.sh"
+        self.command = (
+            f"if [ -e '{self.pid}' ]; then kill $(cat '{self.pid}'); fi; "
+            f"'{script}' --port {self.port} > '{folder}/serve.log' 2>&1 & echo $! > '{self.pid}'"
         )
-    wait_until(
-        lambda: process.poll() is not None or port in listening(process.pid),
-        "it does not listen",
-        seconds=30,
-    )
-    try:
-        yield lambda: [
-            (one.pid, one.bundle.name) for one in replicas_of(loop.out, "tiny") if one.port == port
-        ]
-    finally:
-        for replica in replicas_of(loop.out, "tiny"):
-            os.kill(replica.pid, signal.SIGKILL)
-        process.wait()
+
+    def bundle(self) -> str:
+        """What it serves, as soon as it answers."""
+        wait_until(self.answers, "it does not answer", seconds=30)
+        request = Request(f"http://127.0.0.1:{self.port}/v1/completions", b'{"max_tokens": 1}')
+        with urlopen(request, timeout=10) as answer:
+            return str(json.load(answer)["bundle"])
+
+    def answers(self) -> bool:
+        try:
+            urlopen(f"http://127.0.0.1:{self.port}/v1/models", timeout=10).close()
+        except OSError:
+            return False
+        return True
+
+
+@pytest.fixture
+def service(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """Runs until the test has ended."""
+    monkeypatch.setenv("DRAFTWELL_SPOOL", "")
+    for name, value in server_environment("tiny").items():
+        monkeypatch.setenv(name, value)
+    made = Service(loop, tmp_path)
+    subprocess.run(["/bin/sh", "-c", made.command], check=True)
+    yield made
+    os.kill(int(made.pid.read_text()), signal.SIGKILL)
 
 
 def test_other_traffic_brings_another_method_and_length_which_are_then_served(
-    loop: Loop, served: Callable[[], list[tuple[int, str]]], tmp_path: Path
+    loop: Loop, service: Service, tmp_path: Path
 ) -> None:
-    [(first, _)] = served()
+    assert service.bundle() == "tiny/1-cpu"
     loop.counts("tiny/1-cpu", 60, "draft_model", 2)
     loop.engine({}, fault="start")  # steady traffic starts no engine
     assert loop.run()["state"] == "steady"
@@ -198,11 +215,13 @@ def test_other_traffic_brings_another_method_and_length_which_are_then_served(
     write_requests(loop.spool / "gateway-1.jsonl", "a")
     loop.counts("tiny/1-cpu", 30, "draft_model", 2)
     loop.engine({"ngram:8": 1.9, "ngram": 1.3, "draft_model": 0.8}, "[1, 0]")
-    done = loop.run()
+    with raises_code("nothing_restarted", "2-cpu is ready", "--restart"):
+        loop.run()
+    assert service.bundle() == "tiny/1-cpu", "nobody has restarted it"
+    done = loop.run(restart=service.command)
     assert done["state"] == "deployed", done
     assert loop.served() == ("2-cpu", "ngram", 8)
-    [(second, name)] = served()
-    assert (second != first, name) == (True, "2-cpu")
+    assert service.bundle() == "tiny/2-cpu"
 
     loop.counts("tiny/2-cpu", 30, "ngram", 8)
     assert loop.run()["state"] == "steady", "the reference is the new bundle's"
@@ -210,10 +229,10 @@ def test_other_traffic_brings_another_method_and_length_which_are_then_served(
     loop.engine({}, fault="start")
     with (loop.spool / "gateway-1.jsonl").open("a") as file:
         file.write('{"prompt": "one more"}\n')  # as a gateway does all the time
-    again = loop.run()
+    again = loop.run(restart=service.command)
     assert again["state"] == "answered", again
     assert "tried again after" in again["why"]
-    assert served() == [(second, "2-cpu")]
+    assert service.bundle() == "tiny/2-cpu"
 
 
 OPTIONS = {
@@ -253,7 +272,7 @@ def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path
     settings = json.loads((after / "manifest.json").read_text())["settings"]
     assert {name: settings[name] for name in OPTIONS} == OPTIONS
     assert (settings["tuned"]["temperature"], settings["gate"]["threads"]) == (0.7, 1)
-    assert (loop.folder / "gate-t0.7.json").is_file()
+    assert verdict("champion", "cpu-vllm-sampled") is not None
     assert ((after / ".env").read_text(), (after / ".env").stat().st_mode & 0o777) == (
         "VLLM_API_KEY=secret\n",
         0o600,
@@ -262,28 +281,27 @@ def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path
         after / "compose.yaml"
     ).read_text() == "services: {vllm: {image: 'draftwell-tiny:2-cpu', mem_limit: 8g}}\n"
     assert "draftwell-tiny:2-cpu" in (after / "chart" / "values.yaml").read_text()
-    assert "greedy" in done["report"]["drift"]["why"]
-    judged = json.loads((loop.folder / "gate-t0.7.json").read_text())["settings"]
+    assert "greedy" in done["report"]["since_tuning"]["why"]
+    judged = tuned(loop.folder, sampled=True).contents.settings
+    assert judged is not None
     assert judged["num_speculative_tokens_per_batch_size"] == [[1, 1, 8]], (
         "one length would be drafted at 2 to 64, which nobody measured"
     )
     assert "[[1, 1, 8], [2, 64, 0]]" in (after / "serve.sh").read_text()
-    assert f"    {after}, which decodes up to 64 requests at once" in loop.said
 
 
 def test_a_gate_that_fails_leaves_what_is_served_and_is_not_tried_each_hour(
-    loop: Loop, served: Callable[[], list[tuple[int, str]]], tmp_path: Path
+    loop: Loop, service: Service, tmp_path: Path
 ) -> None:
-    before = served()
     loop.counts("tiny/1-cpu", 30, "draft_model", 2)
     prompts = write_requests(tmp_path / "new.jsonl", "a")
     loop.engine({"ngram:8": 1.9, "ngram": 1.3, "draft_model": 0.8}, fault="lossy")
-    assert loop.run(prompts=prompts)["state"] == "refused"
-    assert (loop.served()[0], served()) == ("1-cpu", before)
+    assert loop.run(prompts=prompts, restart=service.command)["state"] == "refused"
+    assert (loop.served()[0], service.bundle()) == ("1-cpu", "tiny/1-cpu")
     loop.engine({}, fault="start")
     write_requests(tmp_path / "new.jsonl", "any")
-    assert "tried again after" in loop.run(prompts=prompts)["why"]
-    assert (loop.served()[0], served()) == ("1-cpu", before)
+    assert "tried again after" in loop.run(prompts=prompts, restart=service.command)["why"]
+    assert (loop.served()[0], service.bundle()) == ("1-cpu", "tiny/1-cpu")
 
 
 def test_what_was_stopped_resumes_with_the_prompts_that_it_began_with(
@@ -298,17 +316,15 @@ def test_what_was_stopped_resumes_with_the_prompts_that_it_began_with(
     with raises_code("engine_killed"):
         loop.run(prompts=folder)
     assert loop.served()[0] == "1-cpu"
-    kept = json.loads((loop.folder / "measurements.json").read_text())["measurements"]
+    kept = kept_results(loop.folder / "measurements.jsonl")
     assert kept
     write_requests(folder / "2.jsonl", "any")  # the gateway has recorded more
     loop.engine(speeds)
     with raises_code("restart_failed"):
         loop.run(prompts=folder, restart="exit 3")
     assert "resuming the recalibration that was begun" in loop.said
-    assert (
-        f"{len(kept)} measurements of an earlier run are reused: --fresh measures again"
-        in loop.said
-    )
+    after = kept_results(loop.folder / "measurements.jsonl")
+    assert {name: after[name] for name in kept} == kept
     assert loop.served()[0] == "2-cpu"
     loop.engine({}, fault="start")
     done = loop.run(prompts=folder, restart=f"touch '{tmp_path}/restarted'")
@@ -335,16 +351,17 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from draftwell.flows.steps.engine import recalibrate
+    from draftwell.flows.cli import engine as engine_commands
 
-    asked: list[EngineDriftSettings] = []
+    asked: list[PipelineSettings] = []
     outcome = {"state": "refused", "why": "the gate failed"}
 
-    def instead(space: Any, settings: EngineDriftSettings, say: Any, limits: Any) -> dict[str, Any]:
+    def instead(space: Any, settings: PipelineSettings, *more: Any) -> dict[str, Any]:
         asked.append(settings)
         return outcome
 
-    monkeypatch.setattr(recalibrate, "recalibrate_engine", instead)
+    monkeypatch.setattr(engine_commands, "recalibrate", instead)
+    monkeypatch.setattr(engine_commands, "space_of", lambda settings: None)
     with_server(tmp_path / "peers")
     words = ("monitor", "--engine", "vllm", "--pair", pair_file)
     done = run(
@@ -367,7 +384,9 @@ def test_the_command(
         done.output,
         done.exception,
     )
-    assert asked[0] == EngineDriftSettings(
+    assert asked[0] == PipelineSettings(
+        engine="vllm",
+        source="drift",
         pair=str(pair_file),
         prompts=tmp_path,
         restart="true",

@@ -13,15 +13,15 @@ import pytest
 
 import draftwell.serving.device
 from draftwell.components.gate.verdict import Check, GateVerdict
-from draftwell.flows.cli.release import exit_code, release_to_judge
+from draftwell.flows.cli.gate_run import exit_code, release_to_judge
 from draftwell.flows.context import StepContext
-from draftwell.registry.gates import GateCheck
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.promotion import promote
 from draftwell.registry.releases import ReleaseVersion, find_release, gate_record, record_gate
 from draftwell.registry.store import Store
 from tests.support.errors import raises_code
 from tests.support.loop import publishing
+from tests.support.patching import replace_everywhere
 
 OPEN = Check("speedup", 1.02, 1.0, False, "1.02 x autoregressive", enough=False, prompts_needed=40)
 GOOD = Check("speedup", 1.2, 1.0, True, "1.20 x autoregressive")
@@ -47,14 +47,13 @@ def tiny(own_stores: Path, empty_database: Path, pair_file: Path) -> Callable[..
 @pytest.fixture
 def cuda_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a CUDA device, as far as its one question goes."""
-    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
+    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
 
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Any]]:
     """(device, release) of everything that would be measured; all of it passes."""
-    import draftwell.flows.loading
-    import draftwell.flows.steps.gate
+    import draftwell.flows.cli.gate_run
 
     seen: list[tuple[str | None, Any]] = []
 
@@ -65,9 +64,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Any]]:
         return {"release": alias, "verdict": GateVerdict((GOOD,))}
 
     monkeypatch.setattr(
-        draftwell.flows.loading, "open_pair", lambda *names, **options: StepContext(None, None)
+        draftwell.flows.cli.gate_run, "open_pair", lambda *names, **options: StepContext(None, None)
     )  # type: ignore[arg-type]
-    monkeypatch.setattr(draftwell.flows.steps.gate, "gate_release", passing)
+    monkeypatch.setattr(draftwell.flows.cli.gate_run, "gate_release", passing)
     return seen
 
 
@@ -127,7 +126,7 @@ def test_not_enough_evidence_is_kept_as_such_and_not_promoted(
     tiny: Callable[..., ReleaseVersion],
 ) -> None:
     made, store = tiny(), Store()
-    check = GateCheck(
+    check = Check(
         name="speedup", value=1.02, threshold=1.0, passed=False, enough=False, prompts_needed=40
     )
     record_gate(
@@ -188,13 +187,10 @@ def test_promote_and_deploy_take_the_same_device(
 def test_a_champion_of_each_device_keeps_its_own_artifacts(
     tiny: Callable[..., ReleaseVersion],
 ) -> None:
-    """Both name the same registered tables; an alias of an earlier version, which knew one device,
-    goes."""
+    """Both name the same registered tables."""
     store = Store()
     for device in ("cpu", "cuda"):
         promote(store, "tiny", device, 1, publishing.verdict(tiny(device)))
-    store.set_alias(store.resolve("acceptance_table", "tiny", 1), "champion")
-    promote(store, "tiny", "cpu", 1)
     known = store.get_aliases("acceptance_table", "tiny")
     assert {name for name in known if name.startswith("champion")} == {
         "champion-cpu",

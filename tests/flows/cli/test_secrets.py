@@ -22,10 +22,10 @@ from tests.support.server.processes import mlflow_server
 LOOP = """
 import sys
 from pathlib import Path
-from draftwell.flows.orchestration.pipeline_flow import pipeline
+from draftwell.flows.orchestration.loop_flow import draftwell
 from draftwell.flows.settings import PipelineSettings
 
-done = pipeline(PipelineSettings(pair=sys.argv[1], prompts=Path(sys.argv[2]), collect_prompts=8, collect_tokens=16, calibrate_prompts=2,
+done = draftwell(PipelineSettings(pair=sys.argv[1], prompts=Path(sys.argv[2]), collect_prompts=8, collect_tokens=16, calibrate_prompts=2,
                                  tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2, bench_tokens=8, threads=1))
 print("deployed" if done["bundle"] else "refused")
 """  # noqa: E501

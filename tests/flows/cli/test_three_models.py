@@ -101,7 +101,8 @@ def test_bench_with_three_models(run: Any, three: Path, prompts_file: Path, tmp_
     )
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads(out.read_text())["strategies"]
-    assert list(report) == [
+    named = [name for name in report if not name.startswith("vanilla_sd(")]  # the fastest length
+    assert named == [
         "autoregressive",
         "vanilla_sd",
         "pyramid_assisted",

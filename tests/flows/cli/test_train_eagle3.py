@@ -14,12 +14,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwell.components.distil.eagle3.recipe import HeadRecipe
+from draftwell.components.distil.eagle3.training import HeadRecipe
 from draftwell.flows.steps.eagle3 import curves_of
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.errors import DraftwellError
+from tests.support.patching import replace_everywhere
 
 QUICK = ("--tokens", 3000, "--no-publish")
 
@@ -47,8 +48,10 @@ def test_a_head_is_trained_registered_and_drafted_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
-    monkeypatch.setattr(
-        "draftwell.components.distil.eagle3.recipe.HeadRecipe", partial(HeadRecipe, measure_steps=1)
+    replace_everywhere(
+        monkeypatch,
+        "draftwell.components.distil.eagle3.training.HeadRecipe",
+        partial(HeadRecipe, measure_steps=1),
     )
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
@@ -158,10 +161,10 @@ def config_file(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--kind", "verifier", "--minutes", 1), "--minutes: only for the head of eagle3"),
+        (("--kind", "verifier", "--minutes", 1), "--minutes: not for --kind verifier"),
         (("--kind", "eagle3_head", "--prompts", "x.jsonl"), "has only 2"),
         *(
-            (("--kind", "eagle3_head", option, value), f"{option}: not for the head of eagle3")
+            (("--kind", "eagle3_head", option, value), f"{option}: not for --kind eagle3_head")
             for option, value in (
                 ("--traces", "traces"),
                 ("--test", "traces"),
@@ -176,9 +179,9 @@ def config_file(folder: Path) -> Path:
             ("--kind", "eagle3_head", "--traces", "a", "--label", "soft"),
             "--traces, --label: not for",
         ),
-        (("--kind", "medusa_heads", "--ratio", 1), "--ratio: only for the verifier"),
-        (("--kind", "datastore", "--seed", 1), "--seed: only for what is trained"),
-        (("--kind", "datastore", "--test", "traces"), "--test: only for what is trained"),
+        (("--kind", "medusa_heads", "--ratio", 1), "--ratio: not for --kind medusa_heads"),
+        (("--kind", "datastore", "--seed", 1), "--seed: not for --kind datastore"),
+        (("--kind", "datastore", "--test", "traces"), "--test: not for --kind datastore"),
     ],
 )
 def test_what_is_refused(
@@ -210,16 +213,14 @@ def test_the_recipe_is_given_the_seed(
         ),
     )
     monkeypatch.setattr("draftwell.flows.steps.eagle3.source_of", lambda *_: None)
-    monkeypatch.setattr(
-        "draftwell.components.distil.eagle3.distil.checkpoint_folder",
-        lambda *_: own_stores / "head",
-    )
 
     def distil_head(source: Any, recipe: HeadRecipe, *_: Any, **__: Any) -> Any:
         asked.append(recipe.seed)
         raise DraftwellError("enough", code="enough")
 
-    monkeypatch.setattr("draftwell.components.distil.eagle3.distil.distil_head", distil_head)
+    replace_everywhere(
+        monkeypatch, "draftwell.components.distil.eagle3.distil.distil_head", distil_head
+    )
     monkeypatch.chdir(own_stores)
     for seed in ((), ("--seed", 7)):
         run("train", "--kind", "eagle3_head", "--pair", pair_file, "--device", "cpu", *seed)

@@ -7,81 +7,65 @@ import errno
 import inspect
 import json
 import os
-import re
 import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx
 import pytest
 import requests
 import yaml
 from prefect import Flow, Task, flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.exceptions import ObjectNotFound
+from pydantic import TypeAdapter
 from sqlalchemy.exc import OperationalError
 
 from draftwell.flows.context import StepContext
 from draftwell.flows.failures import DiskFull, disk_full_as_error, is_full, worth_retrying
 from draftwell.flows.orchestration import (
-    cached_steps,
-)
-from draftwell.flows.orchestration import (
-    concurrency as concurrency_slots,
-)
-from draftwell.flows.orchestration import (
     deployments as schedules,
+    loop_flow as loop,
+    monitor_flow,
+    result_cache,
+    run_artifacts,
+    task_options,
 )
-from draftwell.flows.orchestration import (
-    learn_tasks as learn,
-)
-from draftwell.flows.orchestration import (
-    prefect_artifacts as showing,
-)
-from draftwell.flows.orchestration import (
-    release_tasks as release,
-)
-from draftwell.flows.orchestration import (
-    scheduled_flows as scheduled,
-)
-from draftwell.flows.orchestration.automations import (
-    CRASH_SILENT_RUNS,
-    HEARTBEAT,
-    SILENCE,
-    TAG,
-    make_automations,
-)
-from draftwell.flows.orchestration.cached_steps import once, run_once, standing
-from draftwell.flows.orchestration.learn_tasks import RETRY, within
-from draftwell.flows.settings import PipelineSettings, TrafficSettings
+from draftwell.flows.orchestration.deployments import CRASH_SILENT_RUNS, HEARTBEAT, SILENCE, TAG
+from draftwell.flows.orchestration.result_cache import CACHED, believed, standing, timed
+from draftwell.flows.orchestration.task_options import ANEW, GPU_SLOT, pair_limit, turn_of
+from draftwell.flows.settings import PipelineSettings, pair_anywhere
 from draftwell.flows.steps.champion import champion_number
-from draftwell.flows.steps.deploy import deploy_champion, promote_and_deploy
+from draftwell.flows.steps.deploy import promote_and_deploy
+from draftwell.flows.steps.gate_parts.earlier_verdict import earlier_verdict
 from draftwell.flows.steps.publish import run_publish
 from draftwell.flows.workspace import Workspace
 from draftwell.registry import gates
-from draftwell.registry.gates import GateCheck
 from draftwell.registry.promotion import promote, rollback
 from draftwell.registry.releases import record_gate
-from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.pair_files import draftwell_home, fingerprint
+from draftwell.serving.bundle.verdict import Check
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import TraceError
 from tests.support.errors import raises_code
-from tests.support.loop.publishing import config, table, verdict
-from tests.support.loop.publishing import release as make_release
+from tests.support.loop.publishing import config, release as make_release, table, verdict
 from tests.support.loop.refusals import refused
 from tests.support.loop.thresholds import ANY_SPEED
+from tests.support.patching import replace_everywhere
 from tests.support.paths import REPO
 
 FILE = REPO / "prefect.yaml"
-DEPLOYMENTS = schedules.read_deployments(FILE)["deployments"]
+DEPLOYMENTS = yaml.safe_load(FILE.read_text())["deployments"]
+CHOICE = {"strategy": "spide", "parameters": {}, "reason": "fast", "sampled": None}
+KEPT_LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 
 
 @pytest.fixture
@@ -95,8 +79,8 @@ def place(own_stores: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def settings(place: Path, pair_file: Path, prompts_file: Path) -> TrafficSettings:
-    return TrafficSettings(
+def settings(place: Path, pair_file: Path, prompts_file: Path) -> PipelineSettings:
+    return PipelineSettings(
         pair=str(pair_file),
         prompts=prompts_file,
         collect_prompts=6,
@@ -125,7 +109,7 @@ def limits(prefect_server: None, deployed: None) -> Iterator[Any]:
 
     with get_client(sync_client=True) as client:
         yield client
-        for name in (concurrency_slots.pair_limit("tiny"), concurrency_slots.GPU_SLOT):
+        for name in (pair_limit("tiny"), GPU_SLOT):
             try:
                 client.delete_global_concurrency_limit_by_name(name)
             except ObjectNotFound:
@@ -135,25 +119,30 @@ def limits(prefect_server: None, deployed: None) -> Iterator[Any]:
 # prefect.yaml
 
 
-def test_every_stage_is_deployed() -> None:
-    names = [deployment["entrypoint"].partition(":")[2] for deployment in DEPLOYMENTS]
+def test_the_loop_and_the_small_flows_beside_it_are_deployed() -> None:
+    names = [
+        (deployment["entrypoint"].partition(":")[2], deployment["name"].partition("-")[0])
+        for deployment in DEPLOYMENTS
+    ]
     assert names == [
-        "weekly",
-        "collection",
-        "calibration",
-        "tuning",
-        "release",
-        "sync",
-        "monitor",
-        "engine_recalibration",
-        "recalibrate",
+        ("draftwell", "weekly"),
+        ("draftwell", "drift"),
+        ("draftwell", "vllm"),
+        ("sync", "{{ $DRAFTWELL_PAIR }}"),
+        ("monitor", "{{ $DRAFTWELL_PAIR }}"),
     ]
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
+@pytest.mark.parametrize(
+    "deployment", DEPLOYMENTS, ids=lambda each: each["name"] + each["entrypoint"]
+)
 def test_deployments_are_bound_to_their_pair(deployment: dict[str, Any]) -> None:
-    assert deployment["name"] == "{{ $DRAFTWELL_PAIR }}-{{ $DRAFTWELL_DEVICE }}"
-    assert deployment["parameters"]["settings"]["pair"] == "{{ $DRAFTWELL_PAIR }}"
+    assert deployment["name"].endswith("{{ $DRAFTWELL_PAIR }}-{{ $DRAFTWELL_DEVICE }}")
+    assert deployment["parameters"]["settings"]["pair"] == "{{ $DRAFTWELL_SPEC }}"
+    assert deployment["parameters"]["settings"]["device"] == "{{ $DRAFTWELL_DEVICE }}"
+    assert {"pair:{{ $DRAFTWELL_PAIR }}", "device:{{ $DRAFTWELL_DEVICE }}"} <= set(
+        deployment["tags"]
+    )
     assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
     assert deployment["work_pool"] == {
         "name": "draftwell",
@@ -163,13 +152,13 @@ def test_deployments_are_bound_to_their_pair(deployment: dict[str, Any]) -> None
     assert deployment["enforce_parameter_schema"] is True
     crons = [schedule["cron"] for schedule in deployment.get("schedules", ())]
     starts = "cron" if crons else "event" if deployment.get("triggers") else "by hand"
-    expected = {"weekly": "cron", "sync": "cron", "monitor": "cron", "recalibrate": "event"}
-    assert starts == expected.get(deployment["entrypoint"].partition(":")[2], "by hand"), (
-        "parts of the weekly flow start with it"
-    )
+    kind = deployment["name"].partition("-")[0]
+    assert starts == {"drift": "event", "vllm": "by hand"}.get(kind, "cron")
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
+@pytest.mark.parametrize(
+    "deployment", DEPLOYMENTS, ids=lambda each: each["name"] + each["entrypoint"]
+)
 def test_entrypoints_are_flows_with_validated_settings(deployment: dict[str, Any]) -> None:
     import importlib
 
@@ -178,35 +167,24 @@ def test_entrypoints_are_flows_with_validated_settings(deployment: dict[str, Any
     assert isinstance(found, Flow)
     assert found.should_validate_parameters
     assert found.result_serializer == "json"
-    assert "settings" in inspect.signature(found.fn).parameters
+    expected = get_type_hints(found.fn, include_extras=True)["settings"]
+    TypeAdapter(expected).validate_python(
+        {**deployment["parameters"]["settings"], "pair": "tiny", "device": "cpu"}
+    )
 
 
 def test_every_flow_and_task_has_a_time_limit() -> None:
-    import importlib
-
-    modules = [
-        importlib.import_module(f"draftwell.flows.orchestration.{name}")
-        for name in (
-            "learn_tasks",
-            "release_tasks",
-            "scheduled_flows",
-            "monitor_flow",
-            "recalibrate_flow",
-            "pipeline_flow",
-            "engine_flow",
-        )
-    ]
     found = {
-        f"{module.__name__}.{name}": value
-        for module in modules
+        name: value
+        for module in (loop, monitor_flow)
         for name, value in vars(module).items()
         if isinstance(value, Flow | Task)
     }
-    assert len(found) > 25
+    assert len(found) == 13
     assert {
         name: value.timeout_seconds for name, value in found.items() if not value.timeout_seconds
     } == {}
-    brief = within(PipelineSettings(step_hours=0.5), learn.tune_task)
+    brief = timed(PipelineSettings(step_hours=0.5), loop.tune)
     assert isinstance(brief, Task)
     assert (brief.timeout_seconds, brief.retries) == (1800, 3)
 
@@ -216,72 +194,23 @@ def test_every_flow_and_task_has_a_time_limit() -> None:
 def test_a_step_that_hangs_is_stopped_and_not_tried_again(prefect_server: None) -> None:
     tries = []
 
-    @task(**RETRY)
+    @task(**ANEW)
     def hangs(settings: PipelineSettings) -> None:
         tries.append(1)
         time.sleep(300)
 
     @flow
     def whole(settings: PipelineSettings) -> None:
-        within(settings, hangs)(settings)
+        timed(settings, hangs)(settings)
 
     with pytest.raises(TimeoutError):
         whole(PipelineSettings(step_hours=1 / 3600))
     assert tries == [1]
 
 
-def test_the_weekly_flow_runs_the_four_in_order_and_stops_at_what_fails(
-    settings: TrafficSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[str] = []
-
-    def part(name: str, fails: bool = False) -> Callable[[TrafficSettings], dict[str, Any]]:
-        def run(given: TrafficSettings) -> dict[str, Any]:
-            assert given == settings
-            ran.append(name)
-            if fails:
-                raise DraftwellError("no")
-            return {"of": name}
-
-        return run
-
-    for name in ("collection", "calibration", "tuning", "release"):
-        monkeypatch.setattr(scheduled, name, part(name))
-    assert scheduled.weekly.fn(settings) == {"of": "release"}
-    assert ran == ["collection", "calibration", "tuning", "release"]
-    monkeypatch.setattr(scheduled, "calibration", part("calibration", fails=True))
-    ran.clear()
-    with pytest.raises(DraftwellError):
-        scheduled.weekly.fn(settings)
-    assert ran == ["collection", "calibration"]
-
-
-def test_a_schedule_that_an_earlier_file_gave_is_removed() -> None:
-    """Prefect would keep it: the parts of the weekly flow would run twice a week."""
-    gone: list[tuple[str, str]] = []
-    names = ("weekly", "tuning")
-    on_server = [
-        SimpleNamespace(
-            id=name, entrypoint=f"flows.py:{name}", schedules=[SimpleNamespace(id="old")]
-        )
-        for name in names
-    ]
-    client: Any = SimpleNamespace(
-        read_deployments=lambda **filters: on_server,
-        delete_deployment_schedule=lambda *ids: gone.append(ids),
-    )
-    contents = {
-        "deployments": [
-            {"entrypoint": "flows.py:weekly", "schedules": [{"cron": "0 1 * * 0"}]},
-            {"entrypoint": "flows.py:tuning"},
-        ]
-    }
-    schedules.drop_schedules(client, contents, "tiny", "cpu")
-    assert gone == [("tuning", "old")]
-
-
 def test_the_automation_for_dead_runs_is_made_once(limits: Any) -> None:
-    assert make_automations(limits) == make_automations(limits) == [CRASH_SILENT_RUNS]
+    for _ in range(2):
+        schedules.make_automation(limits)
     (made,) = limits.read_automations_by_name(CRASH_SILENT_RUNS)
     assert made.trigger.within.total_seconds() == SILENCE >= 3 * HEARTBEAT
     assert [action.type for action in made.actions] == ["change-flow-run-state"]
@@ -303,7 +232,7 @@ def test_drift_of_a_pair_on_a_device_starts_its_recalibration_alone() -> None:
     from prefect.server.events.schemas.automations import EventTrigger
     from prefect.server.events.schemas.events import ReceivedEvent
 
-    (deployment,) = [d for d in DEPLOYMENTS if d["entrypoint"].endswith(":recalibrate")]
+    (deployment,) = [d for d in DEPLOYMENTS if d["name"].startswith("drift-")]
     (spec,) = deployment["triggers"]
     assert spec["type"] == "event"
     of_tiny = json.loads(
@@ -330,140 +259,21 @@ def test_drift_of_a_pair_on_a_device_starts_its_recalibration_alone() -> None:
     assert not trigger.covers(event("draftwell.checked", "tiny"))
 
 
-def test_deployments_of_an_earlier_version_are_replaced_on_their_device_alone() -> None:
-    """Named after the pair; both would run otherwise."""
-
-    def old(name: str, entrypoint: str, **settings: str) -> SimpleNamespace:
-        return SimpleNamespace(
-            id=f"{name} {entrypoint}",
-            flow_id=entrypoint,
-            name=name,
-            entrypoint=entrypoint,
-            parameters={"settings": settings},
-        )
-
-    there = [
-        old("tiny", "a"),
-        old("tiny", "b", device="cuda"),
-        old("tiny", "c"),
-        old("tiny-cpu", "a"),
-    ]
-    deleted: list[str] = []
-    client: Any = SimpleNamespace(
-        read_deployments=lambda deployment_filter: [
-            each for each in there if each.name in deployment_filter.name.any_
-        ],
-        read_flow=lambda flow: SimpleNamespace(name=f"flow {flow}"),
-        delete_deployment=deleted.append,
-    )
-    contents = {"deployments": [{"entrypoint": "a"}, {"entrypoint": "b"}]}
-    assert schedules.replaced(client, contents, "tiny", "cpu") == ("flow a/tiny",)
-    assert deleted == ["tiny a"]
-    assert schedules.replaced(client, contents, "tiny", "cuda") == ("flow b/tiny",)
-
-
-class More(PipelineSettings):
-    spool: str | None = None
-
-
-def test_given_settings_reach_the_flows_that_have_them_and_leave_the_file_as_it_is() -> None:
-    contents = {
-        "name": "x",
-        "deployments": [
-            {"entrypoint": "a", "parameters": {"settings": {"pair": "p", "trials": 3}, "other": 1}},
-            {"entrypoint": "b"},
-        ],
-    }
-    before, classes = json.dumps(contents), {"a": PipelineSettings, "b": More}
-    done = schedules.for_pair(
-        contents,
-        {"pair": "tiny", "threads": "1", "spool": "here"},
-        lambda entrypoint: classes[entrypoint],
-    )
-    assert [d["parameters"] for d in done["deployments"]] == [
-        {"settings": {"pair": "tiny", "trials": 3, "threads": 1}, "other": 1},
-        {"settings": {"pair": "tiny", "threads": 1, "spool": "here"}},
-    ]
-    assert json.dumps(contents) == before
-    with raises_code("unknown_setting", "spoll"):
-        schedules.for_pair(
-            contents, {"pair": "tiny", "spoll": "here"}, lambda entrypoint: classes[entrypoint]
-        )
-
-
-def test_prompts_of_other_flows_are_none_of_an_engines_recalibration() -> None:
-    """`--prompts` was taken for its recorded requests, and with `collect_prompts=200` its window
-    never held enough of them."""
-    from draftwell.flows.steps.engine.recalibrate import EngineDriftSettings
-
-    contents = {
-        "deployments": [
-            {"entrypoint": "a", "parameters": {"settings": {"prompts": "/recorded"}}},
-            {"entrypoint": "b"},
-        ]
-    }
-    given = {
-        "pair": "tiny",
-        "out": "/dist",
-        "prompts": "traffic.jsonl",
-        "collect_prompts": "200",
-        "minutes": "9",
-    }
-    done = schedules.for_pair(
-        contents, given, {"a": EngineDriftSettings, "b": PipelineSettings}.__getitem__
-    )
-    assert [d["parameters"]["settings"] for d in done["deployments"]] == [
-        {"pair": "tiny", "out": "/dist", "minutes": 9.0, "prompts": "/recorded"},
-        {"pair": "tiny", "out": "/dist", "prompts": "traffic.jsonl", "collect_prompts": 200},
-    ]
-    # it was set nowhere
-    with raises_code(
-        "unknown_setting", "collect_prompts is set in the file of deployments alone (prefect.yaml"
-    ):
-        schedules.for_pair(
-            {"deployments": [{"entrypoint": "a"}]},
-            {"pair": "tiny", "collect_prompts": "30"},
-            {"a": EngineDriftSettings}.__getitem__,
-        )
-
-
 def test_a_pair_of_ones_own_is_named_by_its_absolute_path(
     pair_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker starts elsewhere."""
     monkeypatch.chdir(pair_file.parent)
-    assert schedules.absolute_pair("tiny.yaml", "tiny") == str(pair_file)
-    assert schedules.absolute_pair("default", "smollm2-135m") == "smollm2-135m"
-
-
-def test_folders_are_named_by_their_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from draftwell.flows.cli.schedule import read_settings
-
-    monkeypatch.chdir(tmp_path)
-    given = read_settings("default", None, "cpu", None, ["spool=spool", "out=~/dist", "trials=3"])
-    assert given == {
-        "pair": "default",
-        "device": "cpu",
-        "spool": str(tmp_path / "spool"),
-        "out": str(Path("~/dist").expanduser()),
-        "trials": "3",
-    }
+    assert pair_anywhere("tiny.yaml") == str(pair_file)
+    assert pair_anywhere("default") == "default"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--set", "trails=3"), ("trails", "trials")),
-        (("--set", "trials=0"), ("trials", "greater than or equal to 1", "'0'")),
-        (("--set", "trials"), ("key=value",)),
         (("--device", "tpu"), ("device",)),
-        (("--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
         (("--pair", "smolm2-135m"), ("unknown pair",)),
         (("--file", "nowhere.yaml"), ("nowhere.yaml", "checkout")),
-        (("--file", REPO / "registry" / "gates.yaml"), ("gates.yaml", "deployments")),
-        (("--file", REPO / "Makefile"), ("Makefile", "YAML")),
     ],
 )
 def test_mistakes_are_told_before_anything_is_deployed(
@@ -539,7 +349,7 @@ def test_what_is_published_names_no_place_of_this_machine(pair_file: Path, tmp_p
 
 def test_a_gate_on_a_full_disk_says_so_in_its_files(tmp_path: Path) -> None:
     """An error without a file's name, as of a library that hides it, is no fault of ours."""
-    from draftwell.flows.cli import release as commands
+    from draftwell.flows.cli import gate_run as commands
 
     path = tmp_path / "gate.md"
     with pytest.raises(DiskFull, match="free some space"), commands.errors_are_reported(path, None):
@@ -552,8 +362,8 @@ def test_a_gate_on_a_full_disk_says_so_in_its_files(tmp_path: Path) -> None:
 
 def test_without_limits_no_slot_is_held(limits: Any) -> None:
     with (
-        raises_code("no_concurrency_limit", "draftwell schedule --pair tiny"),
-        concurrency_slots.hold_slots("tiny"),
+        pytest.raises(ConcurrencySlotAcquisitionError, match=r"pair-tiny.* must be created"),
+        turn_of("tiny"),
     ):
         pass
 
@@ -563,14 +373,12 @@ def test_a_single_missing_limit_is_noticed(limits: Any) -> None:
     from prefect.concurrency.sync import concurrency
 
     schedules.make_limits(limits, "tiny", None)
-    limits.delete_global_concurrency_limit_by_name(concurrency_slots.GPU_SLOT)
-    with concurrency(
-        [concurrency_slots.pair_limit("tiny"), concurrency_slots.GPU_SLOT], strict=True
-    ):
+    limits.delete_global_concurrency_limit_by_name(GPU_SLOT)
+    with concurrency([pair_limit("tiny"), GPU_SLOT], strict=True):
         pass  # the naive way
     with (
-        raises_code("no_concurrency_limit", concurrency_slots.GPU_SLOT),
-        concurrency_slots.hold_slots("tiny"),
+        pytest.raises(ConcurrencySlotAcquisitionError, match=GPU_SLOT),
+        turn_of("tiny"),
     ):
         pass
 
@@ -579,7 +387,7 @@ def test_a_slot_keeps_others_waiting(limits: Any) -> None:
     from prefect.concurrency.sync import concurrency
 
     assert schedules.make_limits(limits, "tiny", None) == {"pair-tiny": 1, "gpu-slot": 1}
-    with concurrency_slots.hold_slots("tiny"):
+    with turn_of("tiny"):
         for name in ("pair-tiny", "gpu-slot"):
             with pytest.raises(TimeoutError), concurrency(name, strict=True, timeout_seconds=0.5):
                 pass
@@ -591,20 +399,20 @@ def test_a_slot_keeps_others_waiting(limits: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_slot_that_never_gets_free_is_reported_with_the_fix(
+def test_a_slot_that_never_gets_free_ends_the_run(
     limits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from prefect.concurrency.sync import concurrency
 
     schedules.make_limits(limits, "tiny", None)
     with monkeypatch.context() as patch, concurrency("gpu-slot", strict=True):
-        patch.setattr(concurrency_slots, "PATIENCE", 5 / 3600)
+        patch.setattr(task_options, "PATIENCE", 5.0)
         with (
-            raises_code("no_free_slot", "gpu-slot", "--active-slots 0"),
-            concurrency_slots.hold_slots("tiny"),
+            pytest.raises(TimeoutError, match="timed out after 5"),
+            turn_of("tiny"),
         ):
             pass
-    with concurrency_slots.hold_slots("tiny"):
+    with turn_of("tiny"):
         pass
 
 
@@ -620,30 +428,10 @@ def test_servers_keep_leases_over_a_restart() -> None:
         check=True,
         env={key: value for key, value in os.environ.items() if key != name},
     )
-    assert f'{name}="${{{name}:-{schedules.KEPT_LEASES}}}"' in made.stdout
+    assert f'{name}="${{{name}:-{KEPT_LEASES}}}"' in made.stdout
     server = yaml.safe_load((REPO / "deploy" / "compose.yaml").read_text())["services"]["prefect"]
-    assert server["environment"][name] == schedules.KEPT_LEASES
+    assert server["environment"][name] == KEPT_LEASES
     assert f"prefect:{server['environment']['PREFECT_HOME']}" in server["volumes"]
-
-
-def test_a_server_that_forgets_leases_is_told(limits: Any) -> None:
-    from prefect.settings import PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE
-
-    memory = schedules.KEPT_LEASES.replace("filesystem", "memory")
-    assert PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE.value() == memory
-    assert schedules.forgets_leases(limits)
-
-    def server(told: Any, status: int = 200) -> Any:
-        return SimpleNamespace(
-            request=lambda *words: httpx.Response(
-                status, json=told, request=httpx.Request(*words)
-            ).raise_for_status()
-        )
-
-    assert not schedules.forgets_leases(
-        server({"server": {"concurrency": {"lease_storage": schedules.KEPT_LEASES}}})
-    )
-    assert not schedules.forgets_leases(server({}, 404)), "Prefect Cloud does not say"
 
 
 def test_limits_that_somebody_changed_stay(limits: Any) -> None:
@@ -654,110 +442,12 @@ def test_limits_that_somebody_changed_stay(limits: Any) -> None:
 
 def test_a_flow_run_by_hand_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        concurrency_slots,
+        task_options,
         "concurrency",
         lambda name, **options: pytest.fail(f"it waits for {name}"),
     )
-    with concurrency_slots.hold_slots("tiny"):
+    with turn_of("tiny"):
         pass
-
-
-def due(client: Any, name: str, pair: str, hours: float, *, running: bool = False) -> Any:
-    """A run of a deployment that is due in so many hours; returns its id."""
-    from prefect.states import Running, Scheduled
-
-    deployment = client.create_deployment(client.create_flow_from_name(name), pair)
-    run = client.create_flow_run_from_deployment(
-        deployment, state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=hours))
-    )
-    if running:
-        client.set_flow_run_state(run.id, Running(), force=True)
-    return run.id
-
-
-def test_a_flow_of_the_week_waits_for_those_before_it(
-    limits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The slots are free, but collection is under way and calibration late: slots are not first
-    come, first served."""
-    from prefect.states import Completed, Failed
-
-    schedules.make_limits(limits, "tiny", None)
-    first, second = (
-        due(limits, "collection", "tiny", -2, running=True),
-        due(limits, "calibration", "tiny", -1),
-    )
-    others = [
-        due(limits, *other)
-        for other in (
-            ("release", "tiny", -1),
-            ("collection", "another", -2),
-            ("collection", "tiny", -8 * 24),
-            ("collection", "tiny", 1),
-        )
-    ]
-    events: list[str] = []
-
-    def later(seconds: float) -> None:
-        events.append("waited")
-        run, state = {1: (first, Failed()), 2: (second, Completed())}[len(events)]
-        limits.set_flow_run_state(run, state, force=True)
-
-    monkeypatch.setattr(concurrency_slots, "sleep", later)
-
-    @flow(name="tuning")
-    def tuning() -> None:
-        with concurrency_slots.hold_slots("tiny"):
-            events.append("computed")
-
-    try:
-        tuning()
-        assert events == ["waited", "waited", "computed"]
-        dead = due(limits, "collection", "tiny", -1, running=True)
-        monkeypatch.setattr(concurrency_slots, "PATIENCE", 0.0)
-        state = tuning(return_state=True)
-        assert state.is_failed()
-        assert re.search(
-            r"collection/tiny \(.+\) precedes this flow and has not ended after 0 hours: cancel it",
-            state.message,
-        )
-        assert len(events) == 3
-        others.append(dead)
-    finally:
-        for run in (first, second, *others):
-            limits.delete_flow_run(run)
-
-
-def test_a_flow_within_a_flow_has_its_slots_already(
-    prefect_server: None, deployed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would wait for itself for ever; and all take pair before accelerator."""
-    taken: list[str] = []
-
-    @contextmanager
-    def take(name: str, **options: Any) -> Iterator[None]:
-        assert options["strict"] is True
-        taken.append(name)
-        yield
-
-    monkeypatch.setattr(concurrency_slots, "concurrency", take)
-    with concurrency_slots.hold_slots("tiny"), concurrency_slots.hold_slots("tiny"):
-        assert taken == ["pair-tiny", "gpu-slot"]
-    with concurrency_slots.hold_slots("tiny"):
-        assert len(taken) == 4
-
-    @flow
-    def part() -> None:
-        with concurrency_slots.hold_slots("tiny"):
-            pass
-
-    @flow
-    def whole() -> None:
-        with concurrency_slots.hold_slots("tiny"):
-            part()
-
-    whole()
-    assert len(taken) == 6, "as the weekly flow and its parts"
 
 
 # Retries
@@ -814,9 +504,7 @@ def test_what_is_tried_again(error: Any, again: bool) -> None:
     assert worth_retrying(None, None, SimpleNamespace(data=error)) is again
 
 
-@pytest.mark.parametrize(
-    "module", [learn, release, scheduled], ids=lambda module: str(module.__name__)
-)
+@pytest.mark.parametrize("module", [loop, monitor_flow], ids=lambda module: str(module.__name__))
 def test_delays_double_with_jitter(module: Any) -> None:
     found = [value for value in vars(module).values() if isinstance(value, Task) and value.retries]
     assert found
@@ -865,18 +553,21 @@ def test_a_step_runs_once_for_what_it_is_made_of(
     space: Workspace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    of_pair, runs, keys = fingerprint(space.files(), space.dtype), list[str](), set[str]()
+    of_pair, runs = fingerprint(space.files(), space.dtype), list[str]()
+    traces = {"digest": "7"}
+    monkeypatch.setattr(
+        result_cache, "TraceSet", lambda folder: SimpleNamespace(digest=lambda: traces["digest"])
+    )
 
-    @task(name=f"a step {uuid.uuid4().hex}", **RETRY)
+    @task(name=f"step-{uuid.uuid4().hex}", **CACHED)
     def step(settings: PipelineSettings) -> dict[str, Any]:
         runs.append("run")
         space.save(table(of_pair, accepted=len(runs) % 5))
         return {"made": standing(space, ["acceptance_table"]), "run": len(runs)}
 
-    def again(before: str = "7", given: PipelineSettings = settings) -> int:
-        found = int(once(step, given, space, {"traces": before})["run"])
-        keys.add(json.loads((space.device_root / "steps" / f"{step.name}.json").read_text())["key"])
-        return found
+    def again(digest: str = "7", **given: Any) -> int:
+        traces["digest"] = digest
+        return int(believed(settings.model_copy(update=given), step)["run"])
 
     @flow
     def all_in_one() -> None:  # a flow run for each call would take a second each
@@ -887,84 +578,62 @@ def test_a_step_runs_once_for_what_it_is_made_of(
         assert again() == 3
         shutil.rmtree(space.artifacts / "acceptance_table")
         assert again() == 4  # emptied by hand
-        assert again(given=settings.model_copy(update={"trials": 7})) == 5
+        assert again(trials=7) == 5
         # changes no result
-        assert (
-            again(given=settings.model_copy(update={"trials": 7, "workers": 2, "runner": "ray"}))
-            == 5
-        )
-        monkeypatch.setattr(
-            "draftwell.components.report.provenance.code_digest", lambda: "other sources"
-        )
-        assert again() == 6
+        assert again(trials=7, workers=2, runner="ray", drift="f" * 64) == 5
+        monkeypatch.setattr(result_cache, "code_digest", lambda: "other sources")
+        assert again(trials=7) == 6
+        assert again(trials=7, device="cuda") == 7  # another machine class, in the tests' words
+        assert again(trials=7, device="cuda") == 7
 
+    monkeypatch.setattr(result_cache, "device_class", lambda device: f"{device}-of-a-test")
     all_in_one()
-    assert len(keys) == 4
-    assert all("/" not in key and str(space.root) not in key for key in keys)
+    kept = list((draftwell_home() / "results").iterdir())
+    assert kept
+    assert all("/" not in path.name for path in kept)
+    assert all(json.loads(path.read_text()) for path in kept), "no pickle"
 
 
-def test_two_devices_of_one_pair_do_not_replace_each_others_results(
-    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+def test_what_each_task_reads_is_in_its_key(
+    settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one file for both, the flows of two devices on one machine computed again in turn."""
-    from draftwell.flows.orchestration.learn_tasks import within
+    champion: dict[str, Any] = {"number": None, "head": False}
+    monkeypatch.setattr(result_cache, "TraceSet", lambda folder: SimpleNamespace(digest=str))
+    monkeypatch.setattr(result_cache, "champion_number", lambda space, device: champion["number"])
+    replace_everywhere(monkeypatch, result_cache, "serves_head", lambda space: champion["head"])
 
-    runs = list[str]()
+    def keys() -> dict[str, str]:
+        return {
+            name: result_cache.result_key(
+                SimpleNamespace(task=SimpleNamespace(name=name)),  # type: ignore[arg-type]
+                {"settings": settings},
+            )
+            for name in ("train", "calibrate", "tune")
+        }
 
-    def step(given: PipelineSettings) -> dict[str, Any]:
-        runs.append(given.device)
-        return {"made": {}}
+    def changed() -> set[str]:
+        nonlocal before
+        after = keys()
+        found = {name for name in after if after[name] != before[name]}
+        before = after
+        return found
 
-    step.name = "a step"  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        "draftwell.components.report.provenance.device_class", lambda device: f"{device}-of-a-test"
-    )
-    assert within(settings, step) is step  # type: ignore[arg-type]  # a plain function in the place of a task
-    for device in ("cpu", "cuda", "cpu", "cuda"):
-        once(
-            step,
-            settings.model_copy(update={"device": device}),
-            Workspace(settings.pair, device=device),
-            {},
-        )  # type: ignore[arg-type]
-    assert runs == ["cpu", "cuda"]
+    before = keys()
+    assert changed() == set()
+    champion["number"] = 2
+    assert changed() == {"tune"}
+    champion["head"] = True
+    assert changed() == {"train"}
+    space.save(table(fingerprint(space.files(), space.dtype)))
+    assert changed() == {"tune"}
+    assert all(str(space.root) not in key and "tiny" not in key for key in before.values())
 
 
 def test_what_is_broken_does_not_stand(space: Workspace) -> None:
     table("f" * 64).save(space.artifacts / "acceptance_table")
-    space.traces.mkdir(parents=True)
-    space.traces.joinpath("shard-00000.parquet").write_bytes(b"PAR1 half")
-    assert set(
-        standing(
-            space, ["acceptance_table", "verifier", *cached_steps.traces_of(PipelineSettings())]
-        )
-    ) == {"acceptance_table"}
-
-
-@pytest.mark.parametrize(
-    "step",
-    [scheduled.collection_step, scheduled.calibration_step, scheduled.tuning_step],
-    ids=lambda step: step.name,
-)
-def test_prefect_keeps_no_result_of_a_step(step: Task[Any, Any]) -> None:
-    assert step.cache_policy is NO_CACHE
-    assert step.result_serializer == "json"
-
-
-def test_a_result_that_is_too_old_or_of_another_form_is_made_again(tmp_path: Path) -> None:
-    file, runs = tmp_path / "step.json", list[int]()
-
-    def step() -> int:
-        runs.append(1)
-        return len(runs)
-
-    file.write_text('{"state": "of an older version"}')
-    assert (run_once(file, "k", step, seconds=60.0), run_once(file, "k", step, seconds=60.0)) == (
-        1,
-        1,
-    )
-    os.utime(file, (0, 0))
-    assert (run_once(file, "k", step), run_once(file, "k", step, seconds=60.0)) == (1, 2)
+    (space.artifacts / "verifier").mkdir()
+    (space.artifacts / "verifier" / "artifact.json").write_text("half")
+    assert set(standing(space, ["acceptance_table", "verifier"])) == {"acceptance_table"}
 
 
 # A flow
@@ -978,12 +647,12 @@ def test_collection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A full disk, then room, then nothing to do, then a broken shard: no shard by half, one
-    attempt each, no computing twice."""
+    attempt each, and what stands is not collected again."""
     from draftwell.serving import files
 
     tried: list[str] = []
     written: list[int] = []
-    real = learn.collect_step.run_collect
+    real = loop.collect_step.run_collect
 
     def counted(*arguments: Any, **options: Any) -> TraceSet:
         tried.append("collect")
@@ -994,15 +663,20 @@ def test_collection(
         if len(written) > 1:  # the plan is the first
             raise FULL
 
-    monkeypatch.setattr(learn.collect_step, "run_collect", counted)
+    @flow
+    def collection() -> dict[str, Any]:
+        with turn_of("tiny"):
+            return dict(loop.collect(settings))
+
+    monkeypatch.setattr(loop.collect_step, "run_collect", counted)
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full)
         with pytest.raises(DiskFull, match="free some space"):
-            scheduled.collection(settings)
+            collection()
     assert (len(tried), list(space.traces.glob("*shard*"))) == (1, [])
-    done = scheduled.collection(settings)
+    done = collection()
     sampled = TraceSet(space.traces_at(1.0))
-    assert done["made"] == {
+    assert done["traces"] == {
         "traces": TraceSet(space.traces).digest(),
         "traces_sampled": sampled.digest(),
     }
@@ -1010,21 +684,20 @@ def test_collection(
         sampled.header.temperature,
         len(set(sampled.read(["prompt_id"]).column(0).to_pylist())),
     ) == (1.0, 3)
-    assert min(done["report"]["positions"].values()) > 6
-    assert len(tried) == 3
-    assert scheduled.collection(settings) == done
-    assert len(tried) == 3
-    shown = shown_in_prefect("collection-tiny")
-    assert [row["digest"] for row in json.loads(shown[0].data)] == [
-        digest[:12] for digest in done["made"].values()
-    ]
+    shown = json.loads(shown_in_prefect("collection-tiny")[0].data)
+    assert {row["traces"]: row["digest"] for row in shown} == done["traces"]
+    assert min(row["positions"] for row in shown) > 6
+    stood = [path.stat().st_mtime_ns for path in TraceSet(space.traces).shards]
+    assert collection() == done
+    assert [path.stat().st_mtime_ns for path in TraceSet(space.traces).shards] == stood
     (shard,) = TraceSet(space.traces).shards
     shard.write_bytes(shard.read_bytes()[:100])
+    tried.clear()
     with raises_code("unreadable_trace", shard.name):
-        scheduled.collection(settings)
-    assert len(tried) == 5
+        collection()
+    assert len(tried) <= 2, "a mistake is not tried again"
     shard.unlink()
-    assert scheduled.collection(settings)["made"] == done["made"]
+    assert collection() == done
 
 
 @pytest.mark.slow
@@ -1034,10 +707,11 @@ def test_two_weeks(
     space: Workspace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The four flows, from prompts to a verdict; a week later, with nothing changed, nothing is
-    computed and nothing is judged again."""
+    """From prompts to a verdict; a week later, with nothing changed, nothing is learnt again and
+    nothing is judged again."""
     small = settings.model_copy(
         update={
+            "source": "traffic",
             "collect_prompts": 8,
             "collect_tokens": 16,
             "calibrate_prompts": 2,
@@ -1048,42 +722,46 @@ def test_two_weeks(
         }
     )
     let_any_speed_pass(monkeypatch, space.root / "registry")
-    week = [
-        each(small)
-        for each in (
-            scheduled.collection,
-            scheduled.calibration,
-            scheduled.tuning,
-            scheduled.release,
-        )
-    ]
-    traces, learned, chosen, released = week
-    assert learned["versions"] == dict.fromkeys(scheduled.CALIBRATED, 1)
-    assert chosen["versions"] == {"decoding_config": 1}
-    assert (released["release"], released["passed"]) == (1, True)
-    assert (Path("dist") / "tiny" / "current").resolve() == Path(released["bundle"]).resolve()
+    week = loop.draftwell(small)
+    assert (week["state"], week["release"], week["champion"]) == ("deployed", 1, None)
+    assert (Path("dist") / "tiny" / "current").resolve() == Path(week["bundle"]).resolve()
     assert {
         row["config"].endswith("chosen")
         for row in json.loads(shown_in_prefect("tuning-tiny")[0].data)
     } >= {True}
     assert {row["name"] for row in json.loads(shown_in_prefect("gate-tiny")[0].data)} >= {"speedup"}
+    assert len(json.loads(shown_in_prefect("collection-tiny")[0].data)) == 2
     assert shown_in_prefect("mlflow-tiny-release")
-    steps = (
-        (learn.collect_step, "run_collect"),
-        (learn.train_step, "run_train"),
-        (learn.tune_step, "run_tune"),
-        (release, "gate_release"),
-    )
-    for module, name in steps:
+    drawn = shown_in_prefect("acceptance-table-tiny-acceptance-by-confidence")
+    assert "data:image/png;base64,iVBORw0K" in drawn[0].data
+    run = Store().resolve("release", "tiny.cpu", 1).run_id
+    assert f"/#/experiments/1/runs/{run}" in shown_in_prefect("mlflow-tiny-release")[0].data
+    for module, name in (
+        (loop.train_step, "run_train"),
+        (loop.train_step, "calibrate_as"),
+        (loop.gate_step, "gate_release"),
+    ):
         monkeypatch.setattr(
             module, name, lambda *arguments, **options: pytest.fail("computed again")
         )
-    assert scheduled.collection(small) == traces
-    assert scheduled.calibration(small) == learned
-    # it is measured beside the next choice: another question
-    assert champion_number(space, "cpu") == 1
-    again = scheduled.release(small)
-    assert (again["release"], again["passed"]) == (1, True)
+    # it is measured beside the champion now: another question
+    tuned = list[str]()
+    monkeypatch.setattr(
+        loop.tune_step, "tune_as", lambda *arguments: tuned.append("again") or choice_of(week)
+    )
+    again = loop.draftwell(small)
+    assert (tuned, again["state"], again["release"], again["checks"]) == (
+        ["again"],
+        "deployed",
+        1,
+        [],
+    )
+    assert loop.draftwell(small)["release"] == 1
+    assert tuned == ["again"], "the third week chooses beside the same champion"
+
+
+def choice_of(outcome: dict[str, Any]) -> dict[str, Any]:
+    return {name: outcome[name] for name in ("strategy", "parameters", "reason", "sampled")}
 
 
 def let_any_speed_pass(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -1094,42 +772,18 @@ def let_any_speed_pass(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def shown_in_prefect(key: str) -> list[Any]:
-    """Artifacts with a key."""
+    """Artifacts with a key, the newest first: other modules' runs may have made some, too."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+    from prefect.client.schemas.sorting import ArtifactSort
 
     with get_client(sync_client=True) as client:
         return list(
-            client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+            client.read_artifacts(
+                artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),
+                sort=ArtifactSort.CREATED_DESC,
+            )
         )
-
-
-def test_what_is_registered_is_linked_and_drawn(
-    prefect_server: None, settings: PipelineSettings, space: Workspace
-) -> None:
-    table(fingerprint(space.files(), space.dtype)).save(space.artifacts / "acceptance_table")
-    space.reports.mkdir(parents=True)
-    (space.reports / "acceptance_by_confidence.png").write_bytes(b"\x89PNG\r\n")
-
-    @flow
-    def registering() -> dict[str, int]:
-        return scheduled.register_task(settings, ["acceptance_table"])
-
-    assert registering() == {"acceptance_table": 1}
-    run = scheduled_store().resolve("acceptance_table", "tiny", 1).run_id
-    links = [link.data for link in shown_in_prefect("mlflow-tiny-acceptance-table")]
-    assert sum(f"http://127.0.0.1:5000/#/experiments/1/runs/{run}" in link for link in links) == 1
-    drawn = [
-        picture.data
-        for picture in shown_in_prefect("acceptance-table-tiny-acceptance-by-confidence")
-    ]
-    assert "data:image/png;base64,iVBORw0K" in drawn
-
-
-def scheduled_store() -> Any:
-    from draftwell.registry.store import Store
-
-    return Store()
 
 
 @pytest.mark.parametrize(
@@ -1146,21 +800,21 @@ def test_links_lead_to_mlflow_without_its_password(
     monkeypatch.delenv("DRAFTWELL_MLFLOW_UI", raising=False)
     if named:
         monkeypatch.setenv("DRAFTWELL_MLFLOW_UI", named)
-    assert showing.ui_address(uri) == address
+    assert run_artifacts.ui_address(uri) == address
 
 
 def test_a_refused_release_is_not_measured_until_it_passes_by_luck(
     place: Path, settings: PipelineSettings, space: Workspace
 ) -> None:
     """Week after week the same candidate; beside another champion it is a new question."""
-    store, seen = scheduled_store(), []
+    store, seen = Store(), []
     champion, candidate = (
         make_release(store, space.spec, space.files(), place / f"made{n}", accepted=n)
         for n in (2, 3)
     )
 
     def judged() -> Any:
-        seen.append(scheduled.earlier_verdict(settings, space, candidate.version))
+        seen.append(earlier_verdict(space, "cpu", candidate.version, champion_number(space, "cpu")))
         return seen[-1] and seen[-1]["passed"]
 
     assert judged() is None
@@ -1168,9 +822,7 @@ def test_a_refused_release_is_not_measured_until_it_passes_by_luck(
     assert judged() is False
     assert seen[-1]["checks"][0]["name"] == "min_speedup_lower_bound"
     refused = verdict(candidate, value=0.9)
-    unmeasured = GateCheck(
-        name="champion measured", value=0, threshold=1, passed=False, transient=True
-    )
+    unmeasured = Check(name="champion measured", value=0, threshold=1, passed=False, transient=True)
     for checks, again in (
         ((unmeasured,), True),
         ((*verdict(candidate).checks, unmeasured), True),
@@ -1186,12 +838,28 @@ def test_a_refused_release_is_not_measured_until_it_passes_by_luck(
     assert judged() is True
 
 
+def release_without_prefect(
+    monkeypatch: pytest.MonkeyPatch, number: int, gated: dict[str, Any] | None = None
+) -> list[str]:
+    """Let the flow's plain functions publish a release, ask the registry themselves, and never
+    measure; returns the words of the gate's table."""
+    words = list[str]()
+    monkeypatch.setattr(loop, "timed", lambda settings, step: step)
+    monkeypatch.setattr(loop, "publish", lambda settings: number)
+    monkeypatch.setattr(loop, "gate", loop.gate.fn if gated is None else lambda *given: gated)
+    monkeypatch.setattr(loop, "deploy", lambda *given: pytest.fail("deployed"))
+    monkeypatch.setattr(
+        loop.gate_step, "gate_release", lambda *given, **more: pytest.fail("measured")
+    )
+    monkeypatch.setattr(loop.shown, "table", lambda *given: words.append(given[-1]))
+    return words
+
+
 def test_what_was_rolled_back_is_neither_judged_nor_promoted(
     place: Path, settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workspace still holds it, so each week publishes it again."""
-    ask_without_prefect(monkeypatch)
-    store, seen = scheduled_store(), []
+    store = Store()
     good, bad = (
         make_release(store, space.spec, space.files(), place / f"made{n}", accepted=n)
         for n in (2, 3)
@@ -1200,18 +868,11 @@ def test_what_was_rolled_back_is_neither_judged_nor_promoted(
         record_gate(store, verdict(each, beside=beside))
         promote(store, "tiny", "cpu", each.version)
     rollback(store, "tiny", "cpu", "answers are cut")
-    for name in ("gate_task", "deploy_task"):
-        monkeypatch.setattr(scheduled, name, lambda *arguments: seen.append(arguments))
-    monkeypatch.setattr(scheduled, "publish_task", lambda settings: bad.version)
-    shown = list[str]()
-    monkeypatch.setattr(scheduled.prefect_artifacts, "links", lambda *arguments: None)
-    monkeypatch.setattr(
-        scheduled.prefect_artifacts, "table", lambda *arguments: shown.append(arguments[-1])
-    )
-    done = scheduled.release.fn(settings)
-    assert (done["passed"], done["bundle"], seen) == (False, None, [])
+    words = release_without_prefect(monkeypatch, bad.version)
+    done = loop.release_choice(settings.model_copy(update={"source": "traffic"}), CHOICE)
+    assert (done["passed"], done["bundle"], done["state"]) == (False, None, "refused")
     assert champion_number(space, "cpu") == good.version
-    (line,) = shown
+    (line,) = words
     assert "neither judged nor promoted, it was rolled back" in line
     assert "failed" not in line, "it passed its gate when it was judged"
 
@@ -1221,8 +882,7 @@ def test_a_hands_change_of_the_champion_is_not_undone(
 ) -> None:
     """In MLflow's UI the champion before is named again; the workspace still holds the other, with
     a verdict beside just that one."""
-    ask_without_prefect(monkeypatch)
-    store, seen = scheduled_store(), []
+    store = Store()
     one, two = (
         make_release(store, space.spec, space.files(), place / f"made{n}", accepted=n)
         for n in (1, 2)
@@ -1231,13 +891,9 @@ def test_a_hands_change_of_the_champion_is_not_undone(
         record_gate(store, verdict(each, beside=beside))
         promote(store, "tiny", "cpu", each.version)
     store.set_alias(one.published, "champion")
-    for name in ("gate_task", "deploy_task"):
-        monkeypatch.setattr(scheduled, name, lambda *arguments: seen.append(arguments))
-    monkeypatch.setattr(scheduled, "publish_task", lambda settings: two.version)
-    for name in ("table", "links"):
-        monkeypatch.setattr(scheduled.prefect_artifacts, name, lambda *arguments: None)
-    done = scheduled.release.fn(settings)
-    assert (done["passed"], done["bundle"], seen) == (False, None, [])
+    release_without_prefect(monkeypatch, two.version)
+    done = loop.release_choice(settings.model_copy(update={"source": "traffic"}), CHOICE)
+    assert (done["passed"], done["bundle"]) == (False, None)
     assert champion_number(space, "cpu") == one.version
 
 
@@ -1246,8 +902,7 @@ def test_a_promotion_without_its_bundle_is_deployed_by_the_next_run(
 ) -> None:
     """The disk was full between the two: the release is champion, `current` leads to the one
     before."""
-    ask_without_prefect(monkeypatch)
-    store, out = scheduled_store(), Path("dist")
+    store, out = Store(), Path("dist")
     one, two = (
         make_release(store, space.spec, space.files(), place / f"made{n}", accepted=n)
         for n in (1, 2)
@@ -1256,21 +911,16 @@ def test_a_promotion_without_its_bundle_is_deployed_by_the_next_run(
     promote_and_deploy(space, "cpu", one.version, out)
     record_gate(store, verdict(two, beside=one.version))
     with monkeypatch.context() as patch:
-        patch.setattr("draftwell.registry.bundles.build.build_bundle", full_disk)
+        replace_everywhere(patch, "draftwell.registry.bundles.build.build_bundle", full_disk)
         with pytest.raises(OSError, match="No space left"):
             promote_and_deploy(space, "cpu", two.version, out)
     assert (champion_number(space, "cpu"), (out / "tiny" / "current").resolve().name) == (
         two.version,
         "1-cpu",
     )
-    monkeypatch.setattr(scheduled, "publish_task", lambda settings: two.version)
-    monkeypatch.setattr(
-        scheduled, "deploy_champion_task", lambda settings: deploy_champion(space, "cpu", out)
-    )
     since = store.resolve("release", "tiny.cpu", two.version).tags["champion_since"]
     for _ in range(2):  # the second finds it there
-        done = scheduled.release.fn(settings)
-        assert (done["passed"], done["bundle"].name) == (True, "2-cpu")
+        assert Path(loop.deploy.fn(settings, two.version)["bundle"]).name == "2-cpu"
         assert sorted(each.name for each in (out / "tiny").iterdir()) == [
             "1-cpu",
             "2-cpu",
@@ -1279,15 +929,9 @@ def test_a_promotion_without_its_bundle_is_deployed_by_the_next_run(
         assert (out / "tiny" / "current").resolve().name == "2-cpu"
     assert store.resolve("release", "tiny.cpu", two.version).tags["champion_since"] == since
     store.set_tag(two.published, "gate_record", "")
-    assert deploy_champion(space, "cpu", out) is None, (
+    assert loop.deploy.fn(settings, two.version) == {"bundle": None}, (
         "what a person named without a gate is left alone"
     )
-
-
-def ask_without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a flow's plain function ask the registry itself: tasks outside of a run want a server."""
-    for name in ("champion_task", "earlier_verdict_task", "link_task"):
-        monkeypatch.setattr(scheduled, name, getattr(scheduled, name).fn)
 
 
 def full_disk(*arguments: Any, **options: Any) -> Path:
@@ -1304,26 +948,48 @@ def test_what_a_killed_run_left_is_not_published(
     assert made.pins == {"decoding_config": 1}
 
 
-def test_not_enough_evidence_is_called_that_in_the_release_flow(
+def test_not_enough_evidence_is_called_that_in_the_outcome(
     place: Path, settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask_without_prefect(monkeypatch)
-    made = make_release(scheduled_store(), space.spec, space.files(), place / "made")
-    monkeypatch.setattr(scheduled, "publish_task", lambda settings: made.version)
-    shown = list[str]()
-    monkeypatch.setattr(scheduled.prefect_artifacts, "links", lambda *arguments: None)
-    monkeypatch.setattr(
-        scheduled.prefect_artifacts, "table", lambda *arguments: shown.append(arguments[-1])
-    )
-    for enough, verdict_of, word in (
-        (False, "not enough evidence", "had not enough evidence"),
-        (True, "failed", "failed"),
+    made = make_release(Store(), space.spec, space.files(), place / "made")
+    for enough, state, verdict_of, word in (
+        (False, "undecided", "not enough evidence", "had not enough evidence"),
+        (True, "refused", "failed", "failed"),
     ):
         gated = {
             "passed": False,
             "checks": [{"name": "speedup", "passed": False, "enough": enough, "detail": "1.1"}],
+            "champion": 7,
         }
-        monkeypatch.setattr(scheduled, "gate_task", lambda settings, number, found=gated: found)
-        done = scheduled.release.fn(settings)
-        assert (done["verdict"], done["passed"], done["bundle"]) == (verdict_of, False, None)
-        assert shown.pop() == f"Release {made.version}: the gate {word}, the champion stays."
+        words = release_without_prefect(monkeypatch, made.version, gated)
+        done = loop.release_choice(settings, CHOICE)
+        assert (done["state"], done["verdict"], done["bundle"]) == (state, verdict_of, None)
+        assert words == [f"release {made.version}: the gate {word}, release 7, the champion, stays"]
+
+
+def test_another_engines_check_is_part_of_the_flow(
+    pair_file: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def instead(*of: Any) -> dict[str, Any]:
+        asked.append(of)
+        return {
+            "state": "deployed",
+            "why": "a bundle is deployed",
+            "bundle": "dist/vllm/tiny/2-cpu",
+            "report": {"long": 1},
+        }
+
+    monkeypatch.setattr(loop, "space_of", lambda settings: "the space")
+    monkeypatch.setattr(loop, "recalibrate", instead)
+    given = {"engine": "vllm", "source": "drift", "pair": str(pair_file), "device": "cpu"}
+    found = loop.draftwell(given)
+    assert found == {
+        "state": "deployed",
+        "why": "a bundle is deployed",
+        "bundle": "dist/vllm/tiny/2-cpu",
+    }
+    (space, settings, *_, steps), *_ = asked
+    assert (space, settings, steps) == ("the space", PipelineSettings(**given), loop.run_steps)
+    assert "a bundle is deployed" in str(shown_in_prefect("engine-tiny")[0].data)

@@ -8,7 +8,6 @@ idle cores; `-s` shows how far it is.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,16 @@ from typing import Any
 import pytest
 
 from draftwell.flows.context import StepContext
-from draftwell.flows.orchestration import recalibrate_flow as recalibrate
 from draftwell.flows.progress import announce
 from draftwell.flows.steps import monitor as monitor_step
+from draftwell.flows.steps.champion import champion_of
+from draftwell.flows.steps.reference_traces import of_release
 from draftwell.registry.store import Store
 from draftwell.serving.recording.trace import TraceSet
 from tests.support.loop import languages, traffic
 from tests.support.loop.unattended import (
+    answer,
+    over_champion,
     place,
     prefect_at_work,
     quick_dtype,
@@ -46,8 +48,8 @@ def champion(prefect_server: None, step: StepContext, place: Path) -> dict[str, 
     """Sums are served: a first champion, made of a spool by the same flow, run in this process."""
     announce(f"hands off: sums are served, in {quick_dtype()}; a first champion for them")
     spool = serve(step, place / "sums", languages.maths(40, seed=1))
-    made: dict[str, Any] = recalibrate.recalibrate(settings_of(place, spool))
-    announce(f"hands off: {made['strategy']} {made['parameters']} in {made['seconds']:.0f} s")
+    made = answer(settings_of(place, spool))
+    announce(f"hands off: {made['strategy']} {made['parameters']}")
     assert made["state"] == "deployed", made["checks"]
     return made
 
@@ -91,17 +93,16 @@ def test_another_language_brings_a_new_champion_without_a_hand(
         if (path / "prompts.jsonl").is_file()
         and "¿" in (path / "prompts.jsonl").read_text(encoding="utf-8")
     ]
-    outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
-    announce(
-        f"hands off: {outcome['strategy']} {outcome['parameters']}, "
-        f"{outcome['over_champion']} over the old champion, in {took:.0f} s"
+    champion_now, found = (
+        Store().get_aliases("release", "smollm2-135m.cpu")["champion"],
+        over_champion(),
     )
-    assert outcome["state"] == "deployed", outcome["checks"]
-    assert (
-        Store().get_aliases("release", "smollm2-135m.cpu")["champion"] == outcome["release"] > first
-    )
-    assert (
-        place / "dist" / "smollm2-135m" / "current"
-    ).resolve().name == f"{outcome['release']}-cpu"
-    assert outcome["over_champion"]["low"] > 1, outcome["over_champion"]
+    announce(f"hands off: {found.detail}, in {took:.0f} s")
+    assert champion_now > first
+    served = (place / "dist" / "smollm2-135m" / "current").resolve()
+    assert served.name == f"{champion_now}-cpu"
+    release = champion_of(step.workspace, "cpu")
+    assert release is not None
+    assert of_release(release).trace_digest == TraceSet(folder / "traces").digest()
+    assert found.value > 1, found
     assert took < BAR

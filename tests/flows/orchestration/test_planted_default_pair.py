@@ -23,8 +23,8 @@ from draftwell.components.gate.baseline_counts import (
     deterministic_report,
 )
 from draftwell.components.gate.bench_checks import judge_release
-from draftwell.components.gate.losslessness import OutputReader, identity_entry
-from draftwell.components.gate.predictions.predictive_loss import judge_predictions, predictions
+from draftwell.components.gate.losslessness import identity_entry
+from draftwell.components.gate.predictions import judge_predictions, predictions
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.gate.verdict import FAILED, GateVerdict, Thresholds
 from draftwell.components.prompts.prompt import Prompt, demo_prompts, ids_of
@@ -45,7 +45,7 @@ from tests.support.loop.unattended import quick_dtype
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 TIMES = range(10)
-THRESHOLDS = Thresholds.of(load_gates().model_dump())
+THRESHOLDS = load_gates()
 CHOICE = StrategyChoice("prompt_lookup")
 """What the default pair is served with, or like: faster than plain decoding on most prompts."""
 PROMPTS, TOKENS = 8, 32
@@ -217,7 +217,7 @@ def test_a_lossy_config_called_lossless_is_caught(
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
     entry = identity_entry(
-        OutputReader(exact, IDENTITY_TOKENS), resources, StrategyChoice(name, parameters), prompts
+        exact, resources, StrategyChoice(name, parameters), prompts, IDENTITY_TOKENS
     )
     assert failed(judge_release(entry, None, None, Thresholds(lossless_identical=True))) == [
         "identical outputs"
@@ -229,10 +229,11 @@ def test_a_lossless_config_is_none(
     exact: LoadedPair, spide_resources: StrategyResources, name: str
 ) -> None:
     entry = identity_entry(
-        OutputReader(exact, IDENTITY_TOKENS),
+        exact,
         spide_resources,
         StrategyChoice(name),
         demo_prompts(IDENTITY_PROMPTS),
+        IDENTITY_TOKENS,
     )
     assert judge_release(entry, None, None, Thresholds(lossless_identical=True)).passed, (
         entry.per_prompt
@@ -337,9 +338,7 @@ def drop_of_3_percent(
         summed = recorded.model_copy(
             update={"strategies": {"vanilla_sd": StrategyCounts(**counts, output_digest="")}}
         )
-        assert share < 0.98 or ACCEPTANCE not in failed(
-            compare_with_baseline(summed, recorded, THRESHOLDS)
-        )
+        assert share < 0.98 or ACCEPTANCE not in failed(compare_with_baseline(summed, recorded))
     pytest.fail("no mixture leaves 96 to 97 % of the acceptance rate")
 
 
@@ -353,8 +352,8 @@ def test_an_acceptance_drop_of_3_percent_is_caught(
         report = counted(exact, demo_prompts(PROMPTS))
     assert {name: vanilla(report)[name] for name in COUNTS} == counts
     assert 0.96 <= share_left(vanilla(report), vanilla(recorded)) <= 0.97
-    assert ACCEPTANCE in failed(compare_with_baseline(report, recorded, THRESHOLDS))
+    assert ACCEPTANCE in failed(compare_with_baseline(report, recorded))
 
 
 def test_the_same_counts_never_fail(exact: LoadedPair, recorded: CountsReport) -> None:
-    assert compare_with_baseline(counted(exact, demo_prompts(PROMPTS)), recorded, THRESHOLDS).passed
+    assert compare_with_baseline(counted(exact, demo_prompts(PROMPTS)), recorded).passed

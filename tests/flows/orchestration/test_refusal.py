@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draftwell.flows.orchestration.pipeline_flow import refusal
+from draftwell.flows.steps.verdict import refusal
 
 FAILED_CHECK = {
     "name": "sampled speedup",

@@ -1,5 +1,5 @@
-"""A real Prefect server and worker: a cron deployment creates runs, and they complete; a killed run
-loses nothing.
+"""A real Prefect server and worker: a cron deployment fires by itself and ends in a release; drift
+ends in a switched bundle; a killed run loses nothing.
 
 With SQLAlchemy 2.1 cron schedules of Prefect 3.8 never fire, and nothing says so: this is the test
 that would.
@@ -28,12 +28,12 @@ import yaml
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import PrefectHTTPStatusError
 
-from draftwell.flows.orchestration.automations import CRASH_SILENT_RUNS, SILENCE
-from draftwell.flows.orchestration.concurrency import LEASE
-from draftwell.flows.orchestration.deployments import KEPT_LEASES
+from draftwell.flows.orchestration.deployments import CRASH_SILENT_RUNS, SILENCE
+from draftwell.flows.orchestration.task_options import LEASE
 from draftwell.flows.settings import PipelineSettings
+from draftwell.registry.store import Store
 from draftwell.serving.recording.trace import TraceSet
-from tests.support.loop import secrets
+from tests.support.loop import secrets, traffic
 from tests.support.loop.tiny_files import PROMPTS
 from tests.support.paths import REPO
 
@@ -42,7 +42,8 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc"),
 ]
 
-PATIENCE = 300.0
+KEPT_LEASES = "prefect.server.concurrency.lease_storage.filesystem"
+PATIENCE = 600.0
 """Seconds that anything may take on a busy machine."""
 # the cloud's, instead of the next
 SECRETS = {
@@ -52,6 +53,8 @@ SECRETS = {
 """What server and worker have in their environment; the last is asked for with every request."""
 MANY = 96
 """Prompts of the run that is killed: three shards."""
+FEW = 24
+"""Prompts of the others, as many as a comparison with traffic needs."""
 
 
 def wait_for(what: str, found: Callable[[], Any], log: Path | None = None) -> Any:
@@ -134,7 +137,7 @@ class Place:
         self.prompts.write_text(
             "".join(
                 json.dumps({"prompt": f"{PROMPTS[i % len(PROMPTS)]} {i}"}) + "\n"
-                for i in range(MANY + 2)
+                for i in range(MANY + 12)
             )
         )
         self.traces = self.home / "pairs" / "tiny" / "float32" / "traces"
@@ -161,37 +164,54 @@ class Place:
         self.worker: subprocess.Popen[bytes] | None = None
 
     def settings(self, prompts: int) -> PipelineSettings:
+        """Small enough for a minute; so few prompts of the tuning choose plain decoding, whose gate
+        no clock decides."""
         return PipelineSettings(
             pair=str(self.pair),
             prompts=self.prompts,
-            bench_prompts=2,
+            source="traffic",
+            out=self.folder / "dist",
             collect_prompts=prompts,
-            collect_tokens=24,
+            collect_tokens=traffic.TOKENS,
+            calibrate_prompts=2,
+            tune_prompts=2,
+            tune_tokens=8,
+            trials=3,
+            bench_prompts=8,
+            bench_tokens=8,
+            sampled_prompts=4,
             threads=1,
         )
 
+    def parameters(self, prompts: int, **more: Any) -> dict[str, Any]:
+        settings = self.settings(prompts).model_copy(update=more)
+        return {
+            "settings": {
+                "engine": "draftwell",
+                **settings.model_dump(mode="json", exclude_unset=True),
+            }
+        }
+
     def deployments_file(self) -> Path:
-        """prefect.yaml with collection every minute, and everything else on New Year."""
+        """prefect.yaml with the weekly run every minute, everything else on New Year, and settings
+        that are small."""
         contents = yaml.safe_load((REPO / "prefect.yaml").read_text())
+        mine = self.parameters(FEW)["settings"]
         for deployment in contents["deployments"]:
-            every_minute = deployment["entrypoint"].endswith(":collection")
-            if every_minute or deployment.get("schedules"):
+            weekly = deployment["name"].startswith("weekly-")
+            if deployment.get("schedules"):
                 deployment["schedules"] = [
-                    {"cron": "* * * * *" if every_minute else "0 0 1 1 *", "timezone": "UTC"}
+                    {"cron": "* * * * *" if weekly else "0 0 1 1 *", "timezone": "UTC"}
                 ]
+            settings = deployment["parameters"]["settings"]
+            if settings["engine"] == "draftwell":
+                deployment["parameters"]["settings"] = {**mine, **settings}
         file = self.folder / "prefect.yaml"
         file.write_text(yaml.safe_dump(contents))
         return file
 
     def schedule(self) -> str:
         """`draftwell schedule`; returns what it printed."""
-        settings = self.settings(4)
-        given = [
-            f"--set={name}={value}"
-            for name, value in settings.model_dump(
-                exclude_unset=True, exclude={"pair", "prompts"}
-            ).items()
-        ]
         command = [
             sys.executable,
             "-m",
@@ -199,11 +219,8 @@ class Place:
             "schedule",
             "--pair",
             str(self.pair),
-            "--prompts",
-            str(self.prompts),
             "--file",
             str(self.deployments_file()),
-            *given,
         ]
         done = subprocess.run(
             command,
@@ -235,6 +252,17 @@ class Place:
         }
         with temporary_settings(ours), get_client(sync_client=True) as client:
             yield client
+
+    def aliases(self) -> dict[str, int]:
+        """Of the pair's releases, in MLflow as the worker sees it."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("DRAFTWELL_HOME", "MLFLOW_TRACKING_URI"):
+                patch.setenv(name, self.environment[name])
+            return Store().get_aliases("release", "tiny.cpu")
+
+    def current(self) -> str:
+        """Name of the bundle that is served."""
+        return (self.folder / "dist" / "tiny" / "current").resolve().name
 
     def runs(self, deployment: UUID) -> list[Any]:
         """Flow runs of a deployment, by the time they are due."""
@@ -325,9 +353,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, pair_file: Path) -> Iterator
 
 @pytest.fixture(scope="module")
 def deployment(place: Place) -> Any:
-    """The collection of the tiny pair."""
+    """The weekly run of the tiny pair."""
     with place.client() as client:
-        return client.read_deployment_by_name("collection/tiny-cpu")
+        return client.read_deployment_by_name("draftwell/weekly-tiny-cpu")
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +369,7 @@ def first(place: Place, deployment: Any) -> Any:
     return run
 
 
-def test_a_cron_deployment_creates_and_completes_runs(
+def test_a_cron_deployment_fires_by_itself_and_ends_in_a_release(
     place: Place, deployment: Any, first: Any
 ) -> None:
     assert [schedule.schedule.cron for schedule in deployment.schedules] == ["* * * * *"]
@@ -349,11 +377,12 @@ def test_a_cron_deployment_creates_and_completes_runs(
     assert first.created_by.type == "SCHEDULE"
     assert first.state.is_completed(), place.worker_log.read_text()[-3000:]
     assert first.expected_start_time.second == 0
-    assert first.parameters["settings"]["collect_prompts"] == 4
-    assert (
-        len({row["prompt_id"] for row in TraceSet(place.traces).read(["prompt_id"]).to_pylist()})
-        == 4
-    )
+    assert first.parameters["settings"]["collect_prompts"] == FEW
+    rows = TraceSet(place.traces).read(["prompt_id"]).to_pylist()
+    assert len({row["prompt_id"] for row in rows}) == FEW
+    aliases = place.aliases()
+    assert aliases["candidate"] == aliases["champion"]
+    assert place.current() == f"{aliases['champion']}-cpu"
 
 
 def test_the_run_is_visible_in_prefect(place: Place, first: Any) -> None:
@@ -372,8 +401,7 @@ def test_the_run_is_visible_in_prefect(place: Place, first: Any) -> None:
             artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["collection-tiny"]))
         )
     assert {task.name.rpartition("-")[0] for task in tasks} == {
-        "collection",
-        "take prompts of served traffic",
+        *("collect", "train", "calibrate", "tune", "publish", "gate", "deploy")
     }
     assert json.loads(shown[-1].data)[0]["digest"]
 
@@ -381,14 +409,12 @@ def test_the_run_is_visible_in_prefect(place: Place, first: Any) -> None:
 def test_the_command_says_what_it_made(place: Place) -> None:
     said = place.said  # type: ignore[attr-defined]
     for words in (
-        "weekly/tiny-cpu",
+        "draftwell/weekly-tiny-cpu",
+        "draftwell/drift-tiny-cpu",
+        "draftwell/vllm-tiny-cpu",
         "sync/tiny-cpu",
-        "collection/tiny-cpu",
-        "tuning/tiny-cpu",
-        "cron * * * * *",
-        "event draftwell.drift",
-        "by hand",
-        "work pool draftwell (process)",
+        "monitor/tiny-cpu",
+        "work pool draftwell",
         "pair-tiny = 1, gpu-slot = 1",
         f"UI: {place.url}",
     ):
@@ -410,7 +436,7 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
     assert before[1] == {"recalibrate tiny-cpu on drift", CRASH_SILENT_RUNS}
     place.schedule()
     with place.client() as client:
-        client.pause_deployment(client.read_deployment_by_name("collection/tiny-cpu").id)
+        client.pause_deployment(client.read_deployment_by_name("draftwell/weekly-tiny-cpu").id)
     assert state() == before
 
 
@@ -432,7 +458,7 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(
         ),
     )
     settings = place.settings(MANY)
-    parameters = {"settings": settings.model_dump(mode="json", exclude_unset=True)}
+    parameters = place.parameters(MANY)
     shards = TraceSet(place.traces)
     old = shards.shard(0).stat()
     with place.client() as client:
@@ -458,69 +484,41 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(
     assert shards.digest() == unbroken.digest()
 
 
-def test_tuning_waits_for_a_collection_that_takes_over_its_hours(
-    place: Place, deployment: Any, first: Any
-) -> None:
-    from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
-    from prefect.states import Completed, Running
-
-    def says(run: UUID, words: str) -> bool:
-        with place.client() as client:
-            return any(
-                words in log.message
-                for log in client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
-            )
-
+def test_drift_ends_in_a_switched_bundle(place: Place, deployment: Any, first: Any) -> None:
+    """Nobody does anything: the check finds it, its event starts the flow for this pair alone, and
+    what comes of it is served."""
+    before, step = place.aliases()["champion"], traffic.station_of(place.pair)
+    asked = traffic.prompts(60, seed=3, words=traffic.OTHERS)
+    rows = traffic.serve(step, place.folder / "served", asked).read()
+    spool = traffic.spool(place.folder / "spool", traffic.elsewhere(rows), asked)
     with place.client() as client:
-        # under way, so no worker takes it
-        collect_step = client.create_flow_run_from_deployment(deployment.id, state=Running()).id
-        tuning = client.create_flow_run_from_deployment(
-            client.read_deployment_by_name("tuning/tiny-cpu").id
-        ).id
-    wait_for(
-        "a word that it waits",
-        lambda: says(tuning, "waiting for collection/tiny ("),
-        place.worker_log,
-    )
-    assert not says(tuning, "waiting for a slot of ")
-    with place.client() as client:
-        assert (
-            client.read_flow_run(collect_step).state.is_running(),
-            client.read_flow_run(tuning).state.is_running(),
-        ) == (True, True)
-        client.set_flow_run_state(collect_step, Completed(), force=True)
-    place.ended(tuning)
-    assert says(tuning, "waiting for a slot of ")
-
-
-def test_drift_starts_a_recalibration_with_what_the_check_said(place: Place) -> None:
-    told = {"pair": str(place.pair), "spool": str(place.folder / "no spool"), "drift": "d" * 64}
-
-    def event(pair: str, settings: dict[str, Any]) -> dict[str, Any]:
-        return {
+        stray = {
             "id": str(uuid4()),
             "occurred": datetime.now(UTC).isoformat(),
             "event": "draftwell.drift",
             "resource": {
-                "prefect.resource.id": f"draftwell.pair.{pair}",
+                "prefect.resource.id": "draftwell.pair.another",
                 "draftwell.device": "cpu",
             },
-            "payload": {"settings": settings},
+            "payload": {"settings": {"pair": "another"}},
         }
-
-    with place.client() as client:
-        deployment = client.read_deployment_by_name("recalibrate/tiny-cpu")
-        client.request(
-            "POST",
-            "/events",
-            json=[event("another", {**told, "drift": "e" * 64}), event("tiny", told)],
+        client.request("POST", "/events", json=[stray])
+        drift = client.read_deployment_by_name("draftwell/drift-tiny-cpu")
+        monitor = client.read_deployment_by_name("monitor/tiny-cpu")
+        checked = client.create_flow_run_from_deployment(
+            monitor.id, parameters=place.parameters(FEW, source="prompts", spool=spool)
         )
+    assert place.ended(checked.id).state.is_completed(), place.worker_log.read_text()[-3000:]
     run = wait_for(
-        "a recalibration", lambda: next(iter(place.runs(deployment.id)), None), place.server_log
+        "a recalibration", lambda: next(iter(place.runs(drift.id)), None), place.server_log
     )
-    assert run.parameters["settings"] == told
-    assert "there is no spool" in place.ended(run.id).state.message
-    assert len(place.runs(deployment.id)) == 1
+    assert place.ended(run.id).state.is_completed(), place.worker_log.read_text()[-3000:]
+    asked_for = run.parameters["settings"]
+    assert (asked_for["source"], asked_for["spool"]) == ("drift", str(spool))
+    assert len(place.runs(drift.id)) == 1
+    assert place.aliases()["champion"] > before
+    assert place.current() == f"{place.aliases()['champion']}-cpu"
+    assert (place.traces.parent / "recalibrations" / asked_for["drift"][:12] / "traces").is_dir()
 
 
 def test_parameters_that_nobody_knows_are_refused(place: Place, deployment: Any) -> None:
@@ -528,7 +526,8 @@ def test_parameters_that_nobody_knows_are_refused(place: Place, deployment: Any)
 
     with place.client() as client, pytest.raises(PrefectHTTPStatusError, match=r"409|422"):
         client.create_flow_run_from_deployment(
-            deployment.id, parameters={"settings": {"pair": "tiny", "trails": 3}}
+            deployment.id,
+            parameters={"settings": {"engine": "draftwell", "pair": "tiny", "trails": 3}},
         )
 
 
@@ -549,11 +548,7 @@ def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(
     )
     shards = TraceSet(place.traces)
     old = shards.shard(0).stat()
-    parameters = {
-        "settings": place.settings(MANY)
-        .model_copy(update={"collect_tokens": 23})
-        .model_dump(mode="json", exclude_unset=True)
-    }
+    parameters = place.parameters(MANY, collect_tokens=23)
     with place.client() as client:
         lost = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     wait_for("its process", place.engine, place.worker_log)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from draftwell.flows.cli import engine
 from draftwell.serving.server import main as server
 from draftwell.serving.server.settings import ServerSettings
+from tests.support.peers.environments import install
 
 
 @pytest.fixture
@@ -133,54 +135,20 @@ def test_its_help_says_where_the_other_options_are(run: Any) -> None:
     assert "--allow-parameters" in page
 
 
-def test_a_replica_joins_a_port_that_is_taken(
+def test_vllms_options_reach_the_bundles_script(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anything else is refused a taken port."""
-    import os
-    import socket
-
-    from tests.support.peers.environments import install
-
     started: list[Any] = []
     install(tmp_path / "peers", monkeypatch, ("vllm",))
-    monkeypatch.setattr(os, "execve", lambda *of: started.append(of))
+    monkeypatch.setattr(engine.os, "execve", lambda *of: started.append(of))
     monkeypatch.chdir(tmp_path)
     bundle = Path("dist") / "vllm" / "smollm2-135m" / "current"
+    assert "no bundle at dist/vllm/smollm2-135m/current" in " ".join(
+        run("serve", "--engine", "vllm").stderr.split()
+    )
     bundle.mkdir(parents=True)
     (bundle / "serve.sh").touch()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        words = ("serve", "--engine", "vllm", "--port", taken.getsockname()[1])
-        assert "is taken" in run(*words).stderr
-        run(*words, "--replica", 2)
+    run("serve", "--engine", "vllm", "--port", 9000)
     [(script, given, variables)] = started
-    assert (script, given[1], variables["DRAFTWELL_REPLICA"]) == (
-        str(bundle / "serve.sh"),
-        "--port",
-        "2",
-    )
-
-
-def test_a_restart_takes_no_options_and_our_own_server_needs_none(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for words, said in (
-        (("--engine", "vllm", "--restart", "--port", 9000), "--port means nothing with --restart"),
-        (
-            ("--engine", "vllm", "--restart", "--replica", 2),
-            "--replica means nothing with --restart",
-        ),
-        (
-            ("--engine", "vllm", "--restart", "--bundle", "dist/vllm/smollm2-135m/2-cpu"),
-            "follows a link `current`",
-        ),
-        (("--engine", "vllm", "--restart"), "no bundle at dist/vllm/smollm2-135m/current"),
-        (("--restart",), "--restart means nothing with --engine draftwell"),
-        (("--replica", 2), "--replica means nothing with --engine draftwell"),
-    ):
-        done = run("serve", *words)
-        assert done.exit_code == 2
-        assert said in " ".join(done.stderr.split())
+    assert (script, given[1:]) == (str(bundle / "serve.sh"), ["--port", "9000"])
+    assert variables["PYTHON"] == str(tmp_path / "peers" / "vllm" / "bin" / "python")

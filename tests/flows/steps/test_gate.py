@@ -26,6 +26,7 @@ from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.errors import raises_code
 from tests.support.loop.thresholds import ANY_SPEED
+from tests.support.patching import replace_everywhere
 
 
 @pytest.fixture(scope="module")
@@ -260,16 +261,19 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
 ) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release
     passed."""
-    import draftwell.flows.steps.gate_parts.counts
+    import draftwell.flows.steps.gate_parts.checks
     from draftwell.components.gate.verdict import Check, GateVerdict
 
     failed = GateVerdict(
         (Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),)
     )
     # the shipped prompts do not fit into the tiny pair
-    monkeypatch.setattr(gates, "load_baseline", lambda pair: object())
-    monkeypatch.setattr(
-        draftwell.flows.steps.gate_parts.counts, "judge_baseline", lambda *arguments: failed
+    replace_everywhere(monkeypatch, gates, "load_baseline", lambda pair, model: object())
+    replace_everywhere(
+        monkeypatch,
+        draftwell.flows.steps.gate_parts.checks,
+        "judge_baseline",
+        lambda *arguments: failed,
     )
     folder = champion / "artifacts" / "acceptance_table"
     table = AcceptanceTable.load(folder)
@@ -368,7 +372,7 @@ def test_a_host_with_cuda_does_not_pass_over_a_candidate_for_the_cpu(
 ) -> None:
     """Whether the device was named or picked; without this the counts alone would be judged, and
     the gate be green."""
-    monkeypatch.setattr(draftwell.serving.device, "cuda_available", lambda: True)
+    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
     done = call("gate", *words, "--junit", place / "none.xml")
     assert done.exit_code == 2
     assert "release.tiny.cuda has no candidate" in done.stderr
@@ -469,7 +473,7 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(
     def broken(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(draftwell.flows.steps.gate, "gate_release", broken)
+    replace_everywhere(monkeypatch, draftwell.flows.steps.gate, "gate_release", broken)
     done = call("gate", *few, *files)
     assert done.exit_code == 2, "Python's own exit code would say that the gate failed"
     assert 'errors="1"' in (place / "gate.xml").read_text()

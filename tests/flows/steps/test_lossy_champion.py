@@ -12,13 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from draftwell.components.collect import collect as collection
 from draftwell.components.drift.prompts import prompts_of_trace
 from draftwell.components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
 from draftwell.flows.context import StepContext
-from draftwell.flows.steps import monitor as monitor_step
-from draftwell.flows.steps import publish as publish_step
-from draftwell.flows.steps import reference_traces
+from draftwell.flows.steps import monitor as monitor_step, publish as publish_step, reference_traces
 from draftwell.flows.steps.reference_traces import Served, of_release, served_reference
 from draftwell.registry.releases import ReleaseVersion
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
@@ -28,6 +25,7 @@ from draftwell.serving.recording.trace_schema import LOSSY
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.loop import traffic
+from tests.support.patching import replace_everywhere
 
 STRATEGY, PARAMETERS = "lossy_sd", {"num_speculative_tokens": 5}
 
@@ -108,7 +106,7 @@ def test_unchanged_traffic_is_steady_and_other_traffic_is_a_drift(
     ), same.reasons
     assert same.notes == ()
     names = {item.name for item in same.checks}
-    assert names >= {"confidence_psi", "confidence_ks", "acceptance", "verifier", "novelty"}
+    assert names >= {"confidence_psi", "acceptance", "verifier", "novelty"}
     assert "table" not in names, "it counts drafts along the target's own texts"
     assert changed.verdict == DRIFTED
     assert same.verifier.prompts_then < 16, (
@@ -164,7 +162,7 @@ def test_a_collection_that_was_cut_short_is_no_reference_and_is_ended_by_the_nex
     publish_step.run_publish(step, {"by": "hand"})
     assert TraceSet(reference).digest() == whole
     monkeypatch.setattr(
-        collection, "collect_lossy_texts", lambda *_, **__: pytest.fail("collected twice")
+        reference_traces, "collect_traces", lambda *_, **__: pytest.fail("collected twice")
     )
     publish_step.run_publish(step, {"by": "hand"})
 
@@ -229,8 +227,11 @@ def test_a_lossless_release_pays_nothing(
 ) -> None:
     config = champion.lossy
     assert config is not None
-    monkeypatch.setattr(
-        reference_traces, "of_release", lambda *_: pytest.fail("its artifacts are not wanted")
+    replace_everywhere(
+        monkeypatch,
+        reference_traces,
+        "of_release",
+        lambda *_: pytest.fail("its artifacts are not wanted"),
     )
     reference_traces.keep_served(
         step, release, DecodingConfig("vanilla_sd", {}, {}, config.provenance)
@@ -256,7 +257,7 @@ def test_a_collection_that_fails_stops_no_release(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(collection, "collect_lossy_texts", failing)
+        patch.setattr(reference_traces, "collect_traces", failing)
         assert publish_step.run_publish(step, {"by": "hand"}).version
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
     shutil.move(tmp_path / "away", reference)

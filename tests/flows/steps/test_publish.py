@@ -130,11 +130,16 @@ def test_stations_one_by_one(
 
 
 def test_the_pipeline_collects_what_the_command_line_collects(
-    run: Any, pair_file: Path, prompts_file: Path, own_stores: Path, tmp_path: Path
+    run: Any,
+    pair_file: Path,
+    prompts_file: Path,
+    own_stores: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As many texts at once, in slots as long; and one pair at a time in memory."""
     from draftwell.flows import loading as context
-    from draftwell.flows.orchestration import learn_tasks as learn
+    from draftwell.flows.orchestration import loop_flow as loop
     from draftwell.flows.settings import PipelineSettings
     from draftwell.flows.steps.collect import SAMPLED_ROLLOUT
     from draftwell.flows.workspace import Workspace
@@ -147,7 +152,8 @@ def test_the_pipeline_collects_what_the_command_line_collects(
         collect_prompts=3,
         collect_tokens=8,
     )
-    made = learn.collect_task.fn(settings)
+    monkeypatch.setattr(loop.shown, "table", lambda *given: None)
+    made = loop.collect.fn(settings)["traces"]
     rows = tmp_path / "same.jsonl"
     prompts = [prompt.id for prompt in context.prompts_of(settings)["collect"]]
     lines = [json.loads(line) for line in prompts_file.read_text().splitlines()[2:5]]

@@ -15,6 +15,7 @@ from draftwell.flows.steps.publish import run_publish
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from tests.support.patching import replace_everywhere
 
 CURVE = [[1, 0.25], [2, 0.5]]
 MADE = Provenance(pair="tiny", fingerprint="f" * 64)
@@ -38,9 +39,9 @@ def test_curves_are_those_of_the_published_head(
     def enough(*_: Any, **__: Any) -> None:
         raise EnoughError
 
-    monkeypatch.setattr("draftwell.registry.store.Store", Store)
-    monkeypatch.setattr("draftwell.registry.pairs.model_records", lambda *_: {})
-    monkeypatch.setattr("draftwell.registry.releases.create_release", enough)
+    replace_everywhere(monkeypatch, "draftwell.registry.store.Store", Store)
+    replace_everywhere(monkeypatch, "draftwell.registry.pairs.model_records", lambda *_: {})
+    replace_everywhere(monkeypatch, "draftwell.registry.releases.create_release", enough)
     # any artifact has a digest
     digest = AcceptanceTable([0] * 20, [0] * 20, MADE).save(tmp_path / "eagle3_head")
     DecodingConfig("autoregressive", {}, {}, MADE).save(tmp_path / "decoding_config")

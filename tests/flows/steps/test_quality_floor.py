@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from draftwell.components.bench import bench
 from draftwell.components.bench.settings import BenchSettings, QualityFloor
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.tune.regret import SETTINGS
 from draftwell.flows.settings import PipelineSettings, quality_floor
+from draftwell.flows.steps.gate_parts import bench as gate_bench
 from draftwell.flows.steps.gate_parts.bench import measured
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.steps.tune import constraints_of, tune_settings_of
 from draftwell.registry import gates
+from tests.support.patching import replace_everywhere
 
 
 def test_the_gates_file_is_the_one_floor_of_bench_tuner_and_gate(
@@ -25,7 +26,7 @@ def test_the_gates_file_is_the_one_floor_of_bench_tuner_and_gate(
     stricter = gates.load_gates().model_copy(
         update={"min_quality_ratio": 0.97, "max_rouge_l_loss": 0.5}
     )
-    monkeypatch.setattr(gates, "load_gates", lambda path=None: stricter)
+    replace_everywhere(monkeypatch, gates, "load_gates", lambda path=None: stricter)
     floor = QualityFloor(min_argmax_share=0.97, max_rouge_l_loss=0.5, max_surprisal_shift=0.1)
     assert quality_floor() == floor
     for limits in (
@@ -42,18 +43,16 @@ def test_the_gates_file_is_the_one_floor_of_bench_tuner_and_gate(
         pair: Any, choices: Any, prompts: Any, resources: Any, settings: BenchSettings, **more: Any
     ) -> Any:
         seen.append(settings)
-        return SimpleNamespace(strategies={}, model_copy=lambda update: None)
+        return SimpleNamespace(strategies={})
 
-    monkeypatch.setattr(bench, "run_bench", run_bench)
-    judging: Any = SimpleNamespace(
-        strategy="csd", parameters={}, of=lambda report: None, doubts=lambda verdict: True
-    )
+    monkeypatch.setattr(gate_bench, "run_bench", run_bench)
+    judging: Any = SimpleNamespace(strategy="csd", parameters={}, of=lambda report: None)
     step: Any = SimpleNamespace(
         pair=None, bar=None, workspace=SimpleNamespace(say=lambda line: None)
     )
     measured(step, [], judging, None, ChampionComparison(), GateSettings(max_tokens=8))  # type: ignore[arg-type]
-    assert [settings.quality_floor for settings in seen] == [floor, floor], "the second time, too"
-    assert (seen[0].runs, seen[1].runs, seen[1].cost_ratios, seen[1].max_tokens) == (1, 3, False, 8)
+    assert [settings.quality_floor for settings in seen] == [floor]
+    assert (seen[0].runs, seen[0].max_tokens) == (GateSettings().rounds, 8)
 
 
 def test_the_regret_study_has_the_same_limits() -> None:

@@ -19,6 +19,7 @@ from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair
+from tests.support.patching import replace_everywhere
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
 ROWS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello"])]
@@ -60,16 +61,21 @@ def test_the_champions_datastore_is_made_again_of_new_traces(
     space: Any = SimpleNamespace(
         traces=tmp_path / "traces",
         traces_at=lambda temperature: tmp_path / "traces",
+        begin=lambda: None,
         found=lambda *_: before,
         save=saved.append,
         say=said.append,
         reports=tmp_path,
         spec=SimpleNamespace(name="tiny"),
     )
-    monkeypatch.setattr(
-        "draftwell.flows.steps.champion.champion_of", lambda *_: SimpleNamespace(pins=pins)
+    replace_everywhere(
+        monkeypatch,
+        "draftwell.flows.steps.champion.champion_of",
+        lambda *_: SimpleNamespace(pins=pins),
     )
-    monkeypatch.setattr("draftwell.flows.steps.tune.champion_decoding", lambda *_: config(strategy))
+    replace_everywhere(
+        monkeypatch, "draftwell.flows.steps.tune.champion_decoding", lambda *_: config(strategy)
+    )
     report = renew_datastore(StepContext(space, pair), "cpu")
     assert [artifact.kind for artifact in saved] == (["datastore"] if made else [])
     assert (report is not None) is made

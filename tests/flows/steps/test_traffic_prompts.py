@@ -14,10 +14,9 @@ import pytest
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.failures import worth_retrying
 from draftwell.flows.loading import prompts_of
-from draftwell.flows.orchestration import scheduled_flows as scheduled
-from draftwell.flows.settings import TrafficSettings
-from draftwell.flows.steps import monitor as monitor_step
-from draftwell.flows.steps import traffic_prompts as served
+from draftwell.flows.orchestration import loop_flow as loop
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps import monitor as monitor_step, traffic_prompts as served
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
@@ -28,11 +27,12 @@ from tests.support.loop import traffic
 @pytest.fixture
 def settings(
     own_stores: Path, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> TrafficSettings:
+) -> PipelineSettings:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
-    return TrafficSettings(
+    return PipelineSettings(
         pair=str(pair_file),
         prompts=prompts_file,
+        source="traffic",
         spool=own_stores / "spool",
         collect_prompts=20,
         collect_tokens=8,
@@ -42,11 +42,11 @@ def settings(
 
 
 @pytest.fixture
-def space(settings: TrafficSettings) -> Workspace:
+def space(settings: PipelineSettings) -> Workspace:
     return Workspace(settings.pair)
 
 
-def serve(settings: TrafficSettings, count: int) -> list[Prompt]:
+def serve(settings: PipelineSettings, count: int) -> list[Prompt]:
     """A spool with so many answers and their requests."""
     assert settings.spool is not None
     asked = traffic.prompts(count, seed=5)
@@ -60,12 +60,11 @@ def texts(prompts: Sequence[Prompt]) -> set[str]:
     return {prompt.prompt for prompt in prompts}
 
 
-def taken(settings: TrafficSettings, space: Workspace) -> dict[str, list[Prompt]]:
-    served.take_prompts(settings, space)
-    return prompts_of(served.on_taken(settings, space))
+def taken(settings: PipelineSettings, space: Workspace) -> dict[str, list[Prompt]]:
+    return prompts_of(served.settle_prompts(settings))
 
 
-def test_a_week_is_made_of_served_prompts(settings: TrafficSettings, space: Workspace) -> None:
+def test_a_week_is_made_of_served_prompts(settings: PipelineSettings, space: Workspace) -> None:
     """Not one of the pipeline's, and the gate's are none that anything was chosen on."""
     own = prompts_of(settings)
     assert taken(settings, space) == own, "without a spool"
@@ -81,23 +80,24 @@ def test_a_week_is_made_of_served_prompts(settings: TrafficSettings, space: Work
 
 
 def test_prompts_stay_those_of_the_collection_while_the_spool_grows(
-    settings: TrafficSettings, space: Workspace
+    settings: PipelineSettings, space: Workspace
 ) -> None:
     """Drawn again at each step, the gate would get prompts that were tuned on."""
     serve(settings, 44)
     assert settings.spool is not None
-    before = taken(settings, space)
+    fixed = served.settle_prompts(settings)
+    before = prompts_of(fixed)
     with (settings.spool / "requests.jsonl").open("a") as file:
         file.writelines(
             json.dumps({"prompt": prompt.prompt}) + "\n"
             for prompt in traffic.prompts(10, seed=9, words=traffic.OTHERS)
         )
-    assert prompts_of(served.on_taken(settings, space)) == before
+    assert prompts_of(fixed) == before
     assert taken(settings, space) != before
 
 
 def test_an_unavailable_registry_is_waited_for(
-    settings: TrafficSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch
+    settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would look like "nothing to compare with", and prompts of all temperatures would
     be collected on."""
@@ -110,11 +110,11 @@ def test_an_unavailable_registry_is_waited_for(
     serve(settings, 44)
     monkeypatch.setattr(monitor_step, "served", unavailable)
     with raises_code("registry_failed") as caught:
-        served.take_prompts(settings, space)
+        served.settle_prompts(settings)
     assert worth_retrying(None, None, SimpleNamespace(data=caught.value))
 
 
-def test_too_few_or_none(settings: TrafficSettings, space: Workspace) -> None:
+def test_too_few_or_none(settings: PipelineSettings, space: Workspace) -> None:
     assert settings.spool is not None
     own = prompts_of(settings)
     serve(settings, served.FEWEST - 1)
@@ -128,15 +128,17 @@ def test_too_few_or_none(settings: TrafficSettings, space: Workspace) -> None:
 
 
 def test_the_collection_reads_the_spool(
-    prefect_server: None, settings: TrafficSettings, space: Workspace
+    settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loop.shown, "table", lambda *given: None)
     serve(settings, 44)
-    done = scheduled.collection(settings)
-    assert done["made"] == {
+    done = loop.collect.fn(settings)
+    assert done["traces"] == {
         "traces": TraceSet(space.traces).digest(),
         "traces_sampled": TraceSet(space.traces_at(1.0)).digest(),
     }
     names = set(TraceSet(space.traces).read(["prompt_id"]).column("prompt_id").to_pylist())
     assert len(names) == 14, "of 20: 44 prompts are shared with three other steps"
     assert all(name.startswith("spool/") for name in names)
-    assert scheduled.collection(settings) == done
+    assert done["settings"]["prompts"] == str(space.root / served.PROMPTS)
+    assert loop.collect.fn(settings) == done

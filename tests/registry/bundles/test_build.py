@@ -261,7 +261,7 @@ def test_a_bundle_for_cuda_says_so(
     built = build_bundle(store, spec, files, device="cuda", out=tmp_path / "dist")
     assert built.name == "1-cuda"
     assert open_bundle(built).manifest.device == "cuda"
-    pinned = pinned_torch(importlib.metadata.version("torch"), "cuda", {}, False)[0]
+    pinned = pinned_torch({"torch": importlib.metadata.version("torch")}, "cuda", {})
     assert f"\ntorch=={pinned}\n" in (built / "requirements-cuda.txt").read_text()
     assert not (built / "requirements-cpu.txt").exists()
     assert "docker run --rm -p 8000:8000 --gpus all" in (built / "README.md").read_text()

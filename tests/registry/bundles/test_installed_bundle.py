@@ -25,7 +25,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from draftwell.registry.bundles.build import build_bundle
-from draftwell.registry.bundles.requirements import CPU_INDEX, locked
+from draftwell.registry.bundles.requirements import TORCH_INDEX, locked
 from draftwell.registry.bundles.text import install_command
 from draftwell.registry.pairs import PairSpec, fetch, find_pair, model_records
 from draftwell.registry.releases import create_release
@@ -326,7 +326,7 @@ def test_one_command_installs_it_from_a_package_index(bundle: Path, tmp_path: Pa
         pytest.skip("no package index is in reach")
     command = install_command("cpu", wheel, locked("cpu"))
     assert command in (bundle / "README.md").read_text()
-    index = f" --extra-index-url {CPU_INDEX}"
+    index = f" --extra-index-url {TORCH_INDEX}/cpu"
     environment = {**os.environ, "PATH": clean(venv)["PATH"]}
     for words in (command.removesuffix(index), command):
         done = subprocess.run(

@@ -8,7 +8,7 @@ import pytest
 
 import draftwell.registry.bundles.build
 from draftwell.registry.bundles.build import build_bundle, build_to_judge, relink
-from draftwell.registry.bundles.judged import deviation, find_judged, judged_folder, keep_judged
+from draftwell.registry.bundles.judged import deviation, judged_folder, keep_judged
 from draftwell.registry.bundles.wheel import Wheel
 from draftwell.registry.pairs import PairSpec
 from draftwell.registry.promotion import promote
@@ -113,7 +113,6 @@ def test_a_bundle_of_another_verdict_is_built_again_and_named(
     champion = champion_of(store)
     other = verdict(champion).model_copy(update={"bundle_digest": "0" * 64})
     promote(store, "tiny", "cpu", champion.version, other)
-    assert find_judged(champion_of(store)) is None
     built = build_bundle(store, spec, files, out=tmp_path / "dist")
     line = deviation(built, champion_of(store))
     assert line is not None
@@ -144,7 +143,7 @@ def test_the_champions_bundle_stays_and_what_a_killed_gate_left_goes(
     store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
 ) -> None:
     champion = champion_of(store)
-    (judged_folder(champion).parent / ".keep.killed").mkdir()
+    (judged_folder(champion).parent / ".build.killed").mkdir()
     second = release(store, spec, files, tmp_path / "second")
     (tmp_path / "again").mkdir()
     bundle = build_to_judge(store, second, spec, files, tmp_path / "again")

@@ -11,6 +11,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import PairSpec, find_pair, list_pairs
 from draftwell.registry.pairs.fitting import check_fits, device_gigabytes, export_only, too_large
 from tests.support.errors import raises_code
+from tests.support.patching import replace_everywhere
 
 
 def pair(gigabytes: float | None, *devices: str) -> PairSpec:
@@ -72,20 +73,16 @@ def test_the_number_format_decides_what_weights_take(
     assert (takes or "") in (found or "")
 
 
-def test_a_groups_limit_counts_where_it_is_below_the_machines_memory(
+def test_a_containers_limit_counts_where_it_is_below_the_machines_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, text in (
-        ("proc/self/cgroup", "5:memory:/a/b\n4:cpu:/\n0::/c\n"),
-        ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "3000"),
-        ("sys/fs/cgroup/c/memory.max", "max"),
-        ("sys/fs/cgroup/memory.max", "2000"),
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert fitting.memory_limits(tmp_path) == [3000, 2000]
-    assert fitting.memory_limits(tmp_path / "none") == []
-    monkeypatch.setattr(fitting, "memory_limits", lambda: [5 * 10**8])
+    assert fitting.memory_limit(tmp_path) == float("inf")
+    limit = tmp_path / "sys" / "fs" / "cgroup" / "memory.max"
+    limit.parent.mkdir(parents=True)
+    for text, expected in (("2000\n", 2000), ("max\n", float("inf"))):
+        limit.write_text(text)
+        assert fitting.memory_limit(tmp_path) == expected
+    monkeypatch.setattr(fitting, "memory_limit", lambda: 5 * 10**8)
     assert device_gigabytes()["cpu"] == 0.5
 
 
@@ -103,7 +100,9 @@ def test_what_does_not_fit_is_refused_before_it_is_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
-    monkeypatch.setattr(fitting, "device_gigabytes", lambda: {"cpu": 16.0, "cuda": 80.0})
+    replace_everywhere(
+        monkeypatch, fitting, "device_gigabytes", lambda: {"cpu": 16.0, "cuda": 80.0}
+    )
     monkeypatch.setattr(
         "draftwell.flows.workspace.fetch", lambda *words, **options: pytest.fail("it was fetched")
     )

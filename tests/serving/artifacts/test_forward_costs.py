@@ -4,8 +4,7 @@ noise is not believed."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.forward_costs import ascending, extended, seconds_at, seconds_table

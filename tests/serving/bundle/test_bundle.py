@@ -1,7 +1,6 @@
 """Opening a bundle: all of it is checked before anything is read, and what is wrong is named in one
 line."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,7 +26,6 @@ from draftwell.serving.artifacts.pair_files import (
     weights_digest,
 )
 from draftwell.serving.bundle.bundle import (
-    SCHEMA,
     Bundle,
     BundleError,
     FileRecord,
@@ -37,6 +35,7 @@ from draftwell.serving.bundle.bundle import (
 )
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import sha256_file
+from draftwell.serving.format import FORMAT
 from tests.support.errors import raises_code
 
 
@@ -175,41 +174,30 @@ def test_what_is_no_bundle_is_named(bundle: Path, tmp_path: Path) -> None:
     refused(bundle, "no_bundle", "manifest.json", "draftwell deploy")
 
 
-def test_a_newer_schema_is_refused_by_name(bundle: Path) -> None:
+@pytest.mark.parametrize(
+    ("format", "code", "remedy"),
+    [
+        (FORMAT + 1, "newer_format", "upgrade draftwell"),
+        (FORMAT - 1, "older_format", "deploy its release again"),
+    ],
+)
+def test_a_bundle_of_another_format_is_refused_by_name(
+    bundle: Path, format: int, code: str, remedy: str
+) -> None:
     data = json.loads((bundle / "manifest.json").read_text())
     (bundle / "manifest.json").write_text(
-        json.dumps({**data, "schema_version": SCHEMA + 1, "new_field": 1})
+        json.dumps({**data, "schema_version": format, "new_field": 1})
     )
-    refused(
-        bundle,
-        "newer_bundle",
-        "manifest.json",
-        f"schema {SCHEMA + 1}",
-        f"up to {SCHEMA}",
-        "upgrade draftwell",
-    )
+    refused(bundle, code, bundle.name, remedy)
 
 
-def test_a_bundle_of_schema_1_is_still_read(bundle: Path) -> None:
-    data = json.loads((bundle / "manifest.json").read_text())
-    old = {
-        key: value
-        for key, value in data.items()
-        if key not in ("digest", "runtime", "origins", "sampled_as_greedy")
-    }
-    old["schema_version"] = 1
-    old["digest"] = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
-    (bundle / "manifest.json").write_text(json.dumps(old))
-    manifest = open_bundle(bundle).manifest
-    assert manifest.runtime is None
-    assert not manifest.sampled_as_greedy, "nobody measured it"
-
-
-def test_an_artifact_of_a_newer_schema_is_refused_before_any_is_loaded(bundle: Path) -> None:
+def test_an_artifact_of_another_schema_is_refused_before_any_is_loaded(bundle: Path) -> None:
     file = bundle / "artifacts" / "decoding_config" / "artifact.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 7}))
-    seal(bundle)
-    refused(bundle, "newer_bundle", "decoding_config", "schema 7", "up to 2", "upgrade draftwell")
+    written = json.loads(file.read_text())
+    for schema, code, remedy in ((7, "newer_schema", "upgrade"), (1, "older_schema", "deploy")):
+        file.write_text(json.dumps(written | {"schema_version": schema}))
+        seal(bundle)
+        refused(bundle, code, "decoding_config", f"schema {schema}", "reads 2", remedy)
 
 
 def test_a_bundle_for_an_unknown_device_is_refused(bundle: Path) -> None:

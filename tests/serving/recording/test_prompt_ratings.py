@@ -13,10 +13,10 @@ import torch
 from draftwell.serving.recording.prompt_ratings import PART, RatedPrompt
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine.engine import Engine, Job
-from draftwell.serving.runtime.grammar.finite import FiniteGrammar
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from draftwell.serving.runtime.types import Emitted
+from tests.support.models.finite_grammar import FiniteGrammar
 from tests.support.models.resources import table_pair, table_resources
 
 VOCAB = 8

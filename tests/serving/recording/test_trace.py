@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from draftwell.serving.recording.trace import TraceSet
-from draftwell.serving.recording.trace_schema import KINDS, TRACE_VERSION, TraceError
+from draftwell.serving.recording.trace_schema import TRACE_VERSION, TraceError
 from tests.support.errors import raises_code
 from tests.support.loop.trace_sets import HEADER, make, row, table
 
@@ -48,40 +48,6 @@ def test_digest_ignores_cuts_and_encoding_but_sees_every_value(tmp_path: Path) -
     digests = {make(tmp_path / f"d{i}", [mutant]).digest() for i, mutant in enumerate(mutants)}
     assert len(digests | {digest}) == len(changed) + 1
     assert make(tmp_path / "e", [rows[::-1]]).digest() != digest
-
-
-def old_shard(folder: Path, rows: list[dict[str, Any]]) -> TraceSet:
-    """A shard as version 1 wrote it."""
-    new = ("cut_tokens", "text_q", "text_p", "text_raw_q", "rollout_q")
-    fields = HEADER.model_dump(exclude={"top_k", "top_p", "rollout_kinds", "batch"}) | {
-        "version": 1
-    }
-    traces = TraceSet(folder)
-    traces.write_shard(
-        0,
-        table(rows)
-        .drop_columns(new)
-        .replace_schema_metadata({"draftwell.trace": json.dumps(fields)}),
-    )
-    return traces
-
-
-def test_a_trace_of_the_first_schema_is_read_with_nulls_for_what_it_lacks(tmp_path: Path) -> None:
-    rows = [row(i) for i in range(4)]
-    old, new = old_shard(tmp_path / "old", rows), make(tmp_path / "new", [rows])
-    assert (old.header.version, old.header.rollout_kinds, old.header.top_p, old.header.batch) == (
-        1,
-        KINDS,
-        1.0,
-        None,
-    )
-    assert old.read().to_pylist() == new.read().to_pylist()
-    assert old.read(["token", "text_q"]).to_pylist() == [
-        {"token": i, "text_q": None} for i in range(4)
-    ]
-    assert old.digest() != new.digest(), (
-        "the digest is over what a trace holds, not over what is made of it"
-    )
 
 
 def test_list_boundaries_enter_the_digest(tmp_path: Path) -> None:
@@ -151,13 +117,22 @@ def test_shards_of_different_headers_are_no_trace(tmp_path: Path, changes: dict[
     assert traces.digest() == known
 
 
-def test_a_newer_schema_is_refused_even_with_unknown_fields(tmp_path: Path) -> None:
-    shard = table([row(0)])
-    newer = HEADER.model_dump_json().replace(
-        f'"version":{TRACE_VERSION}', f'"version":{TRACE_VERSION + 1},"new":1'
+@pytest.mark.parametrize(
+    ("version", "code", "remedy"),
+    [
+        (TRACE_VERSION + 1, "newer_schema", "upgrade draftwell"),
+        (TRACE_VERSION - 1, "older_schema", "collect again"),
+    ],
+)
+def test_another_schema_is_refused_even_with_unknown_fields(
+    tmp_path: Path, version: int, code: str, remedy: str
+) -> None:
+    header = HEADER.model_dump_json().replace(
+        f'"version":{TRACE_VERSION}', f'"version":{version},"new":1'
     )
-    TraceSet(tmp_path).write_shard(0, shard.replace_schema_metadata({"draftwell.trace": newer}))
-    with raises_code("newer_schema", f"schema {TRACE_VERSION + 1}", f"up to {TRACE_VERSION}"):
+    shard = table([row(0)]).replace_schema_metadata({"draftwell.trace": header})
+    TraceSet(tmp_path).write_shard(0, shard)
+    with raises_code(code, f"schema {version}", f"reads {TRACE_VERSION}", remedy):
         TraceSet(tmp_path).read()
 
 

@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.runtime import penalties as module
 from draftwell.serving.runtime.engine.engine import Engine

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftwell.serving.errors import InvalidRequest, NotFinite

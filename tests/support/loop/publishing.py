@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from draftwell.registry.gates import GateCheck, GateRecord
+from draftwell.registry.gates import GateRecord
 from draftwell.registry.pairs import model_records
 from draftwell.registry.releases import ReleaseVersion, create_release
 from draftwell.registry.store import Published, Store
@@ -18,10 +18,12 @@ from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
+from draftwell.serving.artifacts.engine_config import EngineConfig, EngineConfigFile
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.artifacts.medusa_heads import MedusaHeads
 from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.bundle.verdict import Check
 
 
 def model_folder(folder: Path, seed: int = 1) -> Path:
@@ -51,6 +53,25 @@ def config(
 ) -> DecodingConfig:
     made = Provenance(pair="tiny", fingerprint=print_of_pair, parents=parents or {})
     return DecodingConfig(strategy, {"gamma": 4}, {"speedup": 1.2}, made)
+
+
+def engine_config(print_of_pair: str) -> EngineConfig:
+    contents = EngineConfigFile(
+        engine="vllm",
+        version="0.32.0",
+        distribution=None,
+        dtype="float32",
+        threads=2,
+        plugin=None,
+        temperature=0.0,
+        label="ngram(k=4,n=3)",
+        settings={"method": "ngram", "num_speculative_tokens": 4},
+        exports={},
+        subject="s" * 64,
+        choice={"method": "ngram"},
+    )
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"speedup": 1.4})
+    return EngineConfig(contents, made)
 
 
 def verifier(print_of_pair: str) -> Verifier:
@@ -105,6 +126,7 @@ def every_kind(print_of_pair: str) -> list[Artifact]:
         memory(print_of_pair),
         profile(print_of_pair),
         config(print_of_pair),
+        engine_config(print_of_pair),
         distilled(),
         medusa_heads(print_of_pair),
         eagle(print_of_pair),
@@ -135,7 +157,7 @@ def release(
 
 def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -> GateRecord:
     """What a gate says that held a release against the champion `beside`, if there was one."""
-    check = GateCheck(name="min_speedup_lower_bound", value=value, threshold=1.0, passed=value >= 1)
+    check = Check(name="min_speedup_lower_bound", value=value, threshold=1.0, passed=value >= 1)
     return GateRecord(
         pair=of.pair,
         device=of.device,

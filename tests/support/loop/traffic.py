@@ -19,14 +19,17 @@ from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.flows import context
 from draftwell.flows.context import StepContext
 from draftwell.flows.loading import open_pair
-from draftwell.flows.steps import collect as collect_step
-from draftwell.flows.steps import publish as publish_step
-from draftwell.flows.steps import train as train_step
-from draftwell.registry.gates import GateCheck, GateRecord
+from draftwell.flows.steps import (
+    collect as collect_step,
+    publish as publish_step,
+    train as train_step,
+)
+from draftwell.registry.gates import GateRecord
 from draftwell.registry.promotion import promote
 from draftwell.registry.releases import ReleaseVersion, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.bundle.verdict import Check
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import HEADER, TraceHeader
 from draftwell.serving.runtime.strategies import StrategyChoice
@@ -165,7 +168,7 @@ def crown(step: StepContext, out: Path, strategy: str = "vanilla_sd") -> Release
     traces = calibrate(step)
     scripted(strategy, num_speculative_tokens=5)(step, traces, [])
     release, store = publish_step.run_publish(step, {"by": "hand"}), Store()
-    check = GateCheck(name="by hand", value=1, threshold=1, passed=True)
+    check = Check(name="by hand", value=1, threshold=1, passed=True)
     record_gate(
         store,
         GateRecord(

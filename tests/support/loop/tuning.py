@@ -8,7 +8,7 @@ from typing import Any
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.settings import TuneSettings
-from draftwell.components.tune.tune import TuneFiles, TuneHooks, TuneInputs, tune_strategy
+from draftwell.components.tune.tune import TuneInputs, tune_strategy
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
@@ -41,15 +41,13 @@ def run_tuner(
     quality: Any = None,
     **settings: Any,
 ) -> TuningEvidence:
-    """`tune_strategy` with the fields of `TuneSettings`, `TuneFiles` and `TuneHooks` as
-    keywords."""
-    files = TuneFiles(
-        **{name: settings.pop(name) for name in ("study", "named", "rungs") if name in settings}
-    )
-    hooks = TuneHooks(
-        **{name: settings.pop(name) for name in ("spread", "log", "progress") if name in settings}
-    )
+    """`tune_strategy` with the fields of `TuneSettings` as keywords, beside its own."""
+    own = {
+        name: settings.pop(name)
+        for name in ("study", "rungs", "spread", "progress")
+        if name in settings
+    }
     if settings.get("strategies") is not None:
         settings["strategies"] = tuple(settings["strategies"])
     inputs = TuneInputs(pair, trace, prompts, resources, profile, champion)
-    return tune_strategy(inputs, TuneSettings(**settings), evaluate, quality, files, hooks)
+    return tune_strategy(inputs, TuneSettings(**settings), evaluate, quality, **own)

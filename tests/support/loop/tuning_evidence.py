@@ -1,5 +1,5 @@
 """Evidence of tunings, made by hand in the JSON form of `TuningEvidence`: of lossless strategies,
-with lossy ones, of an older version."""
+with lossy ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def figure(
     return {
         **config,
         "prompts": 4,
-        "median_seconds_per_token": milliseconds / 1e3 + 1e-5,
         "seconds_per_token": milliseconds / 1e3,
         "target_calls_per_token": 0.5,
         "speedup": speedup,
@@ -87,17 +86,19 @@ RUNG = {
 }
 
 LOSSLESS: dict[str, Any] = {
-    "schema_version": 2,
+    "schema_version": 3,
     "choice": CHOICE,
     "reason": "spide(…) is 1.57 times as fast as autoregressive",
     "trials": TRIALS,
-    "front": [2, 5],
     "rungs": [RUNG],
     "confirmation": {"tail": 0.05, "figures": CONFIRMED},
     "measured": [
-        CONFIRMED[0] | {"predicted_seconds_per_token": 32.0e-3, "confirmed": True},
-        CONFIRMED[1] | {"predicted_seconds_per_token": 20.0e-3, "confirmed": True},
-        RUNG["figures"][2] | {"predicted_seconds_per_token": 28.0e-3, "confirmed": False},
+        CONFIRMED[0]
+        | {"predicted_seconds_per_token": 32.0e-3, "confirmed": True, "divergence": 0.0},
+        CONFIRMED[1]
+        | {"predicted_seconds_per_token": 20.0e-3, "confirmed": True, "divergence": 0.0},
+        RUNG["figures"][2]
+        | {"predicted_seconds_per_token": 28.0e-3, "confirmed": False, "divergence": 0.0},
     ],
     "constraints": {
         "lossless_only": True,
@@ -125,6 +126,16 @@ LOSSLESS: dict[str, Any] = {
 """A tuning of lossless strategies."""
 
 CSD = {"strategy": "csd", "parameters": {"tau": 0.05, "num_speculative_tokens": 6}}
+CONFIRMED_CSD = figure(
+    CSD,
+    17.5,
+    1.8857,
+    quality_loss=0.07,
+    cost_ratio=0.8,
+    lossless=False,
+    rouge_l_lost=0.4,
+    objection=None,
+)
 LOSSY: dict[str, Any] = {
     **LOSSLESS,
     "choice": CSD,
@@ -133,63 +144,10 @@ LOSSY: dict[str, Any] = {
         trial("csd", 18.0, 0.45, 0.06, "measured", tau=0.05, num_speculative_tokens=6),
         trial("csd", 19.0, 0.46, 0.08, "measured", tau=0.01, num_speculative_tokens=6),
     ],
-    "confirmation": {
-        "tail": 0.05,
-        "figures": [
-            CONFIRMED[0],
-            figure(
-                CSD,
-                17.5,
-                1.8857,
-                quality_loss=0.07,
-                cost_ratio=0.8,
-                lossless=False,
-                rouge_l_lost=0.4,
-                objection=None,
-            ),
-        ],
-    },
+    "confirmation": {"tail": 0.05, "figures": [CONFIRMED[0], CONFIRMED_CSD]},
     "measured": [
-        CONFIRMED[0] | {"predicted_seconds_per_token": 32.0e-3},
-        figure(CSD, 17.5, 1.8857) | {"predicted_seconds_per_token": 18.0e-3},
+        CONFIRMED[0] | {"predicted_seconds_per_token": 32.0e-3, "divergence": 0.0},
+        CONFIRMED_CSD | {"predicted_seconds_per_token": None, "divergence": 0.07},
     ],
 }
 """One that chose a lossy strategy; its first, short measurement is no prediction."""
-
-OLD: dict[str, Any] = {
-    "choice": GAMMA2,
-    "reason": "it is faster",
-    "quality": [],
-    "quality_floor": None,
-    "left_out": {},
-    "trace_digest": "7" * 64,
-    "prompts": 4,
-    "trials": [
-        {
-            key: entry[key]
-            for key in ("strategy", "parameters", "predicted_seconds_per_token", "exact")
-        }
-        for entry in TRIALS
-    ],
-    "measured": [
-        {
-            **PLAIN,
-            "median_seconds_per_token": 0.03,
-            "seconds_per_token": 0.03,
-            "speedup": 1.0,
-            "speedup_low": 1.0,
-            "speedup_high": 1.0,
-            "predicted_seconds_per_token": None,
-        },
-        {
-            **GAMMA2,
-            "median_seconds_per_token": 0.025,
-            "seconds_per_token": 0.025,
-            "speedup": 1.2,
-            "speedup_low": 1.1,
-            "speedup_high": 1.3,
-            "predicted_seconds_per_token": 0.028,
-        },
-    ],
-}
-"""Of a tuner that had one objective and no successive halving."""

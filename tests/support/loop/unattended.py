@@ -18,8 +18,13 @@ import pytest
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext
 from draftwell.flows.loading import open_pair
+from draftwell.flows.orchestration.loop_flow import draftwell
+from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import collect as collect_step
 from draftwell.flows.steps.monitor import DriftSettings
+from draftwell.registry.releases import find_release, gate_record
+from draftwell.registry.store import Store
+from draftwell.serving.bundle.verdict import Check
 from draftwell.serving.device import lacks_bfloat16
 from tests.support.collecting import small
 from tests.support.paths import REPO
@@ -30,11 +35,11 @@ SERVE = """
 from prefect import serve
 from prefect.events import DeploymentEventTrigger
 from draftwell.flows.orchestration.monitor_flow import monitor
-from draftwell.flows.orchestration.recalibrate_flow import recalibrate
+from draftwell.flows.orchestration.loop_flow import draftwell
 
 drift = DeploymentEventTrigger(expect={"draftwell.drift"}, match={"prefect.resource.id": "draftwell.pair.*"},
                                parameters={"settings": "{{ event.payload.settings }}"})
-serve(monitor.to_deployment("hands-off"), recalibrate.to_deployment("hands-off", triggers=[drift]), pause_on_shutdown=False)
+serve(monitor.to_deployment("hands-off"), draftwell.to_deployment("hands-off", triggers=[drift]), pause_on_shutdown=False)
 """  # noqa: E501
 
 
@@ -56,6 +61,25 @@ def settings_of(place: Path, spool: Path) -> DriftSettings:
     return DriftSettings(
         pair="default", dtype=quick_dtype(), spool=spool, out=place / "dist", threads=cores
     )
+
+
+def answer(settings: DriftSettings) -> dict[str, Any]:
+    """What the flow makes of the traffic in this process, as an answer to drift."""
+    given = {
+        **settings.model_dump(exclude={"reference"}),
+        "collect_prompts": settings.collect_prompts,
+        "source": "drift",
+    }
+    outcome: dict[str, Any] = draftwell(PipelineSettings(**given))
+    return outcome
+
+
+def over_champion() -> Check:
+    """What the gate found of the champion's speed beside the one before."""
+    record = gate_record(find_release(Store(), "smollm2-135m", "cpu", "champion"))
+    assert record is not None
+    (check,) = [check for check in record.checks if check.name == "regression"]
+    return check
 
 
 def serve(step: StepContext, folder: Path, asked: Sequence[Prompt]) -> Path:
@@ -111,7 +135,7 @@ def prefect_at_work(place: Path) -> Iterator[None]:
             temporary_settings({PREFECT_API_URL: address}),
         ):
             make_limits()
-            wait(lambda: deployments() == {"monitor", "recalibrate"}, 120, served)
+            wait(lambda: deployments() == {"monitor", "draftwell"}, 120, served)
             yield
 
 

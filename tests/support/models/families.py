@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftwell.components.distil.distil import Source
-from draftwell.components.distil.writers import EngineWriter
+from draftwell.components.distil.writers import Writer
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from tests.support.models.tiny import EOS, Letters
 
@@ -83,11 +83,10 @@ def tiny_source(name: str, *, prompts: int = 48, new_tokens: int = 16) -> Source
     return Source(
         pair,
         "d" * 64,
-        EngineWriter(pair, 8),
+        Writer(pair, 8),
         some_prompts(prompts),
         untouched,
         new_tokens,
         batch=16,
-        name="tiny",
         data="a test",
     )

@@ -37,20 +37,29 @@ def is_stopped(pid: int) -> bool:
     )
 
 
+def in_group(group: int) -> list[int]:
+    """Processes of a group that have not ended."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, number = place.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(number) == group and state not in "ZX":
+            found.append(int(place.parent.name))
+    return found
+
+
 def with_server(root: Path, version: str = "0.32.0") -> Path:
     """The environment of vLLM under `root` with metadata of a version, and a stand-in for its
     server; returns its site-packages."""
     site = root / "vllm" / "lib" / "python3.11" / "site-packages"
     of_version(root, version)
-    for place, file in (
-        ("openai/api_server.py", "fake_vllm_server.py"),
-        ("launchers/launcher.py", "fake_vllm_launcher.py"),
-    ):
-        target = site / "vllm" / "entrypoints" / place
-        target.parent.mkdir(parents=True)
-        for package in (site / "vllm", site / "vllm" / "entrypoints", target.parent):
-            (package / "__init__.py").touch()
-        shutil.copyfile(Path(__file__).parent / file, target)
+    place = site / "vllm" / "entrypoints" / "openai"
+    place.mkdir(parents=True)
+    for package in (site / "vllm", site / "vllm" / "entrypoints", place):
+        (package / "__init__.py").touch()
+    shutil.copyfile(Path(__file__).parent / "fake_vllm_server.py", place / "api_server.py")
     python = root / "vllm" / "bin" / "python"
     python.unlink()
     python.write_text(

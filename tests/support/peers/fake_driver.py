@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,6 @@ LAST_WORDS = {
         "Traceback (most recent call last):\nModuleNotFoundError: No module named "
         "'arctic_inference'"
     ),
-    "port": "OSError: [Errno 98] Address already in use",
 }
 
 
@@ -64,8 +64,10 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
     if fault != "spin":
         peer_protocol.time = SimpleNamespace(perf_counter=lambda: clock[0])  # type: ignore[assignment]
 
+    requests = count(1)
+
     def decode(request: Request, found: list[Tokens]) -> None:
-        if fault == "die":
+        if fault == "die" or (fault == "die later" and next(requests) == 3):
             os._exit(3)
         if fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -87,7 +89,6 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
         "version": "fake 1.0",
         "notes": [note],
         "device": os.environ.get("FAKE_ENGINE_DEVICE", "cpu"),
-        "distribution": os.environ.get("FAKE_ENGINE_DISTRIBUTION"),
     }
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from draftwell.components.engines.port import About, Acceptance, Answer, Decoded, EngineSettings
+from draftwell.components.engines.port import (
+    About,
+    Acceptance,
+    Answer,
+    Capabilities,
+    Decoded,
+    EngineSettings,
+)
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 
@@ -23,6 +30,8 @@ class FakeEngine:
         faults: labels of engines that are killed when they decode; `crash LABEL`: that fail then;
             `start LABEL`: when they start.
     """
+
+    capabilities = Capabilities(restart=True)
 
     def __init__(
         self, label: str, speeds: Mapping[str, float], log: list[str], faults: Sequence[str] = ()

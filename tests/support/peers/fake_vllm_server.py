@@ -2,19 +2,17 @@
 counts as our plug-in does.
 
 FAKE_SERVER_FAULT says how it misbehaves: a word of `LAST_WORDS`, `refuse` (every request), `once`
-(the third), or `die` (at the third). FAKE_SERVER_SECONDS: that an answer takes; FAKE_START_SECONDS:
-between the binding of its port and its listening there.
+(the third), or `die` (at the third).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 LAST_WORDS = {
     "memory": "ValueError: No available memory for the cache blocks.",
@@ -31,27 +29,21 @@ if fault in LAST_WORDS:
     sys.exit(LAST_WORDS[fault])
 
 
-class Engine:
-    """Answers, until it is shut down."""
+class Api(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
 
-    running = 0
-    refuses = False
+    def do_GET(self) -> None:
+        self.answer(200, {"data": [{"id": "tiny"}]})
 
-    async def shutdown(self) -> None:
-        self.refuses = True
-        while self.running:
-            await asyncio.sleep(0.01)
-
-    async def answer(self, asked: dict[str, Any]) -> tuple[int, object]:
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         asked_for.append(asked)
-        if self.refuses or fault == "refuse" or (fault == "once" and len(asked_for) == 3):
-            return 500, {"error": "the engine refuses"}
+        if fault == "refuse" or (fault == "once" and len(asked_for) == 3):
+            self.answer(500, {"error": "the engine refuses"})
+            return
         if fault == "die" and len(asked_for) == 3:
             print(LAST_WORDS["memory"], file=sys.stderr, flush=True)
             os._exit(1)
-        self.running += 1
-        await asyncio.sleep(float(os.environ.get("FAKE_SERVER_SECONDS", "0")))
-        self.running -= 1
         if os.environ.get("DRAFTWELL_SPOOL"):
             spool(
                 {
@@ -61,36 +53,18 @@ class Engine:
                     "accepted_at": [60, 30],
                 }
             )
-        return 200, {
-            "usage": {"completion_tokens": asked["max_tokens"]},
-            "bundle": os.environ["DRAFTWELL_BUNDLE"],
-            "pid": os.getpid(),
-        }
+        found = {"usage": {"completion_tokens": asked["max_tokens"]}}
+        self.answer(200, {**found, "bundle": os.environ["DRAFTWELL_BUNDLE"], "pid": os.getpid()})
 
+    def answer(self, status: int, found: object) -> None:
+        body = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-engine = Engine()
-
-
-async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    if scope["type"] != "http":
-        raise RuntimeError("no lifespan")
-    if scope["method"] == "GET":
-        status, found = 200, {"data": [{"id": "tiny"}]}
-    else:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        status, found = await engine.answer(json.loads(body))
-    answer = json.dumps(found).encode()
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(b"content-length", str(len(answer)).encode())],
-        }
-    )
-    await send({"type": "http.response.body", "body": answer})
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
 
 
 def spool(counts: dict[str, object]) -> None:
@@ -102,15 +76,5 @@ def spool(counts: dict[str, object]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def main() -> None:
-    from vllm.entrypoints.launchers import launcher
-
-    listened = launcher.create_server_socket(
-        ("127.0.0.1", int(options["--port"])), reuse_port=False
-    )
-    time.sleep(float(os.environ.get("FAKE_START_SECONDS", "0")))
-    asyncio.run(launcher.serve_http(app, listened, engine))
-
-
 if __name__ == "__main__":
-    main()
+    ThreadingHTTPServer(("127.0.0.1", int(options["--port"])), Api).serve_forever()

@@ -57,8 +57,9 @@ def make_bundle(
         )
     mark = fingerprint(PairFiles("tiny", models["target"], models["draft"]), "float32")
     provenance = Provenance(pair="tiny", fingerprint=mark, device_class=machine)
+    greedy = provenance.extended({"temperature": 0.0}, {})
     made: list[Artifact] = [
-        AcceptanceTable([50] * 20, [25] * 20, provenance),
+        AcceptanceTable([50] * 20, [25] * 20, greedy),
         HardwareProfile(1.0, {1: 4.0}, 0.1, provenance),
         *more(provenance),
     ]

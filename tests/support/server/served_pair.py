@@ -15,11 +15,11 @@ import uvicorn
 
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.pair import LoadedPair
-from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.lifecycle import KEEP_ALIVE_SECONDS
 from draftwell.serving.server.model.served_model import ServedModel
-from draftwell.serving.server.protocol import BoundedProtocol
+from draftwell.serving.server.model.strategy_pool import PLAIN, UnknownStrategy
 
 MERGES = [("t", "h"), ("th", "e"), ("a", "n"), ("i", "n"), ("o", "n"), ("e", "r"), ("Ġ", "the")]
 SPECIAL = ["<|start|>", "<|end|>"]
@@ -121,6 +121,38 @@ def tiny_pair(slots: int, tokenizer: Any = None, context: int = MAX_CONTEXT) -> 
     return LoadedPair("tiny", "float32", "cpu", models, modules, tokenizer, "none")  # type: ignore[arg-type]
 
 
+class TunedOrPlain:
+    """What `TunedModel` offers."""
+
+    def __init__(self, tuned: Strategy):
+        self._strategies = {tuned.name: tuned}
+        self._strategies.setdefault(PLAIN, build_strategy(PLAIN))
+        self._tuned = tuned
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._strategies)
+
+    def get(
+        self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0
+    ) -> Strategy:
+        if name is None:
+            return self._tuned
+        if name not in self._strategies:
+            raise UnknownStrategy(
+                f"this server has no strategy {name!r}: choose one of {', '.join(self.names())}"
+            )
+        return self._strategies[name]
+
+
+class TunedModel(ServedModel):
+    """A model that offers its tuned strategy and plain decoding, the same for all tenants and
+    temperatures, unless it is given others."""
+
+    def __init__(self, name: str, pair: LoadedPair, strategy: Strategy, *rest: Any, **changes: Any):
+        changes["strategies"] = changes.get("strategies") or TunedOrPlain(strategy)
+        super().__init__(name, pair, strategy, *rest, **changes)
+
+
 def served_pair(
     strategy: str = "vanilla_sd",
     *,
@@ -128,14 +160,14 @@ def served_pair(
     resources: StrategyResources | None = None,
     **parameters: Any,
 ) -> ServedModel:
-    return ServedModel(
+    return TunedModel(
         "tiny", tiny_pair(slots), build_strategy(strategy, parameters, resources), slots
     )
 
 
 def roomy_pair() -> ServedModel:
     """With a context in which tools have room."""
-    return ServedModel(
+    return TunedModel(
         "tiny",
         tiny_pair(3, context=1024),
         build_strategy("vanilla_sd", {"num_speculative_tokens": 4}),
@@ -169,7 +201,6 @@ def web_server(app: Any) -> Iterator[uvicorn.Server]:
             log_level="error",
             timeout_graceful_shutdown=10,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            http=BoundedProtocol,
         )
     )
     thread = threading.Thread(target=server.run)

@@ -1,8 +1,7 @@
 """What vLLM computes with on CPUs: the libraries and as many cores as where it was measured.
 
     python cpu.py libraries        # for LD_PRELOAD: tcmalloc and Intel's OpenMP of this Python's environment, where they are
-    python cpu.py cores [THREADS]  # for VLLM_CPU_OMP_THREADS_BIND: the first of the cores that this process may use; replica 2
-                                   # (DRAFTWELL_REPLICA) takes those after them
+    python cpu.py cores [THREADS]  # for VLLM_CPU_OMP_THREADS_BIND: the first of the cores that this process may use
 
 Needs Python's own library alone.
 """  # noqa: E501
@@ -32,14 +31,9 @@ def libraries() -> str:
     return ":".join(path for path in map(str, paths) if not set(path) & set(" :"))
 
 
-def cores(threads: int | None, replica: int = 1) -> str:
+def cores(threads: int | None) -> str:
     """Numbers of cores with commas: as many as were measured, or as there are; None: as there are.
-    Says where there are fewer.
-
-    Args:
-        replica: from 1; each has cores of its own while there are any left, and after that those of
-            the first.
-    """
+    Says where there are fewer."""
     mask = sorted(os.sched_getaffinity(0))
     here = min(len(mask), quota())
     if threads is not None and here < threads:
@@ -49,22 +43,7 @@ def cores(threads: int | None, replica: int = 1) -> str:
             "or give it more cores",
             file=sys.stderr,
         )
-    wanted = min(here, threads or here)
-    first = (replica - 1) * wanted
-    if first + wanted > len(mask):
-        print(
-            f"draftwell: {len(mask)} cores are here, and replica {replica} would need "
-            f"those after the first {first}: it shares cores "
-            "with replica 1, and both are slower meanwhile",
-            file=sys.stderr,
-        )
-        first = 0
-    return ",".join(map(str, mask[first : first + wanted]))
-
-
-def replica() -> int:
-    """Number of this replica, from 1: `DRAFTWELL_REPLICA`, which `serve.sh` has checked."""
-    return int(os.environ.get("DRAFTWELL_REPLICA") or 1)
+    return ",".join(map(str, mask[: min(here, threads or here)]))
 
 
 def quota() -> int:
@@ -78,4 +57,4 @@ def quota() -> int:
 
 if __name__ == "__main__":
     what, *more = sys.argv[1:]
-    print(libraries() if what == "libraries" else cores(int(more[0]) if more else None, replica()))
+    print(libraries() if what == "libraries" else cores(int(more[0]) if more else None))

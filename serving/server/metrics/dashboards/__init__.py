@@ -3,4 +3,3 @@
 from pathlib import Path
 
 GRAFANA = Path(__file__).parent / "grafana.json"
-PROMETHEUS = Path(__file__).parent / "prometheus.yaml"

@@ -1,8 +1,7 @@
 """ROUGE: values worked out by hand, and properties of a longest common subsequence."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from draftwell.components.bench.answers.rouge import (
     longest_common_subsequence,

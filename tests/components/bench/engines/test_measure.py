@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from draftwell.components.bench.engines.figures import Figure, figure_of
-from draftwell.components.bench.engines.measure import Beside, Side, groups_of, measure_beside
-from draftwell.components.bench.engines.store import Measurements
+from draftwell.components.bench.engines.measure import (
+    Beside,
+    Side,
+    groups_of,
+    measure_beside,
+    measurements_of,
+)
 from draftwell.components.bench.engines.table import figure_table
 from draftwell.components.engines.port import EngineSettings
 from draftwell.serving.runtime.requests import Sampling
@@ -142,17 +147,17 @@ def test_what_was_measured_is_there_after_a_kill_and_not_for_another_subject(
     tmp_path: Path,
 ) -> None:
     file, made = (
-        tmp_path / "measurements.json",
+        tmp_path / "measurements.jsonl",
         Beside(
             at_once=1, plain=Side(seconds=[1.0], tokens=[3]), other=Side(seconds=[0.5], tokens=[3])
         ),
     )
-    first = Measurements(file, {"version": 1})
+    first = measurements_of({"version": 1}, file)
     first.put("a", made)
-    again = Measurements(file, {"version": 1})
+    again = measurements_of({"version": 1}, file)
     assert again.read == 1
     assert again.get("a", lambda: pytest.fail("it is known")) == made
-    assert Measurements(file, {"version": 1}, fresh=True).read == 0
-    assert Measurements(file, {"version": 2}).read == 0
+    assert measurements_of({"version": 1}, file, fresh=True).read == 0
+    assert measurements_of({"version": 2}, file).read == 0
     file.write_text(file.read_text()[:-20])
-    assert Measurements(file, {"version": 1}).read == 0
+    assert measurements_of({"version": 1}, file).read == 0

@@ -97,8 +97,8 @@ def test_the_report_has_a_row_for_each_variant_with_version_and_interval(
         "llama.cpp (fake 1.0): prompt_lookup",
     ]
     for entry in (
-        *report.peers["vllm"].entries.values(),
-        *report.peers["llama.cpp"].entries.values(),
+        *report.peers["vllm"].values(),
+        *report.peers["llama.cpp"].values(),
     ):
         assert entry.tokens_per_second
         assert entry.speedup_low <= entry.speedup <= entry.speedup_high  # type: ignore[operator]
@@ -106,10 +106,10 @@ def test_the_report_has_a_row_for_each_variant_with_version_and_interval(
         row.name for row in report.headlines
     }
     assert "fake: 1 threads, OMP_NUM_THREADS=1" in bench_markdown(report)
-    assert BenchReport.from_json(report.to_json()) == BenchReport.from_json(
-        BenchReport.from_json(report.to_json()).to_json()
+    assert BenchReport.model_validate(report.to_json()) == BenchReport.model_validate(
+        BenchReport.model_validate(report.to_json()).to_json()
     )
-    assert report.to_json()["peers"]["vllm"]["version"] == "fake 1.0"
+    assert report.to_json()["peer_versions"]["vllm"] == "fake 1.0"
 
 
 def test_vllm_gets_the_pairs_head_with_what_it_borrows(root: Path, pair: LoadedPair) -> None:
@@ -147,6 +147,29 @@ def test_one_that_cannot_start_ends_those_before_it(
     monkeypatch.setenv("FAKE_PEER_FAULT", "start")
     with raises_code("engine_failed", "vllm/autoregressive"), open_peers(pair, ["vllm"]):
         pytest.fail("it has not started")
+
+
+@pytest.mark.parametrize(("fault", "ended"), [("start", "exit code 1"), ("die later", "prompt p")])
+def test_a_peer_that_crashes_is_left_out_and_the_others_are_measured(
+    root: Path, pair: LoadedPair, monkeypatch: pytest.MonkeyPatch, fault: str, ended: str
+) -> None:
+    """While it starts, or in the middle of the bench."""
+    monkeypatch.setenv("FAKE_PEER_FAULT", f"{fault}@ngram")
+    report = run_bench(
+        pair,
+        [],
+        PROMPTS,
+        StrategyResources(),
+        BenchSettings(
+            max_tokens=6, runs=2, peers=("vllm",), threads=1, cost_ratios=False, leave_out=True
+        ),
+    )
+    assert list(report.strategies) == ["autoregressive"]
+    assert list(report.peers["vllm"]) == ["autoregressive", "draft_model"]
+    assert list(report.left_out) == ["vllm/ngram"]
+    assert ended in report.left_out["vllm/ngram"]
+    assert "best lossless / fastest of vllm" not in {row.name for row in report.headlines}
+    assert "autoregressive / vllm, plain" in {row.name for row in report.headlines}
 
 
 def test_models_are_read_from_where_they_were_loaded_and_others_are_written(

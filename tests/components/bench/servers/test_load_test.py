@@ -14,8 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from draftwell.components.bench.servers import __main__ as command
-from draftwell.components.bench.servers import load_test
+from draftwell.components.bench.servers import __main__ as command, load_test
 from draftwell.components.bench.servers.__main__ import commands, names, numbers
 from draftwell.components.bench.servers.load_test import (
     LoadTest,
@@ -77,7 +76,7 @@ def test_servers_are_asked_in_turn_and_rest_otherwise(
         ("theirs", 8, 8.0, 2, 2),
     ]
     for server in servers:
-        wait_until(lambda: is_stopped(server._process.pid), f"{server.label} goes on")  # noqa: B023
+        wait_until(lambda: is_stopped(server.group.pid), f"{server.label} goes on")  # noqa: B023
 
 
 def test_servers_get_the_same_random_prompts_and_each_run_others(
@@ -197,9 +196,9 @@ def test_no_server_has_a_prefix_cache(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_only_the_one_that_is_asked_runs(servers: list[Server]) -> None:
     with servers[0].running():
-        wait_until(lambda: not is_stopped(servers[0]._process.pid), "it does not run")
-        wait_until(lambda: is_stopped(servers[1]._process.pid), "the other one runs")
-    wait_until(lambda: is_stopped(servers[0]._process.pid), "it goes on")
+        wait_until(lambda: not is_stopped(servers[0].group.pid), "it does not run")
+        wait_until(lambda: is_stopped(servers[1].group.pid), "the other one runs")
+    wait_until(lambda: is_stopped(servers[0].group.pid), "it goes on")
 
 
 def test_a_failed_test_is_named_in_a_line(servers: list[Server], tmp_path: Path) -> None:

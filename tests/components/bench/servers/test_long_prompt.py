@@ -3,6 +3,7 @@ server."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from draftwell.components.bench.servers.long_prompt import Stall, parts, stall, stall_table, summary
+from draftwell.components.bench.servers.processes import Server
 from draftwell.components.prompts.prompt import Prompt
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import served_pair, serving
@@ -18,7 +20,9 @@ PROMPTS = [Prompt("a", None, ["one two three"]), Prompt("b", None, ["four five"]
 
 
 def running_server(url: str) -> Any:
-    return SimpleNamespace(label="ours", url=url, model="tiny", log=Path("log"))
+    server: Any = SimpleNamespace(label="ours", url=url, model="tiny", log=Path("log"))
+    server.post = partial(Server.post, server)
+    return server
 
 
 def test_a_pause_that_ends_with_the_long_prompt_counts() -> None:
@@ -26,10 +30,10 @@ def test_a_pause_that_ends_with_the_long_prompt_counts() -> None:
     window of ends alone misses it."""
     row = summary("ours", 1, [[0.0, 0.1, 0.2, 0.3, 5.3], [0.0, 0.15]], sent=0.25, read=5.2)
     assert row == Stall(
-        "ours", 1, *(pytest.approx(figure) for figure in (100.0, 150.0, 2550.0, 5000.0, 4.95))
+        "ours", 1, *(pytest.approx(figure) for figure in (100.0, 149.0, 2550.0, 4951.0, 4.95))
     )
     cells = [list(column.cells) for column in stall_table([row], "caption").columns]
-    assert [str(cells[i][0]) for i in (0, 2, 3, 5, 6)] == ["ours", "100", "150", "5000", "50.00"]
+    assert [str(cells[i][0]) for i in (0, 2, 3, 5, 6)] == ["ours", "100", "149", "4951", "49.51"]
 
 
 def test_no_answers_are_no_figure() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from draftwell.components.bench.servers import processes
 from draftwell.components.bench.servers.processes import Server
 from tests.support.errors import raises_code
 from tests.support.paths import REPO
+from tests.support.peers.environments import in_group
 from tests.support.server.server_process import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -23,25 +25,12 @@ STARTER = """\
 import pathlib, sys, time
 from draftwell.components.bench.servers.processes import Server
 server = Server("fake", ["/bin/sh", "-c", 'sleep 300 & exec "$0" "$@"', *sys.argv[2:]], pathlib.Path(sys.argv[1]))
-print(server._process.pid, flush=True)
+print(server.group.pid, flush=True)
 if "running" in sys.argv[1]:
     with server.running():
         time.sleep(300)
 time.sleep(300)
 """  # noqa: E501
-
-
-def in_group(group: int) -> list[int]:
-    """Processes of a group that have not ended."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, number = place.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(number) == group and state not in "ZX":
-            found.append(int(place.parent.name))
-    return found
 
 
 @pytest.mark.parametrize("log", ["running", "stopped"])
@@ -67,15 +56,18 @@ def test_it_ends_with_all_that_it_started_when_its_starter_is_killed(
 def test_closed_it_leaves_nothing_and_why_it_ended_is_told(tmp_path: Path) -> None:
     server = Server("fake", COMMAND, tmp_path / "log")
     server.refuse_ended()
-    group = server._process.pid
-    server._process.kill()
+    group = server.group.pid
+    server.group.process.kill()
     with raises_code("engine_killed", "fake", "SIGKILL"):
         server.refuse_ended(10)
     server.close()
     assert in_group(group) == []
 
 
-def test_a_server_that_refuses_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_server_that_refuses_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One with a key was asked without for half an hour."""
+    monkeypatch.setattr(processes, "START_SECONDS", 20.0)
     with raises_code("server_failed", "HTTP 401"):
-        Server("fake", [*COMMAND, "--refuse"], tmp_path / "log", start_seconds=20)
+        Server("fake", [*COMMAND, "--refuse"], tmp_path / "log")

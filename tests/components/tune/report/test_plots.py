@@ -18,7 +18,6 @@ from draftwell.components.tune.report.plots import (
     THRESHOLDS,
     lower_left,
     pareto_plot,
-    predicted_against_measured,
     speed_over,
 )
 from tests.support.loop import tuning_evidence
@@ -28,12 +27,10 @@ ALL = [
     "tuning_pareto.png",
     "tuning_speed_over_tau.png",
     "tuning_speed_over_gamma.png",
-    "tuning_predicted.png",
 ]
 NOWHERE = Path("nowhere.png")
-LOSSLESS, LOSSY, OLD = (
-    TuningEvidence.read(one)
-    for one in (tuning_evidence.LOSSLESS, tuning_evidence.LOSSY, tuning_evidence.OLD)
+LOSSLESS, LOSSY = (
+    TuningEvidence.read(one) for one in (tuning_evidence.LOSSLESS, tuning_evidence.LOSSY)
 )
 
 
@@ -74,14 +71,9 @@ def test_all_plots_are_written_and_those_of_an_older_tuning_go_away(tmp_path: Pa
     for name in ALL:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     (tmp_path / "roc.png").write_bytes(b"of the verifier")
-    only = OLD.model_copy(update={"trials": [], "measured": OLD.measured[:1]})
+    only = LOSSLESS.model_copy(update={"trials": [], "measured": []})
     assert tuning_plots.tuning_plots(only, tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["roc.png"]
-
-
-def test_older_evidence_gives_the_plots_it_suffices_for(tmp_path: Path) -> None:
-    # it knows neither calls nor divergence
-    assert [path.name for path in tuning_plots.tuning_plots(OLD, tmp_path)] == ALL[1:]
 
 
 def test_the_front_of_lossless_trials_is_of_time_and_target_calls(drawn: list[Any]) -> None:
@@ -161,28 +153,6 @@ def test_a_value_that_is_no_number_has_no_place_and_one_value_is_no_curve(drawn:
     )
 
 
-def test_predictions_are_compared_where_something_was_predicted(drawn: list[Any]) -> None:
-    assert predicted_against_measured(LOSSLESS, NOWHERE)
-    axes = drawn[0]
-    assert marks(axes, "spide parallel") == marks(axes, "chosen") == [(21.0, 20.0)]
-    assert marks(axes, "vanilla_sd") == [(30.0, 28.0)]
-    assert "5%" in axes.get_title()  # the median of 1/33, 1/21 and 2/30
-    assert predicted_against_measured(LOSSY, NOWHERE)
-    assert not [one for one in drawn[1].collections if one.get_label() == "csd"]
-
-
-def test_figures_that_are_no_number_are_left_out(drawn: list[Any]) -> None:
-    broken = [
-        trial("svip", value, 0.5, threshold=0.3) for value in (float("nan"), float("inf"), 0.0)
-    ]
-    assert (
-        tuning_plots.tuning_plots(
-            lossless(trials=broken, measured=[], rungs=[], confirmation={}), Path("nowhere")
-        )
-        == []
-    )
-
-
 def test_lower_left_against_brute_force() -> None:
     rng = np.random.default_rng(3)
     points = [(float(x), float(y)) for x, y in rng.integers(0, 6, (40, 2))]
@@ -193,5 +163,5 @@ def test_lower_left_against_brute_force() -> None:
 
 def test_the_choice_is_found_whatever_the_order_of_its_parameters(drawn: list[Any]) -> None:
     turned = {"strategy": "spide", "parameters": dict(reversed(CHOICE["parameters"].items()))}
-    assert predicted_against_measured(lossless(choice=turned), NOWHERE)
-    assert marks(drawn[0], "chosen") == [(21.0, 20.0)]
+    assert speed_over(lossless(choice=turned), THRESHOLDS, "tau", NOWHERE)
+    assert marks(drawn[0], "chosen") == [(0.4, round(1000 / 21, 6))]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +14,9 @@ from typing import Any
 import pytest
 
 from draftwell.components.drift.schema import DRIFTED
-from draftwell.flows.steps.engine import recalibrate
-from draftwell.flows.steps.engine.loop import LoopSettings
-from draftwell.flows.steps.engine.recalibrate import (
-    EngineDriftSettings,
-    EngineRecalibration,
-    recalibrate_engine,
-)
+from draftwell.components.prompts.prompt import read_prompts
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.engine.recalibrate import Begun, Recalibration, note_made, recalibrate
 from draftwell.flows.steps.monitor import load_limits
 from draftwell.registry.bundles.places import link_current
 from draftwell.serving.errors import DraftwellError
@@ -38,11 +33,12 @@ class Case:
         self.home, self.spool, self.prompts = (
             root / "dist" / "vllm" / "tiny",
             root / "spool",
-            root / "prompts.jsonl",
+            root / "spool" / "prompts.jsonl",
         )
         self.folder = root / "space"
         self.loops: list[list[str]] = []
-        self.restarts, self.restarted, self.place_named = 0, True, False
+        self.restarts_file = root / "restarts"
+        self.restarted, self.place_named = True, False
         self.fault: BaseException | None = None
         self.makes: dict[str, Any] | None = DRAFTS
         self.bundle(1, DRAFTS)
@@ -58,11 +54,11 @@ class Case:
         return folder
 
     def record(self, *texts: str) -> None:
+        self.spool.mkdir(exist_ok=True)
         with self.prompts.open("a") as file:
             file.write("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
 
     def count(self, bundle: str, hours: float = 0.0) -> None:
-        self.spool.mkdir(exist_ok=True)
         line = {
             "version": 1,
             "begun": time.time() - 3600 * hours,
@@ -73,40 +69,62 @@ class Case:
         with (self.spool / "acceptance-1.ndjson").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def restart(self) -> bool:
-        self.restarts += 1
-        return self.restarted
+    def loop(self, settings: PipelineSettings) -> dict[str, Any]:
+        """In the place of the flow: makes the next bundle, and lets `current` lead to it."""
+        assert settings.prompts is not None
+        self.loops.append(sorted(prompt.prompt for prompt in read_prompts(settings.prompts)))
+        if self.fault is not None:
+            raise self.fault
+        current = (self.home / "current").resolve()
+        same = (
+            json.loads((current / "manifest.json").read_text())["settings"]["speculative"]
+            == self.makes
+            is None
+        )
+        number = max(int(path.name.partition("-")[0]) for path in self.home.glob("*-cpu")) + 1
+        made = current if same else self.bundle(number, self.makes)
+        self.activate(made)
+        return {"state": "deployed", "passed": True, "checks": [], "bundle": str(made)}
 
-    def run(self, *, drifted: bool = True, fresh: bool = False) -> dict[str, Any]:
-        space: Any = SimpleNamespace(
+    @property
+    def space(self) -> Any:
+        """As far as a recalibration asks it."""
+        return SimpleNamespace(
             folder=self.folder, workspace=SimpleNamespace(spec=SimpleNamespace(name="tiny"))
         )
-        thresholds: Any = None
-        wanted = LoopSettings(collected=4, tuned=4, judged=4, out=self.home.parents[1], fresh=fresh)
-        return Checked(
-            space,
-            wanted,
-            thresholds,
-            LIMITS,
-            print,
-            self.prompts,
-            self.spool,
-            self.restart,
-            place_named=self.place_named,
-            case=self,
-            found=drifted,
-        ).run()
+
+    def activate(self, made: Path) -> None:
+        """As the deployment of the flow does."""
+        note_made(self.space, made)
+        link_current(self.home, made)
+
+    def run(self, *, drifted: bool = True, fresh: bool = False) -> dict[str, Any]:
+        wanted = PipelineSettings(
+            engine="vllm",
+            device="cpu",
+            collect_prompts=4,
+            tune_prompts=4,
+            bench_prompts=4,
+            out=self.home.parents[1],
+            spool=self.spool,
+            prompts=self.prompts if self.place_named else None,
+            restart=None if not self.restarted else f"echo >> {self.restarts_file}",
+            fresh=fresh,
+        )
+        return Checked(self.space, wanted, LIMITS, print, self.loop, case=self, found=drifted).run()
+
+    @property
+    def restarts(self) -> int:
+        """How often the servers were restarted."""
+        file = self.restarts_file
+        return len(file.read_text().splitlines()) if file.exists() else 0
 
     def age(self, hours: float) -> None:
         """Let the last recalibration, and the bundle, be as old."""
         file, then = self.folder / "recalibration.json", time.time() - 3600 * hours
         if file.exists():
-            state = recalibrate.Begun.model_validate_json(file.read_text())
-            ago = timedelta(hours=hours)
-            changed = {
-                "at": state.at - ago,
-                "failed": None if state.failed is None else state.failed - ago,
-            }
+            state = Begun.model_validate_json(file.read_text())
+            changed = {"at": state.at - timedelta(hours=hours)}
             file.write_text(state.model_copy(update=changed).model_dump_json())
         os.utime(self.home / "current" / "manifest.json", (then, then))
 
@@ -114,15 +132,13 @@ class Case:
         return str(json.loads((self.folder / "recalibration.json").read_text())["state"])
 
 
-class Checked(EngineRecalibration):
+class Checked(Recalibration):
     """One whose check finds what it is told, and nothing at all where that is no drift."""
 
-    def __init__(self, *of: Any, place_named: bool, case: Case, found: bool):
-        super().__init__(*of, place_named=place_named)
-        object.__setattr__(self, "case", case)
+    def __init__(self, *of: Any, case: Case, found: bool):
+        super().__init__(*of)
         object.__setattr__(self, "found", found)
 
-    case: Case
     found: bool
 
     def check(self) -> Any:
@@ -133,29 +149,8 @@ class Checked(EngineRecalibration):
 
 
 @pytest.fixture
-def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    made = Case(tmp_path)
-
-    class Loop:
-        def __init__(self, space: Any, prompts: Any, *rest: Any, activate: Callable[[Path], None]):
-            self.prompts, self.activate = prompts, activate
-
-        def run(self) -> dict[str, Any]:
-            made.loops.append(sorted(prompt.prompt for prompt in self.prompts))
-            if made.fault is not None:
-                raise made.fault
-            current = (made.home / "current").resolve()
-            same = (
-                json.loads((current / "manifest.json").read_text())["settings"]["speculative"]
-                == made.makes
-                is None
-            )
-            number = max(int(path.name.partition("-")[0]) for path in made.home.glob("*-cpu")) + 1
-            self.activate(current if same else made.bundle(number, made.makes))
-            return {"record": {"passed": True, "checks": []}}
-
-    monkeypatch.setattr(recalibrate, "EngineLoop", Loop)
-    return made
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
 
 
 def test_after_a_deployment_it_waits_though_a_gateway_adds_prompts_all_the_time(case: Case) -> None:
@@ -167,10 +162,6 @@ def test_after_a_deployment_it_waits_though_a_gateway_adds_prompts_all_the_time(
     assert "2-cpu was deployed as the answer to a drift; tried again after" in again["why"]
     case.age(LIMITS.repeat_after_hours + 1)
     assert (case.run()["state"], len(case.loops)) == ("deployed", 2)
-    case.age(LIMITS.repeat_after_hours + 1)
-    again = case.run()
-    assert (again["state"], len(case.loops)) == ("answered", 2)
-    assert "no other prompts" in again["why"]
     assert (case.run(fresh=True)["state"], len(case.loops)) == ("deployed", 3)
 
 
@@ -198,12 +189,12 @@ def test_what_was_restarted_nowhere_is_not_called_deployed(case: Case) -> None:
         with raises_code("nothing_restarted", "2-cpu is ready", "--restart"):
             case.run()
         assert (case.state(), (case.home / "current").resolve().name, len(case.loops)) == (
-            "deploying",
+            "begun",
             "2-cpu",
             1,
         )
     case.restarted = True
-    assert (case.run()["state"], case.state(), case.restarts) == ("deployed", "deployed", 3)
+    assert (case.run()["state"], case.state(), case.restarts) == ("deployed", "deployed", 1)
 
 
 def test_what_a_person_has_restarted_needs_no_command(case: Case) -> None:
@@ -238,17 +229,33 @@ def test_a_bundle_that_was_taken_back_before_it_was_restarted_stays_taken_back(c
     assert (case.home / "current").resolve().name == "1-cpu"
 
 
-def test_what_was_killed_before_current_moved_is_not_taken_for_taken_back(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(bundle: Path) -> None:
-        raise KeyboardInterrupt
+def test_what_was_killed_is_not_taken_for_taken_back(case: Case) -> None:
+    """Before `current` moved, and right after it."""
+    case.fault = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        case.run()
+    assert (case.state(), case.restarts) == ("begun", 0)
+    case.activate(case.bundle(2, DRAFTS))
+    assert (case.run(drifted=False)["state"], case.restarts, len(case.loops)) == ("deployed", 1, 1)
+    link_current(case.home, case.home / "1-cpu")
+    assert "2-cpu was taken back by hand" in case.run()["why"]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(recalibrate, "activate_vllm_bundle", killed)
-        with pytest.raises(KeyboardInterrupt):
-            case.run()
-    assert (case.state(), case.run()["state"]) == ("deploying", "deployed")
+
+def test_what_a_person_deployed_meanwhile_is_not_restarted_again(case: Case) -> None:
+    case.fault = DraftwellError("no memory", code="engine_out_of_memory")
+    with raises_code("engine_out_of_memory"):
+        case.run()
+    link_current(case.home, case.bundle(2, DRAFTS))
+    assert (case.run(drifted=False)["state"], case.restarts) == ("not enough yet", 0)
+
+
+def test_a_loop_that_fails_on_plain_decoding_is_not_tried_at_once_again(case: Case) -> None:
+    link_current(case.home, case.bundle(2, None))
+    case.age(LIMITS.repeat_after_hours + 1)
+    case.fault = DraftwellError("no memory", code="engine_out_of_memory")
+    with raises_code("engine_out_of_memory"):
+        case.run(drifted=False)
+    assert (case.run(drifted=False)["state"], len(case.loops)) == ("not enough yet", 1)
 
 
 @pytest.mark.parametrize("counted", [None, "old", "of another"])
@@ -277,32 +284,10 @@ def test_plain_decoding_is_tuned_again_on_newer_prompts_after_a_while(case: Case
         "the same again: nothing is restarted"
     )
     assert (case.run(drifted=False)["state"], len(case.loops)) == ("answered", 1)
-    case.age(LIMITS.repeat_after_hours + 1)
-    assert "no other prompts" in case.run(drifted=False)["why"]
     case.makes = DRAFTS
     assert (case.run(drifted=False, fresh=True)["state"], len(case.loops)) == ("deployed", 2)
     assert ((case.home / "current").resolve().name, case.restarts) == ("3-cpu", 1)
     assert case.run(drifted=False)["state"] == "not enough yet", "drafts are counted from now on"
-
-
-def test_a_loop_that_fails_is_not_tried_each_hour_for_plain_decoding(case: Case) -> None:
-    link_current(case.home, case.bundle(2, None))
-    case.age(LIMITS.repeat_after_hours + 1)
-    case.fault = KeyboardInterrupt()
-    for _ in range(2):  # what was stopped resumes
-        with pytest.raises(KeyboardInterrupt):
-            case.run(drifted=False)
-    case.fault = DraftwellError("out of memory", code="engine_failed")
-    with raises_code("engine_failed"):
-        case.run(drifted=False)
-    waiting = case.run(drifted=False)
-    assert (waiting["state"], len(case.loops)) == ("answered", 3)
-    assert "an error ended its last recalibration: tried again after" in waiting["why"]
-    with raises_code("engine_failed"):
-        case.run()  # a drift does not wait
-    case.age(LIMITS.repeat_after_hours + 1)
-    case.fault = None
-    assert (case.run(drifted=False)["state"], len(case.loops)) == ("deployed", 5)
 
 
 def test_plain_decoding_without_recorded_prompts_is_no_error(case: Case) -> None:
@@ -328,8 +313,9 @@ def test_mistakes_are_refused_before_traffic_has_drifted(
 ) -> None:
     space: Any = None  # nothing is looked at before
     with raises_code(code, words):
-        recalibrate_engine(
+        recalibrate(
             space,
-            EngineDriftSettings.model_validate({"out": case.home.parents[1], **changes}),
+            PipelineSettings(engine="vllm", out=case.home.parents[1], **changes),
             print,
+            case.loop,
         )

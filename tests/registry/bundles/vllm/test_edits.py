@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftwell.registry.bundles.vllm import render
-from draftwell.registry.bundles.vllm.edits import Kept, keep_edits
+from draftwell.registry.bundles.vllm.edits import keep_edits
 from draftwell.registry.bundles.vllm.render import write_bundle
 from draftwell.registry.bundles.vllm.settings import VllmServing
 from tests.support.errors import raises_code
@@ -59,7 +58,7 @@ def old(tmp_path: Path) -> Path:
 
 def test_what_was_made_or_changed_is_kept_and_all_else_is_new(old: Path, tmp_path: Path) -> None:
     new = bundle(tmp_path, 2)
-    assert keep_edits(old, new) == Kept((".env", "chart/values.yaml"))
+    assert keep_edits(old, new) == [".env", "chart/values.yaml"]
     values = (new / "chart" / "values.yaml").read_text()
     assert ("startSeconds: 99" in values, "draftwell-tiny:2-cpu" in values, "1-cpu" in values) == (
         True,
@@ -68,12 +67,12 @@ def test_what_was_made_or_changed_is_kept_and_all_else_is_new(old: Path, tmp_pat
     )
     assert (new / ".env").stat().st_mode & 0o777 == 0o600
     assert "1-cpu" not in (new / "compose.yaml").read_text()
-    assert keep_edits(old, new) == Kept(), "what was changed there since is a person's"
+    assert keep_edits(old, new) == [], "what was changed there since is a person's"
 
 
 def test_files_that_the_new_bundle_has_no_use_for_are_left_out(old: Path, tmp_path: Path) -> None:
     new = bundle(tmp_path, 2, image=None)
-    assert keep_edits(old, new) == Kept((".env",))
+    assert keep_edits(old, new) == [".env"]
     assert not (new / "chart").exists()
 
 
@@ -85,23 +84,9 @@ def test_files_of_an_earlier_version_that_nobody_changed_are_made_anew(
         earlier.setattr(render, "OWN_WORDS", "Rendered by an earlier version.")
         old = bundle(tmp_path, 1, replicas=2)
     new = bundle(tmp_path, 2, replicas=2)
-    assert keep_edits(old, new) == Kept()
+    assert keep_edits(old, new) == []
     assert "an earlier version" in (old / "Caddyfile").read_text()
     assert "an earlier version" not in (new / "Caddyfile").read_text()
-
-
-@pytest.mark.parametrize("free", [["compose.yaml"], None])
-def test_of_a_bundle_that_does_not_say_what_it_was_made_with_only_what_is_surely_the_users_is_kept(
-    old: Path, tmp_path: Path, free: list[str] | None
-) -> None:
-    new = bundle(tmp_path, 2)
-    (old / "manifest.json").write_text(
-        json.dumps({"settings": {"release": 1}, **({} if free is None else {"free": free})})
-    )
-    (old / "compose.yaml").write_text("image: draftwell-tiny:1-cpu")
-    before = (new / "compose.yaml").read_bytes()
-    assert keep_edits(old, new) == Kept((".env",), unknown=("chart/values.yaml", "compose.yaml"))
-    assert (new / "compose.yaml").read_bytes() == before
 
 
 def test_a_file_that_cannot_be_read_is_one_line(old: Path, tmp_path: Path) -> None:

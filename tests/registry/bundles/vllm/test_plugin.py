@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from draftwell.registry.bundles.vllm.plugin.draftwell_vllm import (
     proposers,
@@ -34,12 +33,12 @@ from draftwell.registry.bundles.vllm.plugin.draftwell_vllm.proposers import (
     Svip,
 )
 from draftwell.registry.bundles.vllm.plugin.draftwell_vllm.stopping import (
-    FixedRule,
     HFDynamicRule,
     SpideRule,
+    StopRule,
     SvipRule,
 )
-from draftwell.registry.bundles.vllm.plugin_wheel import plugin_wheel
+from draftwell.registry.bundles.wheel import plugin_wheel
 from draftwell.serving.artifacts import acceptance_table
 
 CONTEXT = 64
@@ -155,7 +154,7 @@ def test_what_is_behind_a_text_is_not_read() -> None:
     [
         (HFDynamicRule(0.4), (0.4, 5.0), (0.39, 0.0)),
         (SvipRule(0.3, 0.15), (0.1, 0.59), (0.9, 0.61)),
-        (FixedRule(), (0.0, 9.0), None),
+        (StopRule(), (0.0, 9.0), None),
     ],
 )
 def test_rules_stop_by_their_papers(
@@ -202,7 +201,7 @@ def test_the_table_counts_as_the_artifact_does(tmp_path: Path) -> None:
     assert (ours.total, ours.accepted) == (theirs.total, theirs.accepted)
 
 
-class Recorded(FixedRule):
+class Recorded(StopRule):
     def __init__(self) -> None:
         self.seen: list[tuple[float, bool]] = []
 
@@ -265,7 +264,7 @@ def test_rules_end_drafts_of_ngrams_before_the_token_that_triggers() -> None:
 def test_a_row_that_fails_is_logged_once_and_the_others_are_drafted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Failing(FixedRule):
+    class Failing(StopRule):
         def learn(self, confidence: float, kept: bool) -> None:
             raise RuntimeError("no")
 
@@ -295,7 +294,7 @@ def test_a_table_of_another_shape_is_refused(tmp_path: Path, changed: dict[str, 
 
 def test_settings_are_checked_in_a_line() -> None:
     for settings, said in (
-        ({"treshold": 1}, "unknown key 'treshold'"),
+        ({"treshold": 1}, "treshold is 1"),
         ({"tau": 2}, "tau is 2"),
         ({"threshold": "x"}, "threshold is 'x'"),
         ({"shortest_ngram": 3, "longest_ngram": 2}, "longest_ngram is 2"),

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from draftwell.serving.runtime.acceptance.divergence import (
     INFINITE_AT_ZEROS,

@@ -3,8 +3,7 @@ pending."""
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.runtime.drafting.ngram import NGram, NGramIndex
 from draftwell.serving.runtime.requests import Sampling

@@ -11,8 +11,7 @@ from draftwell.serving.runtime.drafting import prediction as module_of_drafts
 from draftwell.serving.runtime.drafting.prediction import LONGEST, SHORTEST, Prediction
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling, Text
-from draftwell.serving.runtime.strategies import build_strategy
-from draftwell.serving.runtime.strategies import given as module
+from draftwell.serving.runtime.strategies import build_strategy, given as module
 from draftwell.serving.runtime.types import Verdict
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import table_pair, table_resources

@@ -7,8 +7,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.artifacts.datastore import Continuations, Datastore
 from draftwell.serving.runtime.acceptance.tree import ExactTree

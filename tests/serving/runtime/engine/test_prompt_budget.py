@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from draftwell.serving.runtime.commands import Forward
-from draftwell.serving.runtime.engine import engine as engine_module
-from draftwell.serving.runtime.engine import prompt_pieces
+from draftwell.serving.runtime.engine import engine as engine_module, prompt_pieces
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.engine.prompt_budget import (
     CLEAN_EVERY,

@@ -17,7 +17,7 @@ from draftwell.serving.runtime.grammar import guidance
 from draftwell.serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import build_strategy
-from draftwell.serving.server.http.formats import MOST_TEXTS
+from draftwell.serving.server.http.requests import MOST_TEXTS
 from tests.serving.runtime.grammar.schemas import SCHEMAS
 from tests.support.server.served_pair import spaced_tokenizer, tiny_pair
 

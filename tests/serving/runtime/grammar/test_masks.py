@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.errors import InvalidRequest
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.grammar import masks as module
-from draftwell.serving.runtime.grammar.finite import FiniteGrammar, FiniteMatcher
 from draftwell.serving.runtime.grammar.masks import GrammarMasks
 from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.penalties import Penalties
@@ -23,6 +21,7 @@ from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
 from tests.support.models.enumeration import distance, joint_law, true_law
+from tests.support.models.finite_grammar import FiniteGrammar, FiniteMatcher
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwell.serving.artifacts.distilled_draft import quantise
+from draftwell.serving.artifacts.rounding import quantise
 from draftwell.serving.device import lacks_bfloat16
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import WEIGHTS, Weights

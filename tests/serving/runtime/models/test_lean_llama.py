@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as tf
 
-from draftwell.serving.artifacts.distilled_draft import quantise
+from draftwell.serving.artifacts.rounding import quantise
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.lean_llama import LeanLlama, fits
 from draftwell.serving.runtime.models.linear import Int8Linear, linear

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from draftwell.serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory

@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from draftwell.serving.runtime.acceptance.divergence import divergence
 from draftwell.serving.runtime.acceptance.mentored import mentored

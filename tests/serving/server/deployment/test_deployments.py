@@ -21,7 +21,7 @@ from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.bundle_watch import BundleWatch, followed
 from draftwell.serving.server.deployment.deployment import Deployment
-from draftwell.serving.server.deployment.deployments import Deployments, PinDeployment
+from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.http import errors
 from draftwell.serving.server.http.errors import without_paths
 from draftwell.serving.server.http.security import Security
@@ -30,7 +30,7 @@ from draftwell.serving.server.scheduling.costs import BatchCosts
 from draftwell.serving.server.scheduling.detokenize import TextStream
 from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.scheduling.ticket import End, Event, Ticket
-from tests.support.server.served_pair import running, served_pair
+from tests.support.server.served_pair import TunedModel, running, served_pair
 from tests.support.server.server_process import wait_until
 
 PLAIN = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0}
@@ -38,7 +38,7 @@ PLAIN = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0}
 
 def sharing(old: ServedModel, strategy: str, **changes: Any) -> ServedModel:
     """Another version with the same models."""
-    new = ServedModel("tiny", old.pair, build_strategy(strategy), old.slots, **changes)
+    new = TunedModel("tiny", old.pair, build_strategy(strategy), old.slots, **changes)
     new.share_tokenizer(old)
     return new
 
@@ -155,19 +155,18 @@ def test_a_client_that_does_not_read_keeps_no_old_deployment(
         gone = asyncio.Event()
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            now = deployments.current
-            now.intake.submit(
-                Ticket(
-                    now.served.encode("hello"),
-                    now.served.pair.sampling(max_tokens=4),
-                    TextStream(now.served.decode),
-                    events.append,
+            with deployments.use() as now:
+                now.scheduler.submit(
+                    Ticket(
+                        now.served.encode("hello"),
+                        now.served.pair.sampling(max_tokens=4),
+                        TextStream(now.served.decode),
+                        events.append,
+                    )
                 )
-            )
             await gone.wait()
-            assert deployments.current is old, "it is the same to its end"
 
-        asking = asyncio.create_task(PinDeployment(app, deployments)({"type": "http"}, None, None))
+        asking = asyncio.create_task(CountUsers(app, deployments)({"type": "http"}, None, None))
         switching = asyncio.to_thread(
             deployments.switch, lambda served: served_pair("prompt_lookup", slots=2)
         )
@@ -255,26 +254,17 @@ def test_a_shared_switch_keeps_models_engine_and_thread_and_brings_its_own_costs
     assert state["speculation_under_load"]["costs"] == "made up"
 
 
-def test_a_pinned_old_deployment_still_decodes_with_its_own_strategy(
+def test_a_request_keeps_the_deployment_that_it_began_with(
     client: tuple[httpx.Client, Deployments],
 ) -> None:
     """On a shared scheduler a request that came before a switch and is queued after it belongs to
     the old version."""
     _, deployments = client
-    before = deployments.pin()
-    try:
+    with deployments.use() as before:
         assert deployments.switch(lambda old: sharing(old, "prompt_lookup"))
-        taken: list[Ticket] = []
-        before.intake.scheduler = type(
-            "Fake", (), {"submit": lambda self, ticket, urgent: taken.append(ticket)}
-        )()
-        ticket = Ticket([1], before.served.pair.sampling(max_tokens=1), None, lambda event: None)  # type: ignore[arg-type]
-        before.intake.submit(ticket)
-        assert taken == [ticket]
-        assert ticket.strategy is before.served.strategy
-    finally:
-        deployments.unpin(before)
-    assert deployments.users == 0
+        assert deployments.current is not before
+        assert before.service.served is before.served
+        assert before.service.scheduler is before.scheduler
 
 
 def test_the_check_teaches_the_strategy_nothing_and_names_itself() -> None:
@@ -289,7 +279,7 @@ def test_the_check_teaches_the_strategy_nothing_and_names_itself() -> None:
     try:
         old = deployments.current.served
         assert deployments.switch(
-            lambda served: ServedModel(
+            lambda served: TunedModel(
                 "tiny", served.pair, build_strategy("hf_dynamic", {"heuristic": True}), 1
             )
         )

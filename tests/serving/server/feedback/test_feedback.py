@@ -441,56 +441,6 @@ def test_a_spool_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
     assert spool.counts["removed_files"] > 0
 
 
-def test_bytes_a_minute_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    spool = Spool(tmp_path, bytes_per_minute=60_000)
-    for i in range(20):
-        spool.write([record(i)])
-    assert 0 < spool.counts["bytes"] <= 61_000
-    assert spool.counts["dropped_too_fast"] == 20 - spool.counts["written"] > 0
-    assert sum("bytes per minute" in line for line in caplog.messages) == 1
-
-
-def size_written(folder: Path, records: Sequence[Record]) -> int:
-    spool = Spool(folder)
-    spool.write(records)
-    return spool.counts["bytes"]
-
-
-def test_of_a_group_that_is_too_large_what_fits_is_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also where the group is more than a full bucket, and so would never have fitted."""
-    long = [record(i, body={"prompt": f"{i} {'x' * 20_000}"}) for i in range(32)]
-    whole = size_written(tmp_path / "whole", long)
-    spool = Spool(tmp_path / "half", bytes_per_minute=whole // 2)
-    spool.write(long)
-    assert 0 < spool.counts["bytes"] <= whole // 2 + whole // 100, (
-        "the bucket fills a little while it is written"
-    )
-    assert spool.counts["written"] >= 8
-    assert spool.counts["dropped_too_fast"] == 32 - spool.counts["written"] > 0
-    kept = list(dict.fromkeys(rows(tmp_path / "half").column("prompt_id").to_pylist()))
-    assert kept == [one.id for one in long if one.id in kept], "in their order"
-    assert len(kept) == spool.counts["written"]
-    assert sum("bytes per minute" in line for line in caplog.messages) == 1
-
-
-def test_one_record_that_is_too_large_does_not_take_the_others_along(tmp_path: Path) -> None:
-    small = [record(i, body={"prompt": "a"}) for i in range(31)]
-    huge = record(99, body={"prompt": "a" * 1_000_000})
-    spool = Spool(tmp_path, bytes_per_minute=500_000)
-    spool.write([*small[:20], huge, *small[20:]])
-    assert (spool.counts["written"], spool.counts["dropped_too_fast"], spool.counts["failed"]) == (
-        31,
-        1,
-        0,
-    )
-    assert sorted(set(rows(tmp_path).column("prompt_id").to_pylist())) == sorted(
-        one.id for one in small
-    )
-    assert len(list(tmp_path.glob("shard-*"))) == 1
-
-
 @pytest.mark.parametrize("text", [True, False])
 def test_files_with_texts_are_for_the_servers_own_user_alone(tmp_path: Path, text: bool) -> None:
     """Also in a folder that was there already and that others may look into."""

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from draftwell.serving.runtime.strategies import StrategyResources
-from draftwell.serving.server.http.answer import sse
+from draftwell.serving.server.http.rendering import sse
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving

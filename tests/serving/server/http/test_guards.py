@@ -1,11 +1,8 @@
-"""Hosts, request ids with one log line each, bounds on products, headers against retry storms, slow
-bodies, and a hung step."""
+"""Hosts, request ids with one log line each, bounds on products, headers against retry storms, a
+hung step."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
 import logging
 import socket
 import threading
@@ -13,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,24 +17,22 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from draftwell.serving.errors import DeviceLost, OutOfMemory
-from draftwell.serving.server import protocol as protocol_module
-from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.deployments import Deployments
-from draftwell.serving.server.http import answer as answer_module
-from draftwell.serving.server.http import security as security_module
-from draftwell.serving.server.http import service as service_module
-from draftwell.serving.server.http.characters import whole_characters
+from draftwell.serving.server.http import (
+    rendering as answer_module,
+    service as service_module,
+)
 from draftwell.serving.server.http.conversation import Conversation
 from draftwell.serving.server.http.errors import retry_after, shutting_down
-from draftwell.serving.server.http.guards import HostCheck, RequestLimit
-from draftwell.serving.server.http.security import Security, hosts_of
+from draftwell.serving.server.http.requests import whole_characters
+from draftwell.serving.server.http.security import HostCheck, Security, hosts_of
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling import scheduler as scheduler_module
 from draftwell.serving.server.scheduling.admission import QueueFull
 from draftwell.serving.server.scheduling.scheduler import Scheduler
 from draftwell.serving.server.scheduling.ticket import DeadlineExceeded, Failure
 from draftwell.serving.server.settings import ServerSettings
-from tests.support.server.served_pair import served_pair, serving, web_server
+from tests.support.server.served_pair import served_pair, serving
 from tests.support.server.server_process import wait_until
 
 PLAIN = {"model": "tiny", "prompt": "hi", "max_tokens": 4, "temperature": 0}
@@ -113,7 +107,7 @@ def test_every_answer_has_an_id_and_one_line(
     server: tuple[httpx.Client, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     http, _ = server
-    with caplog.at_level(logging.INFO, "draftwell.serving.server.http.guards"):
+    with caplog.at_level(logging.INFO, "draftwell.serving.server.http.security"):
         own = http.post("/v1/completions", json=PLAIN, headers={"x-request-id": "mine-1"})
         odd = http.post(
             "/v1/completions", json=PLAIN | {"temperature": 9}, headers={"x-request-id": "a b\tc"}
@@ -139,7 +133,7 @@ def test_the_line_of_a_refusal_names_what_was_asked_for(
 ) -> None:
     """Also of one that comes before the routes; the client's own words are never in it."""
     http, _ = server
-    with caplog.at_level(logging.INFO, "draftwell.serving.server.http.guards"):
+    with caplog.at_level(logging.INFO, "draftwell.serving.server.http.security"):
         for number, path in enumerate(("/v1/completions", "/v1/models/mine", "/nothing")):
             http.post(
                 path,
@@ -367,22 +361,6 @@ def test_nothing_is_encoded_for_a_full_queue(
         assert http.post("/v1/completions", json=PLAIN).status_code == 200
 
 
-def test_a_body_that_does_not_arrive_is_a_408(
-    served: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(security_module, "BODY_SECONDS", 0.3)
-    with serving(served) as (url, _):
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
-            connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
-                b"application/json\r\nContent-Length: 99\r\n\r\n{"
-            )
-            answer = connection.recv(1000)
-            assert answer.startswith(b"HTTP/1.1 408")
-            assert b"x-should-retry: false" in answer.lower()
-
-
 @pytest.mark.parametrize(
     ("owner", "name"),
     [("engine", "step"), ("engine", "submit"), ("scheduler", "_publish"), ("scheduler", "_drop")],
@@ -439,186 +417,3 @@ def test_state_is_kept_apart_where_there_are_keys() -> None:
     plain = ServerSettings(bundle=Path("x"))
     assert (plain.with_keys(()).state, plain.with_keys(("k",)).state) == ("shared", "tenant")
     assert ServerSettings(bundle=Path("x"), state="shared").with_keys(("k",)).state == "shared"
-
-
-async def endless(scope: Any, receive: Any, send: Any) -> None:
-    """Answers in pieces, for as long as somebody is there; /whole at once."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    if scope["path"] == "/whole":
-        await send({"type": "http.response.body", "body": b"x" * (32 << 20)})
-        return
-    gone = asyncio.create_task(until_gone(receive))
-    while not gone.done():
-        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
-        await asyncio.sleep(0)
-
-
-async def until_gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-@pytest.mark.parametrize("path", ["/stream", "/whole"])
-def test_a_stalled_reader_is_let_go(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """The connection ends when the client has read nothing for long, whether its answer is streamed
-    or not."""
-    monkeypatch.setattr(protocol_module, "STALL_SECONDS", 0.3)
-    with (
-        web_server(endless) as server,
-        socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client,
-    ):
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        assert client.recv(10) == b"HTTP/1.1 2"
-        wait_until(
-            lambda: not server.server_state.connections and not server.server_state.tasks,
-            "the connection ends",
-        )
-
-
-def test_a_stalled_readers_request_ends_with_its_connection(
-    served: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its slot is free long before the answer would have been complete."""
-    monkeypatch.setattr(protocol_module, "STALL_SECONDS", 0.2)
-    app = create_app(served, drain_seconds=10)
-    with web_server(app) as server, socket.socket() as client:
-        scheduler, listening = app.state.deployments.current.scheduler, server.servers[0].sockets[0]
-        step = scheduler.engine.step
-        monkeypatch.setattr(scheduler.engine, "step", lambda: (time.sleep(0.02), step()))
-        for one, option in ((listening, socket.SO_SNDBUF), (client, socket.SO_RCVBUF)):
-            one.setsockopt(socket.SOL_SOCKET, option, 4096)
-        client.connect(listening.getsockname())
-        body = json.dumps(
-            PLAIN | {"max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20}
-        ).encode()
-        client.sendall(
-            (
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
-                b"application/json\r\nContent-Length: %d\r\n\r\n%s"
-            )
-            % (len(body), body)
-        )
-        wait_until(lambda: scheduler.running, "the request runs")
-        ticket = scheduler._running[0]
-        wait_until(lambda: not scheduler.running, "its slot is free")
-        assert ticket.cancelled
-        assert ticket.job.output_length < 240
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nA: ", b"GET /whole HTTP/1.1\r\nHost: x\r\n\r\n"],
-    ids=["nothing", "half", "all"],
-)
-def test_headers_have_a_limited_time(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(protocol_module, "HEADER_SECONDS", 0.3)
-    with (
-        web_server(endless) as server,
-        socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client,
-    ):
-        client.sendall(sent)
-        if sent.endswith(b"\r\n\r\n"):
-            time.sleep(0.6)
-            assert client.recv(10) == b"HTTP/1.1 2", (
-                "a request that is complete may be answered later"
-            )
-        else:
-            with contextlib.suppress(ConnectionResetError):
-                assert client.recv(10) == b""
-            wait_until(lambda: not server.server_state.connections, "the connection ends")
-
-
-def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that have been so for longest are closed; those that are being answered stay, and
-    beside them alone no more are taken."""
-    monkeypatch.setattr(protocol_module, "most_connections", lambda: 4)
-    with web_server(endless) as server, contextlib.ExitStack() as opened:
-        address = server.servers[0].sockets[0].getsockname()
-
-        def connect(sent: bytes = b"") -> socket.socket:
-            client = opened.enter_context(socket.create_connection(address, timeout=60))
-            client.sendall(sent)
-            return client
-
-        request = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
-        first = connect(request)
-        assert first.recv(10) == b"HTTP/1.1 2"
-        silent = [connect() for _ in range(8)]
-        last = silent[-1].getsockname()
-        wait_until(
-            lambda: last in [one.client for one in server.server_state.connections],
-            "the longest silent are closed first",
-        )
-        for _ in range(3):
-            assert connect(request).recv(10) == b"HTTP/1.1 2"
-            assert len(server.server_state.connections) <= 4
-        for client in (*silent, connect()):
-            with contextlib.suppress(ConnectionResetError):
-                assert client.recv(10) == b""
-        assert first.recv(10)
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "raised", "most"),
-    [
-        (1024, 1 << 20, 16384, 8192),
-        (1024, -1, 16384, 8192),
-        (1024, 4096, 4096, 3968),
-        (1024, 1024, 1024, 896),
-        (1 << 20, 1 << 20, 1 << 20, 8192),
-        (-1, -1, -1, 8192),
-        (64, 64, 64, 1),
-    ],
-)
-def test_connections_leave_room_for_other_files(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int, most: int
-) -> None:
-    limits = [(soft, hard)]
-    system = SimpleNamespace(
-        RLIMIT_NOFILE=7,
-        RLIM_INFINITY=-1,
-        getrlimit=lambda _: limits[-1],
-        setrlimit=lambda _, new: limits.append(new),
-    )
-    monkeypatch.setattr(protocol_module, "resource", system)
-    assert protocol_module.most_connections.__wrapped__() == most
-    assert limits[-1] == (raised, hard)
-
-
-def test_too_many_requests_are_refused_but_for_probes() -> None:
-    """In OpenAI's format; those that ended make room."""
-    begun: list[str] = []
-    release = asyncio.Event()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        begun.append(scope["path"])
-        await release.wait()
-
-    async def ask(path: str, sent: list[Any]) -> None:
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await limit({"type": "http", "path": path, "method": "POST", "headers": []}, None, send)  # type: ignore[arg-type]
-
-    limit = RequestLimit(app, most=1)
-
-    async def run() -> list[Any]:
-        sent: list[Any] = []
-        first = asyncio.create_task(ask("/v1/completions", []))
-        await asyncio.sleep(0)
-        for _ in range(50):
-            await ask("/v1/completions", sent)
-        probe = asyncio.create_task(ask("/health", []))
-        await asyncio.sleep(0)
-        release.set()
-        await asyncio.gather(first, probe)
-        await ask("/v1/completions", [])
-        return sent
-
-    sent = asyncio.run(run())
-    assert begun == ["/v1/completions", "/health", "/v1/completions"]
-    assert sent[0]["status"] == 503
-    assert json.loads(sent[1]["body"])["error"]["code"] == "too_many_requests"
-    waits = {int(dict(message["headers"])[b"retry-after"]) for message in sent[::2]}
-    assert waits <= set(range(5, 9))
-    assert len(waits) > 1, "not all come back together"

@@ -16,15 +16,15 @@ from openai.types.responses import ResponseFunctionToolCall
 
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.strategies import build_strategy
-from draftwell.serving.server.http import answer as answer_module
-from draftwell.serving.server.http.answer import Answer
+from draftwell.serving.server.http import rendering as answer_module
 from draftwell.serving.server.http.conversation import Conversation
-from draftwell.serving.server.http.response_items import OutputItems
+from draftwell.serving.server.http.rendering import Answer
+from draftwell.serving.server.http.responses_api import OutputItems
 from draftwell.serving.server.http.tool_calls import ToolCallParser
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import DIGIT, closed
 from tests.support.server.functions import SCHEMAS, TOOLS
-from tests.support.server.served_pair import serving, tiny_pair, tiny_tokenizer
+from tests.support.server.served_pair import TunedModel, serving, tiny_pair, tiny_tokenizer
 
 FLAT: list[Any] = [{"type": "function"} | tool["function"] for tool in TOOLS]
 CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
@@ -34,7 +34,7 @@ CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
 def served() -> ServedModel:
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
-    return ServedModel(
+    return TunedModel(
         "tiny", tiny_pair(2, tokenizer, context=4096), build_strategy("vanilla_sd"), 2
     )
 

@@ -9,15 +9,20 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.types import Rating
-from draftwell.serving.server.http.responses import PlainLogprobs
+from draftwell.serving.server.http.rendering import PlainLogprobs
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.detokenize import HALF, Detokenizer
-from tests.support.server.served_pair import served_pair, serving, spaced_tokenizer, tiny_pair
+from tests.support.server.served_pair import (
+    TunedModel,
+    served_pair,
+    serving,
+    spaced_tokenizer,
+    tiny_pair,
+)
 
 PROMPT = "The capital of France is"
 tokenizer = cache(spaced_tokenizer)
@@ -33,7 +38,7 @@ def token(text: str) -> int:
 
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
-    return ServedModel("tiny", tiny_pair(2, tokenizer()), build_strategy("vanilla_sd"), 2)
+    return TunedModel("tiny", tiny_pair(2, tokenizer()), build_strategy("vanilla_sd"), 2)
 
 
 @pytest.fixture(scope="module")

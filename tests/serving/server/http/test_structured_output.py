@@ -19,10 +19,9 @@ import pytest
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.grammar import guidance, masks
-from draftwell.serving.server.http.formats import StructuredOutputs
+from draftwell.serving.server.http.requests import StructuredOutputs
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model import served_model as module
-from draftwell.serving.server.model.grammar_cache import GrammarCache
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import SCHEMAS, closed
 from tests.support.server.served_pair import served_pair, serving
@@ -410,7 +409,8 @@ def test_a_grammar_is_compiled_once(
     monkeypatch.setattr(
         module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked)
     )
-    monkeypatch.setattr(served, "_grammars", GrammarCache(2))
+    monkeypatch.setattr(module, "GRAMMARS_KEPT", 2)
+    served._grammars.clear()
     schema = closed(only_here={"type": "boolean"})
     for _ in range(3):
         text_of(answer(http, guided_json=schema))
@@ -424,7 +424,8 @@ def test_a_grammar_is_compiled_once(
 def test_a_grammar_that_is_used_again_outlives_newer_ones(
     served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "_grammars", GrammarCache(2))
+    monkeypatch.setattr(module, "GRAMMARS_KEPT", 2)
+    served._grammars.clear()
     first, second, third = (guidance.choice([word]) for word in ("first", "second", "third"))
     kept = served.grammar(first)
     served.grammar(second)
@@ -461,23 +462,6 @@ def test_a_grammar_is_compiled_for_each_key_and_salt(
             )
             assert response.status_code == 200, response.text
             assert len(compiled) == count, (key, salt)
-
-
-def test_no_tenant_makes_others_lose_their_grammars() -> None:
-    cache, one = GrammarCache(8), object.__new__(module.GuidanceGrammar)
-    for number in range(3):
-        cache.put(("small", ""), f"grammar {number}", one)
-    for number in range(100):
-        cache.put(("large", f"salt {number}"), f"grammar {number}", one)
-        assert cache.get(("large", f"salt {number}"), f"grammar {number}") is one
-    assert all(cache.get(("small", ""), f"grammar {number}") is one for number in range(3))
-    kept = [
-        number
-        for number in range(100)
-        if cache.get(("large", f"salt {number}"), f"grammar {number}")
-    ]
-    assert kept == [95, 96, 97, 98, 99]
-    assert cache.get(("small", "salt 99"), "grammar 99") is None
 
 
 def test_requests_of_known_grammars_do_not_wait_for_compilers(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from draftwell.serving.server.http.tool_answer import joined
-from draftwell.serving.server.http.tool_calls import Call, FirstCall, Piece, Text, ToolCallParser
+from draftwell.serving.server.http.rendering import joined
+from draftwell.serving.server.http.tool_calls import (
+    Call,
+    FirstCall,
+    Piece,
+    TextPiece,
+    ToolCallParser,
+)
 
 ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "}]"]}}\n</tool_call>'
 TWO = '<tool_call>{"name":"say","arguments":{"text":"a </tool_call> \\" b"}}</tool_call>'
@@ -148,7 +153,7 @@ def read(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
         assert isinstance(piece, Call) or piece.text, "an empty piece"
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in joined(found)]
     assert len({call["id"] for call in joined(found)}) == len(calls) == parser.calls
-    return "".join(piece.text for piece in found if isinstance(piece, Text)), calls
+    return "".join(piece.text for piece in found if isinstance(piece, TextPiece)), calls
 
 
 @pytest.mark.parametrize("case", TEXTS.values(), ids=TEXTS)
@@ -206,7 +211,7 @@ def test_the_mark_in_a_text_holds_nothing_back() -> None:
         piece.text
         for letter in "Use <tool_call> \n tags."
         for piece in parser.push(letter)
-        if isinstance(piece, Text)
+        if isinstance(piece, TextPiece)
     ]
     assert "".join(shown) == "Use <tool_call> \n tags."
 

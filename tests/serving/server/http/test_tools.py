@@ -14,10 +14,10 @@ import pytest
 
 from draftwell.serving.runtime.grammar import guidance
 from draftwell.serving.runtime.strategies import build_strategy
-from draftwell.serving.server.http.tools import MOST_CALLS, Tool, calls_grammar
+from draftwell.serving.server.http.requests import MOST_CALLS, Tool, calls_grammar
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.functions import POINT, SCHEMAS, TOOLS
-from tests.support.server.served_pair import serving, tiny_pair, tiny_tokenizer
+from tests.support.server.served_pair import TunedModel, serving, tiny_pair, tiny_tokenizer
 
 STRICT = [{"type": "function", "function": tool["function"] | {"strict": True}} for tool in TOOLS]
 ASK: dict[str, Any] = {
@@ -42,7 +42,7 @@ def served() -> ServedModel:
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     pair = tiny_pair(3, tokenizer, context=4096)
-    return ServedModel("tiny", pair, build_strategy("vanilla_sd", {"num_speculative_tokens": 4}), 3)
+    return TunedModel("tiny", pair, build_strategy("vanilla_sd", {"num_speculative_tokens": 4}), 3)
 
 
 @pytest.fixture(scope="module")

@@ -371,12 +371,12 @@ def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> N
         assert {
             labels["outcome"]: value for labels, value in before.labels["draftwell:feedback_total"]
         } == dict.fromkeys(FEEDBACK, 0)
-        counts.update(recorded=5, written=2, dropped_too_fast=3, bytes=999, removed_files=1)
+        counts.update(recorded=5, written=2, dropped_too_many=3, bytes=999, removed_files=1)
         samples = Samples(http.get("/metrics").text)
     told = {
         labels["outcome"]: value for labels, value in samples.labels["draftwell:feedback_total"]
     }
-    assert told == dict.fromkeys(FEEDBACK, 0) | {"recorded": 5, "written": 2, "dropped_too_fast": 3}
+    assert told == dict.fromkeys(FEEDBACK, 0) | {"recorded": 5, "written": 2, "dropped_too_many": 3}
     assert samples.of("draftwell:feedback_total", model_name="tiny", outcome="written") == 2
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from draftwell.serving.runtime.types import Emitted, Rating
 from draftwell.serving.server.scheduling.detokenize import Detokenizer, StopStrings, TextStream

@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from draftwell.serving.errors import ContextTooLong
 from draftwell.serving.runtime.engine.engine import Engine

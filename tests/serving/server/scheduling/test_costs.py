@@ -4,8 +4,7 @@ costs that are measured."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from draftwell.serving.artifacts.forward_costs import seconds_at
 from draftwell.serving.artifacts.hardware_profile import (

@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.server.scheduling.draft_length import (
     BLOCK,

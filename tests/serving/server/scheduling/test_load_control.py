@@ -14,7 +14,7 @@ from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.session import UNLIMITED
 from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
-from draftwell.serving.server.http.schemas import CompletionRequest
+from draftwell.serving.server.http.requests import CompletionRequest
 from draftwell.serving.server.scheduling import draft_length
 from draftwell.serving.server.scheduling.costs import BatchCosts
 from draftwell.serving.server.scheduling.detokenize import TextStream

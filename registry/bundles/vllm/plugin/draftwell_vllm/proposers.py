@@ -19,7 +19,7 @@ import numpy as np
 
 from .ngrams import guess
 from .settings import ProposerSettings, read_settings
-from .stopping import FixedRule, HFDynamicRule, SpideRule, StopRule, SvipRule
+from .stopping import HFDynamicRule, SpideRule, StopRule, SvipRule
 
 log = logging.getLogger("vllm.draftwell")
 
@@ -69,7 +69,7 @@ class Fixed:
         Args:
             table: file of an acceptance table to begin with.
         """
-        return FixedRule()
+        return StopRule()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM calls this once, with the target: load the draft model, where one is named."""

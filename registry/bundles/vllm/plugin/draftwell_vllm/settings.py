@@ -3,32 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 KEY = "draftwell"
 
 
-@dataclass(frozen=True)
-class ProposerSettings:
-    """Args:
-    longest_ngram, shortest_ngram: tokens at the end of a text that are looked up in it. window:
-    tokens at the end of a text that are searched. tau: SPIDE's; None takes the rule's own.
-    threshold: of SVIP and of dynamic speculation; None takes the rule's own. entropy_scale:
-    SVIP's. draft: folder of a draft model, asked where the text says nothing; None: n-grams
-    alone. table: `table.json` of an acceptance table of that draft model, for SPIDE; None
-    begins without counts.
-    """
+class ProposerSettings(BaseModel):
+    """Settings of a proposer; whole numbers are written as such: 1e4 indexes nothing."""
 
-    longest_ngram: int = 4
-    shortest_ngram: int = 1
-    window: int = 16384
-    tau: float | None = None
-    threshold: float | None = None
-    entropy_scale: float = 0.15
-    draft: str | None = None
-    table: str | None = None
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    shortest_ngram: int = Field(1, ge=1, description="tokens at the end of a text looked up in it")
+    longest_ngram: int = Field(4, ge=1, description="no less than the shortest")
+    window: int = Field(16384, ge=2, description="tokens at the end of a text that are searched")
+    tau: float | None = Field(None, ge=0, le=1, description="SPIDE's; None takes the rule's own")
+    threshold: float | None = Field(
+        None, ge=0, le=2, description="of SVIP and of dynamic speculation; None: the rule's own"
+    )
+    entropy_scale: float = Field(0.15, gt=0, le=1, description="SVIP's")
+    draft: str | None = Field(
+        None, description="folder of a draft model, asked where the text says nothing"
+    )
+    table: str | None = Field(
+        None, description="`table.json` of an acceptance table of that draft model, for SPIDE"
+    )
 
 
 def read_settings(additional_config: Any) -> ProposerSettings:
@@ -38,38 +39,17 @@ def read_settings(additional_config: Any) -> ProposerSettings:
         ValueError: an unknown key, or a value out of range; one line that names it.
     """
     found = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
-    known = {one.name: one for one in fields(ProposerSettings)}
-    if not isinstance(found, Mapping) or (unknown := sorted(set(found) - set(known))):
-        what = f"unknown key {unknown[0]!r}" if isinstance(found, Mapping) else f"{found!r}"
-        raise ValueError(f"additional config, {KEY}: {what}: write a mapping of {', '.join(known)}")
-    made = ProposerSettings(**found)
-    checks: tuple[tuple[str, Callable[[], bool]], ...] = (
-        ("shortest_ngram", lambda: is_int(made.shortest_ngram) and made.shortest_ngram >= 1),
-        (
-            "longest_ngram",
-            lambda: is_int(made.longest_ngram) and made.longest_ngram >= made.shortest_ngram,
-        ),
-        ("window", lambda: is_int(made.window) and made.window >= 2),
-        ("draft", lambda: made.draft is None or isinstance(made.draft, str)),
-        ("table", lambda: made.table is None or isinstance(made.table, str)),
-        ("tau", lambda: made.tau is None or 0 <= made.tau <= 1),
-        ("threshold", lambda: made.threshold is None or 0 <= made.threshold <= 2),
-        ("entropy_scale", lambda: 0 < made.entropy_scale <= 1),
-    )
-    for name, is_right in checks:
-        try:
-            right = is_right()
-        except TypeError:
-            right = False
-        if not right:
-            raise ValueError(
-                f"additional config, {KEY}: {name} is {getattr(made, name)!r}, which is "
-                "out of range"
-            )
+    try:
+        made = ProposerSettings.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"additional config, {KEY}: {place} is {first['input']!r}: {first['msg']}"
+        ) from error
+    if made.longest_ngram < made.shortest_ngram:
+        raise ValueError(
+            f"additional config, {KEY}: longest_ngram is {made.longest_ngram}, which is less than "
+            "shortest_ngram"
+        )
     return made
-
-
-def is_int(value: object) -> bool:
-    """Whether a value from JSON is a whole number and written as one: 1e4 is a float, which indexes
-    nothing."""
-    return isinstance(value, int) and not isinstance(value, bool)

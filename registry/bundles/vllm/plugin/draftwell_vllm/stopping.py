@@ -11,60 +11,19 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-EDGES = (
-    0.1,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
-    0.91,
-    0.92,
-    0.93,
-    0.94,
-    0.95,
-    0.96,
-    0.97,
-    0.98,
-    0.99,
-    1 - 2**-9,
-)
+EDGES = (*(i / 10 for i in range(1, 10)), *(i / 100 for i in range(91, 100)), 1 - 2**-9)
 """Lower edges of the bins of an acceptance table but the first's, as Draftwell's artifact has
 them."""
-MIDPOINTS = (
-    0.05,
-    0.15,
-    0.25,
-    0.35,
-    0.45,
-    0.55,
-    0.65,
-    0.75,
-    0.85,
-    0.905,
-    0.915,
-    0.925,
-    0.935,
-    0.945,
-    0.955,
-    0.965,
-    0.975,
-    0.985,
-    0.995,
-    0.999,
-)
+MIDPOINTS = (*((2 * i + 1) / 20 for i in range(9)), *(i / 1000 for i in range(905, 996, 10)), 0.999)
 PRIOR_WEIGHT = 10
 MOST_JUDGED = 2**15
 """Judged tokens of a bin that are remembered, as in Draftwell's table."""
 
 
-class StopRule(Protocol):
-    """Asked about every token of a draft, in order."""
+class StopRule:
+    """Asked about every token of a draft, in order; this one never stops by itself."""
 
     def start(self) -> None:
         """A new draft begins."""
@@ -72,25 +31,13 @@ class StopRule(Protocol):
     def continues(self, confidence: float, entropy: float) -> bool:
         """Whether the draft continues with a token of this confidence (0 to 1), from a distribution
         of this entropy (nats)."""
+        return True
 
     def learn(self, confidence: float, kept: bool) -> None:
         """What the target did with a drafted token."""
 
 
-class FixedRule:
-    """Never stops by itself."""
-
-    def start(self) -> None:
-        pass
-
-    def continues(self, confidence: float, entropy: float) -> bool:
-        return True
-
-    def learn(self, confidence: float, kept: bool) -> None:
-        pass
-
-
-class HFDynamicRule(FixedRule):
+class HFDynamicRule(StopRule):
     """Dynamic speculation (2405.04304): stop at a token of lower probability than `threshold`."""
 
     def __init__(self, threshold: float = 0.4):
@@ -100,7 +47,7 @@ class HFDynamicRule(FixedRule):
         return confidence >= self.threshold
 
 
-class SvipRule(FixedRule):
+class SvipRule(StopRule):
     """SVIP (2411.18462): stop where sqrt(scale · entropy) is above `threshold`."""
 
     def __init__(self, threshold: float = 0.3, entropy_scale: float = 0.15):
@@ -110,7 +57,7 @@ class SvipRule(FixedRule):
         return math.sqrt(self.scale * entropy) <= self.threshold
 
 
-class SpideRule(FixedRule):
+class SpideRule(StopRule):
     """SPIDE (Algorithm 1): stop where the estimated chance that the whole draft is kept falls to
     `tau`.
 

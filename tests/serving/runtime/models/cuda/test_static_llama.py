@@ -11,8 +11,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.errors import ContextTooLong
 from draftwell.serving.runtime.commands import Forward

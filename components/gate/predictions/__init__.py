@@ -1,1 +1,0 @@
-"""How well a release's artifacts predict, on prompts that they have not learnt from."""

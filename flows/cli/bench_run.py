@@ -1,0 +1,223 @@
+"""What `draftwell bench` does when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.peers import check_peers
+from draftwell.components.bench.report.plots import bench_plots
+from draftwell.components.bench.report.tables import bench_markdown, bench_table, headline_table
+from draftwell.components.bench.runner import core_plan, labels_of
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.bench.throughput import batch_table, batch_throughput
+from draftwell.components.prompts.prompt import demo_prompts, ids_of, mixed, read_prompts
+from draftwell.components.report.drawing import check_drawing
+from draftwell.flows.cli.options import (
+    check_artifacts,
+    check_folder,
+    check_output,
+    pick_device,
+    pick_draft_device,
+    progress,
+    say,
+    set_threads,
+    wide_console,
+    write_json,
+)
+from draftwell.flows.settings import quality_floor
+from draftwell.flows.steps.profile import find_or_measure_profile
+from draftwell.flows.workspace import Workspace, parse_settings
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_text
+from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy, find_strategy
+
+if TYPE_CHECKING:
+    from draftwell.components.bench.schema import BenchReport
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.serving.runtime.pair import LoadedPair
+
+
+PATHS = ("prompts", "artifacts", "out", "markdown", "plots")
+
+
+def bench_pair(context: typer.Context) -> None:
+    """Check the command's options, load the pair, measure, and show what was found."""
+    given = options_of(context)
+    settings = bench_settings(given)
+    wanted = parse_wanted(given["strategies"], given["settings"] or [])
+    check_wanted(wanted)
+    check_files(given["out"], given["markdown"], given["plots"])
+    check_artifacts(given["artifacts"])
+    device = pick_device(given["device"])
+    check_peers(
+        settings.peers,
+        device=device,
+        temperature=settings.temperature,
+        padded=given["pad_target"] is not None,
+    )
+    check_together(settings, device, given)
+    file, slots = given["prompts"], given["concurrency"]
+    draft_device = pick_draft_device(given["draft_device"], device)
+    rows = read_prompts(file) if file else demo_prompts()
+    workspace = Workspace(given["pair"], given["dtype"], say, device)
+    set_threads(settings.threads)
+    names = [core_plan(choice.name)[0] for choice in wanted]
+    pair = workspace.load(
+        slots=slots or 1,
+        device=device,
+        draft_device=draft_device,
+        pad_target=given["pad_target"],
+        strategies=[
+            StrategyChoice(name, choice.parameters)
+            for name, choice in zip(names, wanted, strict=True)
+        ],
+        keep_modules=bool(settings.peers),
+    )
+    rows = chosen_rows(pair, rows, settings)
+    profile = find_or_measure_profile(workspace, pair, names, given["artifacts"])
+    resources = workspace.resources(pair, names, folder=given["artifacts"], profile=profile)
+    if slots is not None:
+        with progress("bench") as bar:
+            found = batch_throughput(pair, resources, wanted, rows, settings, progress=bar)
+        return show_batches(found, given["out"])
+    # compiling takes minutes, and this need not be fast
+    reference = workspace.load(device="cpu", compiled=False) if given["check_cpu"] else None
+    with progress("bench") as bar:
+        report = run_bench(pair, wanted, rows, resources, settings, check=reference, progress=bar)
+    shown = report.settings.model_copy(update={"prompts_file": file.name if file else "demo"})
+    show(report.model_copy(update={"settings": shown}), given)
+
+
+def options_of(context: typer.Context) -> dict[str, Any]:
+    """The command's options by name."""
+    named = {name: context.params[name] for name in PATHS}
+    return context.params | {name: Path(file) for name, file in named.items() if file is not None}
+
+
+def bench_settings(given: Mapping[str, Any]) -> BenchSettings:
+    """Settings of the options that have their names, and what this command always does."""
+    named_alike = {
+        name: value
+        for name, value in given.items()
+        if name in BenchSettings.model_fields and value is not None
+    }
+    return BenchSettings(
+        **named_alike,
+        peers=tuple(given["peer"] or ()),
+        memory=given["concurrency"] is None,
+        leave_out=True,
+        quality_floor=quality_floor(),
+    )
+
+
+def check_files(out: Path | None, markdown: Path | None, plots: Path | None) -> None:
+    """Refuse, before any work, files that cannot be written and plots that cannot be drawn."""
+    for file in (out, markdown):
+        if file is not None:
+            check_output(file)
+    if plots is not None:
+        check_folder(plots)
+        check_drawing()
+
+
+def check_together(settings: BenchSettings, device: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that do not go together."""
+    if given["check_cpu"] and (device == "cpu" or settings.temperature > 0):
+        raise DraftwellError(
+            "--check-cpu checks a greedy run on CUDA: use --device cuda on a machine that has one, "
+            "and --temperature 0",
+            code="check_cpu_needs_cuda",
+        )
+    alone = settings.peers or given["markdown"] or given["plots"] or given["check_cpu"]
+    if given["concurrency"] and alone:
+        raise DraftwellError(
+            "--concurrency measures throughput only: leave out --peer, --markdown, --plots "
+            "and --check-cpu",
+            code="throughput_only",
+        )
+
+
+def show_batches(found: Mapping[str, Any], out: Path | None) -> None:
+    """Throughput of one request at a time and of several at once, as a table and, where asked for,
+    as JSON."""
+    if out is not None:
+        write_json(out, found)
+    wide_console().print(batch_table(found))
+    say_left_out(found["left_out"])
+
+
+def show(report: BenchReport, given: Mapping[str, Any]) -> None:
+    """Write the files that were asked for, and print the tables; exit code 1 where the outputs
+    differ from the CPU's."""
+    if given["out"] is not None:
+        write_json(given["out"], report.to_json())
+    if given["markdown"] is not None:
+        write_text(given["markdown"], bench_markdown(report))
+    if given["plots"] is not None:
+        bench_plots(report, given["plots"])
+    wide_console().print(bench_table(report))
+    wide_console().print(headline_table(report))
+    say_left_out(report.left_out)
+    if report.cpu_check is not None and not report.cpu_check.passed:
+        say(
+            "outputs differ from the CPU's in places that are no near-ties: see cpu_check "
+            "in the JSON report"
+        )
+        raise typer.Exit(1)
+
+
+def say_left_out(left_out: Mapping[str, str]) -> None:
+    """A line for each contender that failed."""
+    for label, reason in left_out.items():
+        say(f"{label} is left out: {reason}")
+
+
+def parse_wanted(strategies: str, settings: Sequence[str]) -> list[StrategyChoice]:
+    """Configs in the order they were named; autoregressive comes first whether it was named or not.
+
+    `--set strategy.key=value` sets a parameter of every config of that strategy that does not set
+    it itself.
+    """
+    wanted: list[tuple[str, dict[str, str]]] = [("autoregressive", {})]
+    for item in (item.strip() for item in strategies.split(",")):
+        name, *pairs = item.split(":")
+        if item and (name, pairs) != ("autoregressive", []):
+            find_strategy(core_plan(name)[0])
+            wanted.append((name, parse_settings(pairs)))
+    for key, value in parse_settings(settings).items():
+        name, dot, field = key.partition(".")
+        meant = [parameters for config, parameters in wanted if config.partition("@")[0] == name]
+        if not dot or not meant:
+            raise DraftwellError(
+                f"--set {key}={value} names no benched strategy: write it as strategy.key=value",
+                code="set_names_no_strategy",
+            )
+        for parameters in meant:
+            parameters.setdefault(field, value)
+    return [StrategyChoice(*config) for config in wanted]
+
+
+def check_wanted(wanted: Sequence[StrategyChoice]) -> None:
+    """Refuse, before models are loaded, what could not be run."""
+    for choice in wanted:
+        build_strategy(core_plan(choice.name)[0], dict(choice.parameters))
+    labels_of(wanted)
+
+
+def chosen_rows(pair: LoadedPair, rows: list[Prompt], settings: BenchSettings) -> list[Prompt]:
+    """Those that are short enough, of every task in turn where asked for, and of these the first
+    `limit`."""
+    longest = settings.max_prompt_tokens
+    short = [row for row in rows if longest is None or len(ids_of(pair, row)) <= longest]
+    if not short:
+        raise DraftwellError(
+            f"no prompt has at most {longest} tokens under this pair's chat template: "
+            "raise --max-prompt-tokens",
+            code="no_short_prompts",
+        )
+    return (mixed(short) if settings.mix else short)[: settings.limit]

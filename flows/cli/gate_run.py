@@ -1,0 +1,179 @@
+"""What `draftwell gate` does when it is called."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from draftwell.components.gate.baseline_counts import CountsReport
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.verdict_report import (
+    error_junit,
+    error_markdown,
+    verdict_table,
+    verdicts_junit,
+    verdicts_markdown,
+)
+from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+from draftwell.flows.cli.options import (
+    EXIT_FAILED,
+    EXIT_UNDECIDED,
+    pick_device,
+    progress,
+    say,
+    wide_console,
+)
+from draftwell.flows.failures import disk_full_as_error
+from draftwell.flows.loading import open_pair
+from draftwell.flows.steps.gate import gate_release
+from draftwell.flows.steps.gate_parts.checks import count_checkout, judge_baseline
+from draftwell.registry import gates
+from draftwell.registry.connection import registry_exists
+from draftwell.registry.gates import load_baseline
+from draftwell.registry.pairs import find_pair
+from draftwell.registry.releases import (
+    aliases_by_device,
+    no_release_hint,
+    resolve_release,
+)
+from draftwell.registry.store import Store
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_json, write_text
+
+if TYPE_CHECKING:
+    from draftwell.components.gate.verdict import GateVerdict
+
+
+def exit_code(verdicts: Sequence[GateVerdict]) -> int:
+    """0 where all passed, else 1 where any failed, else 3."""
+    if all(verdict.passed for verdict in verdicts):
+        return 0
+    return (
+        EXIT_FAILED if any(verdict.result == "failed" for verdict in verdicts) else EXIT_UNDECIDED
+    )
+
+
+@contextmanager
+def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[None]:
+    """Whatever keeps the gate from a verdict is no failed gate: it has exit code 2, and CI reads of
+    it in the same files."""
+    try:
+        with disk_full_as_error():
+            yield
+    except Exception as error:
+        line = " ".join(str(error).split()) or type(error).__name__
+        if markdown is not None:
+            write_text(markdown, error_markdown(line))
+        if junit is not None:
+            write_text(junit, error_junit(line))
+        if isinstance(error, DraftwellError) or getattr(error, "filename", None) is not None:
+            raise
+        traceback.print_exc()  # a fault of ours: Python's own exit code would say 1
+        raise typer.Exit(2) from error
+
+
+def baseline_verdicts(pair: str, name: str, *, needed: bool) -> list[tuple[str, GateVerdict]]:
+    """The deterministic part, where a baseline is recorded; one that is `needed` and missing is an
+    error."""
+
+    if not needed and load_baseline(name, CountsReport) is None:
+        say(f"pair {name} has no recorded baseline: the release alone is judged")
+        return []
+    with progress("deterministic counts") as bar:
+        return [("deterministic counts, float32", judge_baseline(pair, say, bar))]
+
+
+def release_verdict(
+    pair: str,
+    dtype: str | None,
+    prompts: Path | None,
+    wanted: int,
+    settings: GateSettings,
+    beside: Sequence[GateVerdict] = (),
+) -> tuple[str, GateVerdict]:
+    """The measured part: a release compared with the champion. Its record says that it failed, too,
+    where a verdict `beside` did.
+
+    The first `settings.limit` prompts are taken that the release was not made from; of the shipped
+    ones the last, because the first are the first to be learnt from.
+    """
+
+    rows = read_prompts(prompts) if prompts else demo_prompts()[::-1]
+    opened = open_pair(pair, dtype, device=settings.device or pick_device(None), say=say)
+    with progress("gate") as bar:
+        step = type(opened)(opened.workspace, opened.pair, bar)
+        result = gate_release(step, rows, settings, alias=wanted, beside=beside)
+    return f"release {result['release']}", result["verdict"]
+
+
+def own_verdicts(
+    pair: str,
+    dtype: str | None,
+    prompts: Path | None,
+    wanted: int | None,
+    settings: GateSettings,
+) -> list[tuple[str, GateVerdict]]:
+    """Titles and verdicts of our own engine: this checkout's counts, and the release `wanted`, if
+    any, whose record says that it failed where the counts did."""
+    verdicts = baseline_verdicts(pair, find_pair(pair).name, needed=wanted is None)
+    if wanted is None:
+        return verdicts
+    beside = [verdict for _, verdict in verdicts]
+    return [*verdicts, release_verdict(pair, dtype, prompts, wanted, settings, beside=beside)]
+
+
+def show(
+    verdicts: Sequence[tuple[str, GateVerdict]], markdown: Path | None, junit: Path | None
+) -> None:
+    """Verdicts as tables, and in files where they were asked for."""
+
+    for title, verdict in verdicts:
+        wide_console().print(verdict_table(verdict, title=title))
+    if markdown is not None:
+        write_text(markdown, verdicts_markdown(verdicts))
+    if junit is not None:
+        write_text(junit, verdicts_junit(verdicts))
+
+
+def record_baseline(pair: str) -> None:
+    """Write registry/baselines/<pair>.json."""
+
+    name = find_pair(pair).name
+    with progress("deterministic counts") as bar:
+        report, _ = count_checkout(pair, say, bar)
+    path = gates.HERE / "baselines" / f"{name}.json"
+    write_json(path, report.model_dump())
+    typer.echo(f"recorded {path.name}")
+
+
+def release_to_judge(pair: str, device: str, release: str | None, expected: bool) -> int | None:
+    """Number of the release that was named, or else of the candidate; None where the pair has no
+    release at all and none is expected.
+
+    Args:
+        expected: the device was named, so that judging the counts alone would be a false success.
+    Raises:
+        DraftwellError: there is no such release, or no candidate for the device where one is
+            expected or the pair has releases.
+    """
+
+    if release is not None:
+        return resolve_release(Store(), pair, device, release).version
+    known = aliases_by_device(Store(), pair) if registry_exists() else {}
+    if (candidate := known.get(device, {}).get("candidate")) is not None:
+        return candidate
+    if expected or known:
+        raise DraftwellError(
+            f"no release was judged: release.{pair}.{device} has no "
+            f"candidate{no_release_hint(known, device)}, "
+            f"`draftwell tune --pair {pair} --device {device}` makes one, or --baseline "
+            "judges the counts alone",
+            code="no_candidate",
+        )
+    say(f"pair {pair} has no release: this checkout's counts alone are judged")
+    return None

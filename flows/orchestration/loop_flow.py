@@ -1,0 +1,357 @@
+"""The loop as one Prefect flow of seven tasks: collect, train, calibrate, tune, publish, gate,
+deploy.
+
+`source` of the settings says on which prompts, and with that what it is: the demo, the weekly run
+on served traffic, or the answer to drift. `engine` says what decodes: one that restarts has nothing
+to calibrate, and is checked for drift here. A run that was killed loses nothing: the next one finds
+finished shards, trials and results.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from prefect import flow, task
+
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
+from draftwell.flows.context import open_trace
+from draftwell.flows.loading import open_from_settings, prompts_of, workspace_of
+from draftwell.flows.orchestration import run_artifacts as shown
+from draftwell.flows.orchestration.result_cache import (
+    CACHED,
+    HEAD,
+    believed,
+    serves_head,
+    standing,
+    timed,
+)
+from draftwell.flows.orchestration.task_options import ANEW, FLOW, turn_of
+from draftwell.flows.progress import announce
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps import (
+    collect as collect_step,
+    deploy as deploy_step,
+    eagle3 as head_step,
+    gate as gate_step,
+    publish as publish_step,
+    train as train_step,
+    tune as tune_step,
+)
+from draftwell.flows.steps.announcement import forget_announced
+from draftwell.flows.steps.champion import champion_number, champion_of
+from draftwell.flows.steps.engine import (
+    collect as engine_collect,
+    deploy as engine_deploy,
+    gate as engine_gate,
+    tune as engine_tune,
+)
+from draftwell.flows.steps.engine.recalibrate import recalibrate, said_of
+from draftwell.flows.steps.engine.release import publish_on_engine
+from draftwell.flows.steps.engine.space import REPORT, about, deployment_of, space_of
+from draftwell.flows.steps.gate_parts.earlier_verdict import earlier_verdict
+from draftwell.flows.steps.reference_traces import of_release
+from draftwell.flows.steps.traffic_prompts import settle_prompts
+from draftwell.flows.steps.verdict import only_sampled, refusal, result_of, sentence
+from draftwell.flows.workspace import Workspace
+from draftwell.registry.pairs import find_pair
+from draftwell.serving.artifacts.kinds import CALIBRATED
+from draftwell.serving.files import write_json
+from draftwell.serving.recording.trace import TraceSet
+
+STATES = {PASSED: "waiting", FAILED: "refused", UNDECIDED: "undecided"}
+"""What becomes of a release that is not deployed; one that passed waits for a person."""
+LAST_STEPS = 0.3
+"""Share of `minutes` that is kept for gate and deployment: four starts of the engine and some
+minutes."""
+
+
+@task(name="collect", **ANEW)
+def collect(settings: PipelineSettings) -> dict[str, Any]:
+    """Fix the prompts, and collect traces of each class of temperatures; shards that stand stay.
+
+    Returns:
+        the settings with these prompts, name → digest of the traces, and the release that answered
+        this drift, if one did: then nothing is collected. Of another engine, figures of its texts.
+    """
+    if settings.restarts:
+        texts = engine_collect.collect_as(
+            settings, space_of(settings), prompts_of(settings)["collect"]
+        )
+        return {"settings": settings.model_dump(mode="json"), "answered": None, "texts": texts}
+    settings = settle_prompts(settings)
+    fixed = {"settings": settings.model_dump(mode="json"), "answered": answer_to(settings)}
+    if fixed["answered"] is not None:
+        return {**fixed, "traces": {}}
+    prompts = prompts_of(settings)["collect"]
+    load_with = collect_step.loading(
+        Workspace(settings.pair, settings.dtype), prompts, collect_step.collection_at(settings, 0.0)
+    )
+    step = open_from_settings(settings, **load_with)
+    traces = collect_step.collect_classes(step, prompts, settings)
+    digests = {name: found.digest() for name, found in traces.items()}
+    rows = [
+        {"traces": name, "digest": digests[name], "positions": found.read(["position"]).num_rows}
+        for name, found in traces.items()
+    ]
+    shown.table("collection", step.workspace, rows, f"The traces in {step.workspace.root}.")
+    return {**fixed, "traces": digests}
+
+
+@task(name="train", **CACHED)
+def train(settings: PipelineSettings) -> dict[str, Any]:
+    """Train a SPRINTER verifier, and an acceptance head where the champion has one; for another
+    engine an EAGLE-3 head, where the pair has none."""
+    if settings.restarts:
+        rows = prompts_of(settings)["collect"]
+        return {"made": {}, "head": head_step.train_as(settings, space_of(settings), rows)}
+    step = open_from_settings(settings)
+    report, kinds = train_step.run_train(step, open_trace(step)).to_json(), ["verifier"]
+    if serves_head(step.workspace):
+        train_step.run_train_head(step, open_trace(step))
+        kinds.append(HEAD)
+    shown.figures("training", step.workspace, report)
+    shown.pictures(step.workspace, kinds)
+    return {"made": standing(step.workspace, kinds)}
+
+
+@task(name="calibrate", **CACHED)
+def calibrate(settings: PipelineSettings) -> dict[str, Any]:
+    """Make acceptance table (its counts of sampled texts too), correction memory and hardware
+    profile."""
+    step = open_from_settings(settings)
+    report = train_step.calibrate_as(settings, step, prompts_of(settings)["calibrate"])
+    kinds = [kind for kind in CALIBRATED if kind != "verifier"]
+    shown.figures("calibration", step.workspace, report)
+    shown.pictures(step.workspace, kinds)
+    return {"made": standing(step.workspace, kinds)}
+
+
+@task(name="tune", **CACHED)
+def tune(settings: PipelineSettings, seconds: float = 0.0) -> dict[str, Any]:
+    """Choose strategy and parameters for each class of temperatures, compared with the champion;
+    for another engine how it speculates, in so many seconds."""
+    if settings.restarts:
+        prompts = prompts_of(settings)["tune"]
+        found = engine_tune.tune_as(settings, space_of(settings), prompts, seconds)
+        return {"made": {}, "choice": found}
+    step, kinds = open_from_settings(settings), ["decoding_config"]
+    choice = tune_step.tune_as(settings, step, prompts_of(settings)["tune"])
+    rows = shown.measured_rows(step.workspace)
+    shown.table("tuning", step.workspace, rows, choice["reason"])
+    shown.pictures(step.workspace, kinds)
+    return {"made": standing(step.workspace, kinds), "choice": choice}
+
+
+@task(name="publish", **ANEW)
+def publish(settings: PipelineSettings) -> int:
+    """Publish the workspace's artifacts and pin them in a release; returns its number."""
+    if settings.restarts:
+        space = space_of(settings)
+        made = publish_on_engine(space, deployment_of(settings, space).temperature).release
+        shown.link(space.workspace, made.published)
+        return made.version
+    step = open_from_settings(settings)
+    # one level down: no figures to compare releases by
+    evidence = {"settings": settings.evidence(step.workspace.spec.name)}
+    release = publish_step.run_publish(step, evidence, device=settings.device)
+    shown.link(step.workspace, release.published)
+    return release.version
+
+
+@task(name="gate", **ANEW)
+def gate(
+    settings: PipelineSettings, release: int, full: bool = True, limit: int | None = None
+) -> dict[str, Any]:
+    """Judge a release, unless a run on served traffic finds that it was judged beside the same
+    champion.
+
+    Args:
+        full: other strategies decode the same prompts, for a table.
+        limit: prompts, at most: two suffice for plain decoding, of which no speed is judged.
+    Returns:
+        the bench's `report`, `checks`, whether it `passed`, and the `champion` that it was judged
+        beside.
+    """
+    if settings.restarts:
+        rows = prompts_of(settings)["bench"]
+        return engine_gate.gate_as(settings, space_of(settings), release, rows)
+    champion = champion_number(workspace_of(settings), settings.device)
+    if settings.source != "prompts":
+        kept = earlier_verdict(workspace_of(settings), settings.device, release, champion)
+        if kept is not None:
+            return {"report": None, **kept, "champion": champion}
+    wanted = GateSettings(
+        device=settings.device,
+        limit=None,
+        max_tokens=settings.bench_tokens,
+        others=full and settings.source != "drift",
+    )
+    prompts = prompts_of(settings)["bench"][:limit]
+    found = gate_step.gate_release(open_from_settings(settings), prompts, wanted, alias=release)
+    kept = {key: found[key] for key in ("report", "checks", "passed")}
+    return {**kept, "champion": champion}
+
+
+@task(name="deploy", **ANEW)
+def deploy(settings: PipelineSettings, release: int) -> dict[str, Any]:
+    """Make a release that passed the champion, and build its bundle; returns the `bundle`, None
+    where a person promotes, and of another engine what its trial gave."""
+    if settings.restarts:
+        cut = prompts_of(settings)
+        rows = [*cut["tune"], *cut["bench"]]
+        return engine_deploy.deploy_as(settings, space_of(settings), release, rows)
+    space = workspace_of(settings)
+    if champion_number(space, settings.device) == release:
+        bundle = deploy_step.deploy_champion(space, settings.device, settings.out)
+    else:
+        bundle = deploy_step.promote_and_deploy(
+            space, settings.device, release, settings.out, settings.promote
+        )
+    return {"bundle": None if bundle is None else str(bundle)}
+
+
+@task(name="grid", **ANEW)
+def grid(settings: PipelineSettings) -> dict[str, Any]:
+    """The regret of another engine's choice, by measuring all settings again."""
+    return engine_tune.grid_as(settings, space_of(settings), prompts_of(settings)["tune"])
+
+
+@flow(name="draftwell", **FLOW)
+def draftwell(settings: PipelineSettings) -> dict[str, Any]:
+    """Bring a pair from prompts to a deployed champion; a refusal leaves the one before as it is.
+
+    Returns:
+        `state` (deployed, waiting for a person, refused, undecided; or answered: the champion was
+        made for this drift), the choices and why, the release, whether it `passed`, the gate's
+        `report`, `checks` and `verdict`, the `champion` of before, and where the `bundle` is.
+    """
+    with turn_of(find_pair(settings.pair).name):
+        if settings.restarts and settings.source == "drift" and settings.drift is None:
+            return answer_drift(settings)
+        return run_steps(settings)
+
+
+def answer_drift(settings: PipelineSettings) -> dict[str, Any]:
+    """The outcome of the check of an engine that restarts, and of the loop where it has drifted."""
+    outcome = recalibrate(space_of(settings), settings, announce, run_steps)
+    announce(said_of(outcome))
+    shown.text("engine", find_pair(settings.pair).name, said_of(outcome))
+    return {name: value for name, value in outcome.items() if name != "report"}
+
+
+def run_steps(settings: PipelineSettings) -> dict[str, Any]:
+    """The tasks, one after the other; the outcome of the flow."""
+    begun = time.monotonic()
+    announce("1/7 collect")
+    collected = timed(settings, collect)(settings)
+    settings = PipelineSettings.model_validate(collected["settings"])
+    if (number := collected["answered"]) is not None:
+        announce(f"this drift was answered already, by release {number}, the champion")
+        deployed = deploy(settings, number)
+        return {"state": "answered", "drift": settings.drift, "release": number, **deployed}
+    choice = learn(settings, begun)
+    outcome = release_choice(settings, choice)
+    if settings.source == "drift" and outcome["state"] in ("deployed", "waiting"):
+        forget_announced(workspace_of(settings), settings.device, settings.drift)
+    if not settings.restarts:
+        return outcome
+    if settings.grid:
+        announce("the grid")
+        outcome["grid"] = timed(settings, grid)(settings)
+    space = space_of(settings)
+    report = {**about(space), **outcome, "texts": collected["texts"], "minutes": settings.minutes}
+    report["seconds"] = time.monotonic() - begun
+    write_json(space.folder / REPORT, report)
+    return report
+
+
+def learn(settings: PipelineSettings, begun: float = 0.0) -> dict[str, Any]:
+    """Train, calibrate and tune, or believe what an earlier run made of the same; returns the
+    choices.
+
+    Args:
+        begun: when the run was, of `time.monotonic`; what is left of `minutes` is the tuning's.
+    """
+    announce("2/7 train")
+    trained = believed(settings, train)
+    if not settings.restarts:
+        announce("3/7 calibrate")
+        believed(settings, calibrate)
+        announce("4/7 tune")
+        choice: dict[str, Any] = believed(settings, tune)["choice"]
+        return choice
+    announce(f"    {trained['head']}")
+    announce("4/7 tune")
+    left = 60 * settings.minutes * (1 - LAST_STEPS) - (time.monotonic() - begun)
+    return {**believed(settings, tune, left)["choice"], "head": trained["head"]}
+
+
+def release_choice(settings: PipelineSettings, choice: dict[str, Any]) -> dict[str, Any]:
+    """Publish, gate, and deploy what passes; the outcome of the flow."""
+    announce("5/7 publish")
+    release = timed(settings, publish)(settings)
+    announce("6/7 gate")
+    gated = timed(settings, gate)(settings, release)
+    if gated["champion"] is None and "withdrawn" not in gated and not settings.restarts:
+        choice, release, gated = give_way_to_plain(settings, choice, release, gated)
+    champion = gated["champion"]
+    stays = "nothing is served" if champion is None else f"release {champion}, the champion, stays"
+    said = f"release {release}: {gated.get('withdrawn') or sentence(gated)}"
+    announce("7/7 promote and deploy" if gated["passed"] else f"7/7 not deployed: {said}, {stays}")
+    # another engine's trial takes as long as it was asked to
+    step = timed(settings, deploy) if settings.restarts else deploy
+    deployed = step(settings, release) if gated["passed"] else {"bundle": None}
+    words = said if gated["passed"] else f"{said}, {stays}"
+    shown.table("gate", workspace_of(settings), gated["checks"], words)
+    return {
+        **choice,
+        **gated,
+        "state": "deployed" if deployed["bundle"] else STATES[result_of(gated)],
+        "verdict": result_of(gated),
+        "drift": settings.drift,
+        "release": release,
+        **deployed,
+    }
+
+
+def give_way_to_plain(
+    settings: PipelineSettings, choice: dict[str, Any], release: int, gated: dict[str, Any]
+) -> tuple[dict[str, Any], int, dict[str, Any]]:
+    """With no champion to keep, something must serve: what the gate does not pass gives way to
+    plain decoding, for sampled requests alone where only they are in the way."""
+    for sampled_only in (True, False):
+        if gated["passed"] or (sampled_only and not only_sampled(gated)):
+            continue
+        whom = "sampled" if sampled_only else "all"
+        announce(f"{sentence(gated)}; plain decoding is released for {whom} requests instead")
+        plain = tune_step.choose_plain(
+            open_from_settings(settings),
+            refusal(choice, gated, sampled_only),
+            sampled_only=sampled_only,
+        )
+        choice = (
+            {**choice, "sampled": {**(choice["sampled"] or {}), **plain}}
+            if sampled_only
+            else {**choice, **plain, "sampled": None}
+        )
+        release = timed(settings, publish)(settings)
+        again = timed(settings, gate)(
+            settings, release, full=sampled_only, limit=None if sampled_only else 2
+        )
+        # the table stays that of what was tuned, but where the greedy choice was judged again
+        report = again["report"] if sampled_only else gated["report"]
+        gated = {**again, "report": report}
+    return choice, release, gated
+
+
+def answer_to(settings: PipelineSettings) -> int | None:
+    """The champion's number, where it was calibrated on this drift's traces."""
+    space = workspace_of(settings)
+    traces = TraceSet(space.traces)
+    if settings.source != "drift" or not traces.shards:
+        return None
+    champion = champion_of(space, settings.device)
+    answered = champion is not None and of_release(champion).trace_digest == traces.digest()
+    return champion.version if champion is not None and answered else None

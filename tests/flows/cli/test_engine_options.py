@@ -1,0 +1,68 @@
+"""Options that go with an engine: every one exists, and is refused on an engine that lacks what it
+needs; settings are read from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from pydantic import ValidationError
+
+from draftwell.components.engines.port import CAPABILITIES, Capabilities
+from draftwell.flows.cli.engine_options import NEEDED, on_other_engine, settings_of
+from draftwell.flows.cli.main import all_commands
+from draftwell.flows.cli.options import EngineName
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.engine.recalibrate import needed_prompts
+from draftwell.flows.steps.engine.tune import engine_settings
+from tests.support.errors import raises_code
+
+COMMANDS = all_commands()
+
+
+def asked(command: str, *words: str) -> typer.Context:
+    """The context of a command that was typed."""
+    found: typer.Context = COMMANDS[command].make_context(command, list(words))
+    return found
+
+
+def test_every_engine_says_what_it_can_do() -> None:
+    assert set(CAPABILITIES) == set(EngineName)
+    assert set(NEEDED) <= set(Capabilities.model_fields)
+
+
+@pytest.mark.parametrize("command", sorted({one for part in NEEDED.values() for one in part}))
+def test_options_that_need_something_exist(command: str) -> None:
+    options = {one.name for one in COMMANDS[command].params}
+    assert options >= {name for part in NEEDED.values() for name in part.get(command, ())}
+    assert "engine" in options
+
+
+def test_an_option_is_refused_where_the_engine_lacks_what_it_needs() -> None:
+    assert not on_other_engine(asked("tune", "--trials", "3"))
+    assert on_other_engine(asked("tune", "--engine", "vllm", "--methods", "ngram"))
+    for words, option in (
+        (("--engine", "vllm", "--trials", "3"), "--trials means nothing with --engine vllm"),
+        (("--levels", "1,8"), "--levels means nothing with --engine draftwell"),
+    ):
+        with raises_code("engine_option", option):
+            on_other_engine(asked("tune", *words))
+
+
+def test_the_demos_options_are_the_loops_settings() -> None:
+    plain = PipelineSettings(engine="vllm")
+    assert settings_of(asked("demo", "--engine", "vllm"), PipelineSettings) == plain
+    words = ("--levels", "1,4", "--methods", "ngram, suffix", "--out", "there", "--minutes", "3")
+    found = settings_of(asked("demo", "--engine", "vllm", *words), PipelineSettings)
+    assert (found.levels, found.methods) == ((1, 4), ("ngram", "suffix"))
+    assert (found.out, found.minutes, needed_prompts(found)) == (Path("there"), 3.0, 52)
+
+
+def test_mistakes_in_settings_are_lines() -> None:
+    with raises_code("bad_levels", "1,x"):
+        asked("tune", "--engine", "vllm", "--levels", "1,x")
+    with raises_code("bad_method", "lookahed"):
+        engine_settings(PipelineSettings(engine="vllm", methods=("ngram", "lookahed")))
+    with pytest.raises(ValidationError, match="minutes means nothing with the engine draftwell"):
+        PipelineSettings(minutes=3)
