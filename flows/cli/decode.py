@@ -227,14 +227,15 @@ def generate(
         typer.echo(text)
         say(told(stats, loaded.padded_to))
         return
-    answer = {
-        **{"pair": workspace.spec.name, "strategy": strategy, "dtype": workspace.dtype},
-        **{"prompt": prompt, "text": text, "token_ids": job.output, "stats": shown(stats)},
+    answer = {"prompt": prompt, "text": text, "token_ids": job.output, "strategy": strategy}
+    made_by = {
+        "pair": workspace.spec.name,
         "parameters": chosen.config.model_dump(),
+        "dtype": workspace.dtype,
         "padded_to": loaded.padded_to,
         "finish_reason": job.session.text.finish_reason,
     }
-    typer.echo(json.dumps(answer))
+    typer.echo(json.dumps({**answer, **made_by, "stats": shown(stats)}))
 
 
 def shown(stats: Stats) -> dict[str, Any]:
