@@ -235,8 +235,7 @@ def test_the_draft_can_compute_elsewhere(
     assert ", draft on cuda, " in bench_report.caption(report)
     kept = workspace.folder("hardware_profile")
     there = kept.exists()
-    for module in (machine, profile):
-        monkeypatch.setattr(module, "draft_device_of", lambda pair: "cuda")
+    replace_everywhere(monkeypatch, machine, "draft_device_of", lambda pair: "cuda")
     made: Any = profile.find_or_measure_profile(workspace, pair, ["pearl"])
     assert made.provenance.parameters == {"draft_device": "cuda"}
     assert kept.exists() == there
