@@ -134,7 +134,11 @@ def test_bench_report(report: dict[str, Any]) -> None:
     assert (report["pair"], report["prompts"]) == ("tiny", 3)
     reference = report["cost_reference"]
     named = ["autoregressive", "vanilla_sd", "prompt_lookup", "spide"]
-    assert list(dict.fromkeys([*named, reference])) == list(report["strategies"])
+    rows = list(report["strategies"])
+    assert rows[:4] == named
+    # the fastest length of vanilla SD by the replay, unless it is the default's
+    assert [row.partition("(")[0] for row in rows[4:]] in ([], ["vanilla_sd"])
+    assert reference in rows, "whichever length was fastest when measured"
     for name, figures in report["strategies"].items():
         assert set(figures) >= FIGURES, name
         assert figures["tokens_per_second"] > 0
