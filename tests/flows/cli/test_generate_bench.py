@@ -136,9 +136,9 @@ def test_bench_report(report: dict[str, Any]) -> None:
     named = ["autoregressive", "vanilla_sd", "prompt_lookup", "spide"]
     rows = list(report["strategies"])
     assert rows[:4] == named
-    # the fastest length of vanilla SD by the replay, unless it is the default's
+    # the fastest length of vanilla SD in a short run, unless it is the default's
     assert [row.partition("(")[0] for row in rows[4:]] in ([], ["vanilla_sd"])
-    assert reference in rows, "whichever length was fastest when measured"
+    assert reference in ("vanilla_sd", *rows[4:]), "whichever length was fastest when measured"
     for name, figures in report["strategies"].items():
         assert set(figures) >= FIGURES, name
         assert figures["tokens_per_second"] > 0
