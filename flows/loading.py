@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from draftwell.flows.workers.task_runners import WorkerPool
 
 
+SLOTS = 8
+"""As many as a server has: draft lengths are tuned for so many requests at once."""
 _kept: dict[Any, StepContext] = {}
 """The pair that was loaded last, by the arguments it was loaded with."""
 
@@ -67,7 +69,7 @@ def open_pair(  # noqa: PLR0913
     dtype: str | None = None,
     *,
     device: str = "cpu",
-    slots: int = 4,
+    slots: int = SLOTS,
     max_context: int | None = None,
     say: Say = announce,
     bar: Bar | None = None,

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftwell.components.bench.settings import QualityFloor
-from draftwell.components.engines.port import CAPABILITIES
+from draftwell.components.engines.port import CAPABILITIES, EngineName
 from draftwell.components.engines.vllm import device_for
 from draftwell.components.tune.settings import DEFAULTS
 from draftwell.registry.gates import load_gates
@@ -75,7 +75,7 @@ class PipelineSettings(BaseModel):
         description="digest of the report of drift that is answered; None takes the one announced "
         "last",
     )
-    engine: Literal["draftwell", "vllm"] = Field(
+    engine: EngineName = Field(
         "draftwell", description="what decodes; with vllm other counts of prompts and tokens"
     )
     collect_prompts: int = Field(16, ge=1, description="prompts to collect traces on")

@@ -6,11 +6,9 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 from draftwell.serving.artifacts.base import MANIFEST, read_manifest
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import sha256_file
 
 
 def base_pair(kind: str, pair: str) -> str:
@@ -33,23 +31,9 @@ def model_name(kind: str, pair: str) -> str:
     return f"{kind}.{pair}"
 
 
-def check_files(folder: Path, manifest: dict[str, Any]) -> None:
-    """Refuse an artifact folder whose files are not those of its manifest."""
-    for name, expected in manifest["files"].items():
-        if (
-            Path(name).name != name
-            or not (folder / name).is_file()
-            or sha256_file(folder / name) != expected
-        ):
-            raise DraftwellError(
-                f"{folder / name} is missing or was changed since it was made: make it again",
-                code="artifact_files_changed",
-            )
-
-
 def copy_artifact(folder: Path, into: Path) -> Path:
     """Copy an artifact's own files, and nothing else in its folder."""
-    into.mkdir(parents=True)
+    into.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, *read_manifest(folder)["files"]):
         shutil.copyfile(folder / name, into / name)
     return into

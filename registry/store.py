@@ -24,14 +24,19 @@ from draftwell.registry.cards.model_card import (
     describe_model,
     figures_of,
     fitting,
-    write_mlmodel,
+    write_model,
 )
 from draftwell.registry.cards.trials import log_trials, trials_of
 from draftwell.registry.connection import artifact_folder, connect, default_uri, registry_errors
-from draftwell.registry.folders import base_pair, check_files, copy_artifact, model_name
+from draftwell.registry.folders import base_pair, copy_artifact, model_name
 from draftwell.registry.published import FORMAT_TAG, Published, insert_or_change, published_of
 from draftwell.registry.strict import validate
-from draftwell.serving.artifacts.base import Provenance, digest_of, read_manifest
+from draftwell.serving.artifacts.base import (
+    Provenance,
+    check_files,
+    digest_of,
+    read_manifest,
+)
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.format import FORMAT
 
@@ -159,9 +164,15 @@ class Store:
                 experiment, kind, run_id, params=settings, model_type=kind
             )
             with tempfile.TemporaryDirectory() as place:
-                copy = copy_artifact(folder, Path(place) / "model")
-                write_mlmodel(copy, manifest, model.artifact_location, run_id, model.model_id)
-                client.log_model_artifacts(model.model_id, str(copy))
+                write_model(
+                    folder,
+                    Path(place) / "model",
+                    manifest,
+                    location=model.artifact_location,
+                    run_id=run_id,
+                    model_id=model.model_id,
+                )
+                client.log_model_artifacts(model.model_id, str(Path(place) / "model"))
             if (traces := trace_input(kind, manifest["provenance"])) is not None:
                 insert_or_change(lambda: client.log_inputs(run_id, [traces]))
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])

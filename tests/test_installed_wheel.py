@@ -12,9 +12,9 @@ from tests.support.paths import REPO
 FOLDERS = ("draftwell", "components", "flows", "registry", "serving")
 CODE = """
 import sys; sys.path.insert(0, sys.argv[1])
-import components, draftwell.components.gate.verdict as verdict, draftwell.flows.cli.main
+import components, draftwell.components.gate.settings as settings, draftwell.flows.cli.main
 from draftwell.registry.pairs.catalogue import find_pair
-print(components.OWNER, verdict.__file__, find_pair("smollm2-135m").name, sep="\\n")
+print(components.OWNER, settings.__file__, find_pair("smollm2-135m").name, sep="\\n")
 """
 
 

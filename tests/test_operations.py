@@ -46,16 +46,43 @@ def documented(name: str) -> str:
     return str(found[0])
 
 
-def sh(script: str, environment: dict[str, str]) -> None:
-    """Run a documented block as a reader would."""
+def ran(
+    *command: str, cwd: Path = REPO, code: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A command that ends with a code, beside what the environment of the tests says."""
     done = subprocess.run(
-        ["bash", "-c", script],
+        command,
+        cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, (done.stdout + done.stderr)[-3000:]
+    return done
+
+
+def sh(script: str, environment: dict[str, str]) -> None:
+    """Run a documented block as a reader would."""
+    ran("bash", "-c", script, **environment)
+
+
+def flow_runs(file: Path, *names: str) -> sqlite3.Connection:
+    """A database of Prefect with runs of these names, open and with all in its journal, as a
+    server's is."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    database = sqlite3.connect(file)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA wal_autocheckpoint = 0")
+    database.execute("CREATE TABLE flow_run (name TEXT)")
+    database.executemany("INSERT INTO flow_run VALUES (?)", [(name,) for name in names])
+    database.commit()
+    return database
+
+
+def runs_in(file: Path) -> list[str]:
+    found = sqlite3.connect(file).execute("SELECT name FROM flow_run").fetchall()
+    return [name for (name,) in found]
 
 
 def test_every_marked_block_is_run_here() -> None:
@@ -111,12 +138,7 @@ def test_backup_and_restore_of_one_machine(machine: dict[str, str], tmp_path: Pa
     trace.write_bytes(b"rows")
     (home / "models" / "big").mkdir(parents=True)
     (home / "models" / "big" / "model.safetensors").write_bytes(b"weights")
-    prefect = sqlite3.connect(Path(machine["PREFECT_HOME"]) / "prefect.db")
-    prefect.execute("PRAGMA journal_mode = WAL")
-    prefect.execute("PRAGMA wal_autocheckpoint = 0")
-    prefect.execute("CREATE TABLE flow_run (name TEXT)")
-    prefect.execute("INSERT INTO flow_run VALUES ('from the journal')")
-    prefect.commit()  # and the connection stays open, as a server's does
+    prefect = flow_runs(Path(machine["PREFECT_HOME"]) / "prefect.db", "from the journal")
 
     sh(documented("backup"), machine)
     prefect.execute("INSERT INTO flow_run VALUES ('too late')")
@@ -130,25 +152,14 @@ def test_backup_and_restore_of_one_machine(machine: dict[str, str], tmp_path: Pa
     sh(documented("restore"), machine)
     # In a process of its own, as nothing may run meanwhile: this one still has the lost database
     # open.
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, str(tmp_path / "loaded")],
-        env={**os.environ, **machine},
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = ran(sys.executable, "-c", ASK, str(tmp_path / "loaded"), **machine)
     assert json.loads(done.stdout) == {"champion": 1, "digest": first.digest, "versions": [1]}
     assert AcceptanceTable.load(tmp_path / "loaded", fingerprint=MARK).accepted == [3] * 20
     assert trace.read_bytes() == b"rows"
     assert not (home / "models").exists(), "models can be fetched again"
-    rows = (
-        sqlite3.connect(Path(machine["PREFECT_HOME"]) / "prefect.db")
-        .execute("SELECT name FROM flow_run")
-        .fetchall()
+    assert runs_in(Path(machine["PREFECT_HOME"]) / "prefect.db") == ["from the journal"], (
+        "a copy with cp would have lost it"
     )
-    assert rows == [("from the journal",)], "a copy with cp would have lost it"
 
 
 def test_a_backup_as_it_stands_on_the_page(machine: dict[str, str], tmp_path: Path) -> None:
@@ -174,7 +185,7 @@ def test_a_backup_as_it_stands_on_the_page(machine: dict[str, str], tmp_path: Pa
     assert not (usual / ".prefect" / "prefect.db").exists(), (
         "it made an empty database in the place of the one that it did not find"
     )
-    sqlite3.connect(usual / ".prefect" / "prefect.db").execute("CREATE TABLE flow_run (name TEXT)")
+    flow_runs(usual / ".prefect" / "prefect.db").close()
     assert back_up() == 0
     assert {path.name for path in (usual / "draftwell-backup").iterdir()} == {
         "mlflow.db",
@@ -201,16 +212,8 @@ def test_the_database_of_make_is_backed_up_and_no_other(
         "HOME": str(tmp_path),
     }
     database = tmp_path / prefect / "prefect.db"
-    for file, name in ((database, "ours"), (tmp_path / ".prefect" / "prefect.db", "foreign")):
-        file.parent.mkdir(parents=True)
-        with sqlite3.connect(file) as other:
-            other.execute("CREATE TABLE flow_run (name TEXT)")
-            other.execute("INSERT INTO flow_run VALUES (?)", [name])
-    server = sqlite3.connect(database)
-    server.execute("PRAGMA journal_mode = WAL")
-    server.execute("PRAGMA wal_autocheckpoint = 0")
-    server.execute("INSERT INTO flow_run VALUES ('from the journal')")
-    server.commit()  # and the connection stays open, as a server's does
+    server = flow_runs(database, "ours", "from the journal")
+    flow_runs(tmp_path / ".prefect" / "prefect.db", "foreign").close()
 
     subprocess.run(["bash", "-c", documented("backup")], cwd=tmp_path, env=environment, check=True)
     names = subprocess.run(
@@ -224,16 +227,10 @@ def test_the_database_of_make_is_backed_up_and_no_other(
     shutil.rmtree(machine["DRAFTWELL_HOME"])
     shutil.rmtree(database.parent, ignore_errors=True)
     subprocess.run(["bash", "-c", documented("restore")], cwd=tmp_path, env=environment, check=True)
-    assert sqlite3.connect(database).execute("SELECT name FROM flow_run").fetchall() == [
-        ("ours",),
-        ("from the journal",),
-    ]
-    rows = (
-        sqlite3.connect(tmp_path / ".prefect" / "prefect.db")
-        .execute("SELECT name FROM flow_run")
-        .fetchall()
+    assert runs_in(database) == ["ours", "from the journal"]
+    assert runs_in(tmp_path / ".prefect" / "prefect.db") == ["foreign"], (
+        "what was not backed up is not written over"
     )
-    assert rows == [("foreign",)], "what was not backed up is not written over"
 
 
 def test_the_databases_are_dumped_where_compose_runs_them(tmp_path: Path) -> None:
@@ -268,15 +265,13 @@ def test_the_databases_are_dumped_where_compose_runs_them(tmp_path: Path) -> Non
 def test_restore_over_what_is_there_mixes_nothing(machine: dict[str, str], tmp_path: Path) -> None:
     """A journal that outlived its database would be played into the restored one."""
     database = Path(machine["PREFECT_HOME"]) / "prefect.db"
-    with sqlite3.connect(database) as before:
-        before.execute("CREATE TABLE flow_run (name TEXT)")
-        before.execute("INSERT INTO flow_run VALUES ('kept')")
+    flow_runs(database, "kept").close()
     sh(documented("backup"), machine)
     for suffix in ("-wal", "-shm"):
         Path(f"{database}{suffix}").write_bytes(b"of another database")
     sh(documented("restore"), machine)
     assert not Path(f"{database}-wal").exists()
-    assert sqlite3.connect(database).execute("SELECT name FROM flow_run").fetchall() == [("kept",)]
+    assert runs_in(database) == ["kept"]
 
 
 # Servers
@@ -287,14 +282,7 @@ def test_restore_over_what_is_there_mixes_nothing(machine: dict[str, str], tmp_p
 def database() -> Iterator[servers.Postgres]:
     """PostgreSQL with the roles and databases that deploy/databases.sh makes."""
     with servers.postgres() as server:
-        done = subprocess.run(
-            ["bash", str(REPO / "deploy" / "databases.sh")],
-            env={**os.environ, **server.environment, **PASSWORDS},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        ran("bash", "deploy/databases.sh", **server.environment, **PASSWORDS)
         yield server
 
 
@@ -430,25 +418,10 @@ def test_prefect_on_postgresql(database: servers.Postgres, tmp_path: Path) -> No
         "PREFECT_SERVER_API_AUTH_STRING": who,
     }
     with servers.prefect_server(tmp_path, settings) as api:
-        client = {**os.environ, "PREFECT_API_URL": api, "PREFECT_HOME": str(tmp_path / "client")}
-        turned_away = subprocess.run(
-            [sys.executable, "-c", FLOW],
-            env={**client, "PREFECT_CLIENT_MAX_RETRIES": "0"},
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-        )
-        assert turned_away.returncode != 0
-        done = subprocess.run(
-            [sys.executable, "-c", FLOW],
-            env={**client, "PREFECT_API_AUTH_STRING": who},
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        client = {"PREFECT_API_URL": api, "PREFECT_HOME": str(tmp_path / "client")}
+        flow = (sys.executable, "-c", FLOW)
+        ran(*flow, cwd=tmp_path, code=1, PREFECT_CLIENT_MAX_RETRIES="0", **client)  # turned away
+        done = ran(*flow, cwd=tmp_path, PREFECT_API_AUTH_STRING=who, **client)
     assert (
         database.sql("SELECT count(*) FROM flow_run WHERE state_type = 'COMPLETED'", "prefect")
         == "1"
@@ -644,9 +617,8 @@ def test_the_workers_user_is_made_and_may_edit_what_is_named(tmp_path: Path, kno
         "EDIT_PAIRS": "tiny",
         "KNOWN": known,
     }
-    command = [sys.executable, str(REPO / "deploy" / "users.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    command = (sys.executable, "deploy/users.py")
+    done = ran(*command, **environment)
     again = (
         [["update_user_password", "worker", "its own"], ["update_user_admin", "worker", False]]
         if known
@@ -661,18 +633,11 @@ def test_the_workers_user_is_made_and_may_edit_what_is_named(tmp_path: Path, kno
         ),
         ["grant_user_permission", "worker", "experiment", "7", "EDIT"],
     ]
-    same = subprocess.run(
-        command,
-        env={**environment, "WORKER_USERNAME": "keeper"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert same.returncode == 2
+    same = ran(*command, code=2, **{**environment, "WORKER_USERNAME": "keeper"})
     assert "must not be MLflow's admin" in same.stderr
     (tmp_path / "mlflow" / "server.py").write_text(
         "def get_app_client(name, tracking_uri): raise ConnectionError('refused\\nat length')\n"
     )
-    away = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (away.returncode, away.stderr.count("\n")) == (1, 1)
+    away = ran(*command, code=1, **environment)
+    assert away.stderr.count("\n") == 1
     assert away.stderr.startswith("users: MLflow at http://mlflow did not do it (refused)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.paths import REPO
 
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
@@ -19,6 +20,14 @@ def test_every_test_that_a_claim_names_exists() -> None:
         or f"def {test}(" not in (REPO / file).read_text(encoding="utf-8")
     ]
     assert not missing
+
+
+def test_every_lossless_strategy_is_in_the_table() -> None:
+    text = (REPO / "docs" / "proofs.md").read_text(encoding="utf-8")
+    table = text.partition("## Lossless strategies")[2].partition("\n## ")[0]
+    first = " ".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE))
+    lossless = {name for name, cls in STRATEGIES.items() if cls.lossless}
+    assert set(re.findall(r"`(\w+)`", first)) == lossless - {"autoregressive"}
 
 
 def test_no_chapter_stands_twice_and_each_begins_behind_an_empty_line() -> None:

@@ -22,7 +22,7 @@ from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.report.intervals import ratio_of
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.session.stats import Stats
-from draftwell.serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
+from draftwell.serving.runtime.strategies.lossless.draft_lengths import VanillaSD
 
 NOTHING = TargetAgreement(0, 0, 0.0)
 

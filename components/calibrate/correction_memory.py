@@ -29,7 +29,7 @@ from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies import StrategyResources
-from draftwell.serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
+from draftwell.serving.runtime.strategies.lossless.draft_lengths import VanillaSD
 from draftwell.serving.runtime.types import Draft, Verdict
 
 Progress = Callable[[int, int, str], None]

@@ -46,15 +46,16 @@ SIZES = (1, 2, 3, 4, 6, 8, 16, 32)
 PROMPT_SIZES = (64, 128, 256, 512)
 HEAD_STEPS = 3
 DEEP_CONTEXT = 512
-TURNS = 3
-"""Times that each of the short generations is run."""
+TURNS, SHORT_TOKENS = 3, 24
+"""Times that each of the short generations is run, and its length."""
 SHORT_RUNS: dict[str, dict[str, Any]] = {
     "autoregressive": {},
     "vanilla_sd": {},
     "svip": {},
     "spide": {"parallel": False},
 }
-"""Strategy → parameters of the short generations that determine the time outside forward passes."""
+"""Strategy → parameters of the short generations that determine the time outside forward passes.
+A sample: new strategies are not entered."""
 ROLES: tuple[Role, ...] = ("target", "draft")
 K = TypeVar("K")
 
@@ -304,9 +305,7 @@ def filler(pair: LoadedPair, count: int) -> tuple[int, ...]:
     return tuple(1 + i % (pair.models["target"].vocab_size - 1) for i in range(count))
 
 
-def short_runs(
-    pair: LoadedPair, names: Sequence[str] = tuple(SHORT_RUNS), tokens: int = 24
-) -> dict[str, Stats]:
+def short_runs(pair: LoadedPair, names: Sequence[str] = tuple(SHORT_RUNS)) -> dict[str, Stats]:
     """Strategy → counters of a short generation, of several the one with the least time outside
     forward passes: whatever else a machine does adds to it. The four differ in the proportions of
     target calls, drafted tokens and rows read; without a draft model there is plain decoding alone.
@@ -332,7 +331,7 @@ def short_runs(
 
     able = names if "draft" in pair.models else ["autoregressive"]
     run(able[-1], 4)  # one-time work (caches, imports) is not counted
-    turns = [{name: run(name, tokens) for name in able} for _ in range(TURNS)]
+    turns = [{name: run(name, SHORT_TOKENS) for name in able} for _ in range(TURNS)]
     return {
         name: min((turn[name] for turn in turns), key=lambda stats: stats.overhead_seconds)
         for name in able

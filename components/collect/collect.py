@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftwell.components.collect.meter import Meter, Progress
 from draftwell.components.collect.plan import (
     ForeignTrace,
     check_complete,
@@ -26,7 +25,7 @@ from draftwell.components.collect.plan import (
     read_plan,
 )
 from draftwell.components.collect.settings import CollectionSettings
-from draftwell.components.collect.work import work_of
+from draftwell.components.collect.work import Meter, Progress, work_of
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
@@ -59,7 +58,7 @@ def collect_traces(
         spread: has shards written by others (`collect_shard`, with the same settings); None writes
             them here, one by one.
         progress: called with (prompts done, prompts in all, tokens per second and time left)
-            whenever a text is done.
+            whenever a text has been read.
     Raises:
         DraftwellError: what `work_of` refuses, a folder with another trace or one that another
             collection is writing to, or shards that nobody wrote.
@@ -76,13 +75,11 @@ def collect_traces(
         meter = Meter(len(prompts), sum(len(work.part(index)) for index in missing), progress)
 
         def found(index: int) -> None:
-            meter.rows += rows_of(traces.shard(index))
-            meter.shard_done(len(work.part(index)))
+            meter.advance(len(work.part(index)), rows_of(traces.shard(index)))
 
         if spread is None:
             for index in missing:
                 work.write_shard(traces, index, meter)
-                meter.shard_done(len(work.part(index)))
         elif missing:
             spread(missing, found)
             check_complete(traces, plan)

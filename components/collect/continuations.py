@@ -8,7 +8,7 @@ nobody ever drafts, so it is left out there: the other three kinds are answers, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -116,7 +116,6 @@ def write_texts(
     room: int,
     *,
     strategy: Strategy | None = None,
-    finished: Callable[[], None] | None = None,
 ) -> list[WrittenText]:
     """Texts of every kind for every prompt, by prompt, turn and kind.
 
@@ -128,7 +127,6 @@ def write_texts(
         settings: of these the kinds, the turns, and the requests at once.
         room: longest prompt in tokens; longer ones are cut (`cut_messages`).
         strategy: writes the texts of kind `lossy`.
-        finished: called whenever a text is finished.
     """
     kinds, texts = settings.prefix_kinds, list[WrittenText]()
     histories = {prompt.id: [*prompt.messages] for prompt, _ in prompts}
@@ -149,11 +147,10 @@ def write_texts(
         )
         by_kind: dict[str, list[Continued]] = {}
         for kind in dict.fromkeys([*kinds, *(["target"] if unanswered else [])]):
-            told = finished if kind in kinds else None
             by_kind[kind] = (
                 bare_texts(pair, [prompt for prompt, _ in active], requests)
                 if kind == "bare"
-                else continue_all(pair, kind, requests, settings.batch, told, strategy)
+                else continue_all(pair, kind, requests, settings.batch, strategy)
             )
         for i, (prompt, sampling) in enumerate(active):
             texts += [
@@ -187,7 +184,6 @@ def continue_all(
     kind: str,
     requests: Sequence[Request],
     batch: int,
-    finished: Callable[[], None] | None,
     lossy: Strategy | None,
 ) -> list[Continued]:
     """The continuation of each request by target, draft or both; texts of kind `lossy` as a server
@@ -200,13 +196,7 @@ def continue_all(
         strategy = type(lossy)(lossy.config, replace(lossy.resources, deterministic=True))
     models: dict[Role, Model] = {"target": pair.models["draft"]} if kind == "draft" else pair.models
     engine = Engine(models)
-    outputs = decode_all(
-        engine,
-        requests,
-        [strategy] * len(requests),
-        room(engine, batch),
-        (lambda done: finished()) if finished else None,
-    )
+    outputs = decode_all(engine, requests, [strategy] * len(requests), room(engine, batch))
     return [(list(ids), output) for (ids, _), output in zip(requests, outputs, strict=True)]
 
 

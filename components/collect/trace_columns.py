@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from draftwell.serving.artifacts.verifier import SCALARS
 from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ def column(table: pa.Table, name: str) -> np.ndarray:
     """`[rows]` float32; a null is NaN."""
     values: np.ndarray = table.column(name).to_numpy(zero_copy_only=False).astype(np.float32)
     return values
+
+
+def scalars(table: pa.Table) -> np.ndarray:
+    """`[rows, scalars]` float32, the features `scalars` of a verifier; a null is NaN."""
+    return np.stack([scalar.of(column(table, scalar.column)) for scalar in SCALARS], axis=1)
 
 
 def texts(table: pa.Table, name: str) -> np.ndarray:

@@ -1,15 +1,16 @@
-"""What is to be collected: prompts and settings, checked before anything is written, and one shard
-of them as a file."""
+"""What is to be collected: prompts and settings, checked before anything is written; one shard of
+them as a file; and how far a collection is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from draftwell.components.collect.continuations import room_for_prompts, turns_of, write_texts
-from draftwell.components.collect.meter import Meter
+from draftwell.components.collect.continuations import room_for_prompts, write_texts
+from draftwell.components.collect.decoding import room
 from draftwell.components.collect.plan import Plan
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.collect.trace_rows import observe
@@ -24,6 +25,32 @@ from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy
 
 SHARD_PROMPTS = 32
+Progress = Callable[[int, int, str], None]
+"""Called with (prompts done, prompts in all, rate and time left as text)."""
+
+
+class Meter:
+    """How far a collection is, how fast it is, and when it will end.
+
+    Args:
+        total: prompts in all.
+        missing: those whose shards do not exist yet.
+    """
+
+    def __init__(self, total: int, missing: int, progress: Progress | None):
+        self.total, self.missing, self.progress = total, missing, progress
+        self.done, self.rows = 0.0, 0
+        self.started = time.perf_counter()
+
+    def advance(self, prompts: float, rows: int) -> None:
+        """A share of the prompts is done, in so many recorded positions."""
+        self.done, self.rows = self.done + prompts, self.rows + rows
+        if self.progress:
+            seconds = time.perf_counter() - self.started
+            left = seconds / self.done * (self.missing - self.done)
+            words = f"{self.rows / seconds:.0f} tokens/s, {left / 60:.1f} min left"
+            done = self.total - self.missing + int(self.done + 1e-6)
+            self.progress(done, self.total, words)
 
 
 @dataclass(frozen=True)
@@ -48,8 +75,7 @@ class Work:
         return self.prompts[index * size : (index + 1) * size]
 
     def write_shard(self, traces: TraceSet, index: int, meter: Meter) -> None:
-        """Write a shard. A text counts half when it is written and half when both models have read
-        it.
+        """Write a shard; a text counts when both models have read it.
 
         Raises:
             TraceError: none of the prompts gave a text.
@@ -57,24 +83,14 @@ class Work:
         import pyarrow as pa
 
         prompts, settings = self.part(index), self.settings
-        turns = sum(turns_of(prompt, settings.turns) for prompt, _ in prompts)
-        half = len(prompts) / (2 * len(settings.prefix_kinds) * turns)
-        texts = write_texts(
-            self.pair,
-            prompts,
-            settings,
-            self.plan.room,
-            strategy=self.strategy,
-            finished=lambda: meter.advance(half),
-        )
+        texts = write_texts(self.pair, prompts, settings, self.plan.room, strategy=self.strategy)
         tables = []
         for _, of_prompt in groupby(texts, key=lambda text: text.prompt.id):
             for table in observe(
                 self.pair.models, list(of_prompt), self.header, hidden=settings.hidden
             ):
                 tables.append(table)
-                meter.rows += table.num_rows
-                meter.advance(half)
+                meter.advance(len(prompts) / len(texts), table.num_rows)
         # prompts of one token have no bare text, and messages in a chat template have none
         if not tables:
             raise TraceError(
@@ -115,19 +131,13 @@ def work_of(
         ),
         **settings.model_dump(include={"rollout", "max_tokens", "temperature", "top_k", "top_p"}),
     )
-    room = room_for_prompts(pair, settings.max_tokens, settings.rollout, strategy)
-    slots = min(
-        [
-            settings.batch,
-            *(model.slots.count for model in pair.models.values() if hasattr(model, "slots")),
-        ]
-    )
+    slots = room(pair.engine(), settings.batch)
     plan = Plan(
         inputs=inputs_digest(prompts, header, settings, strategy),
         prompts=len(prompts),
         shard_prompts=SHARD_PROMPTS,
         batch=slots,
-        room=room,
+        room=room_for_prompts(pair, settings.max_tokens, settings.rollout, strategy),
         prompt_hashes={prompt.id: hash_of(prompt) for prompt in prompts},
     )
     return Work(

@@ -28,6 +28,9 @@ from draftwell.components.train.checkpoint import Checkpoint
 from draftwell.components.train.fit import Budget, Passes
 from draftwell.serving.errors import DraftwellError
 
+HELD_OUT = 50
+"""Conversations of every prompt with such a number are measured on, not learned from."""
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -164,7 +167,7 @@ def checkpoint_on(
 
 
 def hold_out(
-    sequences: Sequence[Conversation], every: int = 50
+    sequences: Sequence[Conversation],
 ) -> tuple[list[Conversation], list[Conversation]]:
     """Conversations to measure on, those of every fiftieth prompt, and the others; a prompt that is
     repeated is on one side only.
@@ -177,8 +180,8 @@ def hold_out(
         prompts.setdefault(s.ids[: s.prompt].to(torch.int32).numpy().tobytes(), len(prompts))
         for s in sequences
     ]
-    held = [s for s, place in zip(sequences, places, strict=True) if place % every == 0]
-    others = [s for s, place in zip(sequences, places, strict=True) if place % every]
+    held = [s for s, place in zip(sequences, places, strict=True) if place % HELD_OUT == 0]
+    others = [s for s, place in zip(sequences, places, strict=True) if place % HELD_OUT]
     if not others:
         raise DraftwellError(
             "the target wrote fewer than two texts to learn from: give more prompts",

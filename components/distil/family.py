@@ -29,49 +29,39 @@ NOT_OF_THE_DRAFT = frozenset(
 """Settings that describe the target's files and not its function."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """Where a causal language model keeps its layers.
+def layers_of(module: Any) -> str:
+    """What the names of the weights of a causal language model's layers begin with, such as
+    `model.layers.`.
 
-    Args:
-        prefix: what the names of their weights begin with, such as `model.layers.`.
-        count: how many there are.
+    Raises:
+        DraftwellError: it has no such list, or several, or reads more than text.
     """
+    config = module.config
+    refuse_unless_text_only(config)
+    found = [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, nn.ModuleList)
+        and len(child) == config.num_hidden_layers
+        # those inside a layer are its experts
+        and not any(part.isdigit() for part in name.split("."))
+    ]
+    if len(found) != 1:
+        raise DraftwellError(
+            f"{config.model_type} models keep their layers in an unknown way: choose another "
+            "target",
+            code="unknown_architecture",
+        )
+    return f"{found[0]}."
 
-    prefix: str
-    count: int
 
-    @classmethod
-    def of(cls, module: Any) -> Family:
-        """The family of a module.
-
-        Raises:
-            DraftwellError: it has no such list, or several, or reads more than text.
-        """
-        config = module.config
-        if config.get_text_config() is not config:
-            raise DraftwellError(
-                f"{config.model_type} models read more than text: name a text-only target",
-                code="not_text_only",
-            )
-        count = config.num_hidden_layers
-        found = [
-            name
-            for name, child in module.named_modules()
-            if isinstance(child, nn.ModuleList)
-            and len(child) == count
-            # those inside a layer are its experts
-            and not any(part.isdigit() for part in name.split("."))
-        ]
-        if len(found) != 1:
-            raise DraftwellError(
-                (
-                    f"{config.model_type} models keep their layers in an unknown way: choose "
-                    "another target"
-                ),
-                code="unknown_architecture",
-            )
-        return cls(f"{found[0]}.", count)
+def refuse_unless_text_only(config: Any) -> None:
+    """Refuse a configuration of transformers whose model reads images or sound, too."""
+    if config.get_text_config() is not config:
+        raise DraftwellError(
+            f"{config.model_type} models read more than text: name a text-only target",
+            code="not_text_only",
+        )
 
 
 def default_layers(count: int) -> tuple[int, ...]:
@@ -145,7 +135,7 @@ def keep_layers(module: Any, layers: Sequence[int]) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    family = Family.of(module)
+    prefix = layers_of(module)
     if getattr(module.config, "scale_attn_by_inverse_layer_idx", False):
         raise DraftwellError(
             f"this {module.config.model_type} scales attention by a layer's number, which "
@@ -157,7 +147,7 @@ def keep_layers(module: Any, layers: Sequence[int]) -> Any:
     donor = module.state_dict()
     try:
         draft.load_state_dict(
-            {name: donor[source_of(name, family.prefix, layers)] for name in draft.state_dict()}
+            {name: donor[source_of(name, prefix, layers)] for name in draft.state_dict()}
         )
     except (KeyError, RuntimeError) as error:
         raise DraftwellError(

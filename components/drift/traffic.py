@@ -15,26 +15,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from draftwell.components.calibrate.judged_tokens import is_judged
-from draftwell.components.collect.trace_columns import matrix
+from draftwell.components.collect.trace_columns import matrix, scalars
+from draftwell.serving.artifacts.verifier import SCALARS
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace_schema import LOSSY
 
-COLUMNS = (
+COLUMNS = tuple(
+    dict.fromkeys(
+        (
+            "prompt_id",
+            "turn",
+            "kind",
+            "temperature",
+            "position",
+            "prompt_tokens",
+            "token",
+            "draft_token",
+            "draft_q",
+            "draft_p",
+            "ratio",
+            "confidence",
+            "correction",
+            *(scalar.column for scalar in SCALARS),
+        )
+    )
+)
+BY_POSITION = (
     "prompt_id",
-    "turn",
-    "kind",
-    "temperature",
     "position",
-    "prompt_tokens",
-    "token",
     "draft_token",
     "draft_q",
     "draft_p",
-    "draft_raw_q",
     "ratio",
-    "rank",
     "confidence",
-    "entropy",
     "correction",
 )
 HIDDEN = ("hidden_before", "hidden_after")
@@ -167,8 +180,7 @@ def read_traffic(
         name: (
             pc.fill_null(table.column(name), -1) if name in TOKENS else table.column(name)
         ).to_numpy(zero_copy_only=False)
-        for name in table.column_names
-        if name not in ("prompt_tokens", *HIDDEN)
+        for name in BY_POSITION
     }
     p, q = columns["draft_p"].astype(np.float64), columns["draft_q"].astype(np.float64)
     confidence = columns["confidence"].astype(np.float64)
@@ -191,7 +203,7 @@ def read_traffic(
         judged,
         pattern,
         columns["ratio"].astype(np.float32),
-        features(table, columns),
+        features(table),
         others,
         seen - table.num_rows,
     )
@@ -228,13 +240,9 @@ def units(rows: pa.Table) -> tuple[dict[str, int], list[str]]:
     return found, names
 
 
-def features(table: pa.Table, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def features(table: pa.Table) -> dict[str, np.ndarray]:
     """Feature groups of verifiers, in `Verifier`'s words; those with a null or NaN are left out."""
-    scalars = [
-        columns[name].astype(np.float32)
-        for name in ("draft_raw_q", "confidence", "entropy", "rank")
-    ]
-    found = {"scalars": np.stack([*scalars[:3], np.log1p(scalars[3])], axis=1)}
+    found = {"scalars": scalars(table)}
     for name in ("before", "after"):
         states = matrix(table, f"hidden_{name}") if table.num_rows else None
         if states is not None:

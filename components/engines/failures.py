@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftwell.serving.errors import DraftwellError
 
-TAIL = 20_000
+LOG_BYTES = 20_000
 """Bytes at the end of a log that are looked through."""
 ROOM = (
     "free memory, lower the slots, the context or VLLM_CPU_KVCACHE_SPACE (GiB), or name a smaller "
@@ -70,7 +70,7 @@ def signal_name(number: int) -> str:
 def tail_of(log: Path) -> str:
     """The end of a log."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL))
+        file.seek(max(0, log.stat().st_size - LOG_BYTES))
         return file.read().decode(errors="replace")
 
 

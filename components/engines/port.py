@@ -4,7 +4,7 @@ about a decoded prompt."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -44,11 +44,13 @@ class Capabilities(Message):
     """Another setting needs another start of it."""
 
 
+EngineName = Literal["draftwell", "vllm"]
+"""What the option `--engine` and the setting `engine` take."""
 CAPABILITIES = {
     "draftwell": Capabilities(traces=True, replay=True),
     "vllm": Capabilities(restart=True),
 }
-"""Engine, as `--engine` names it → what it can do."""
+"""Engine → what it can do."""
 
 
 class About(Message):
@@ -72,7 +74,7 @@ class Acceptance(Message):
     accepted_at: tuple[int, ...] = Field(
         (), strict=False, description="rounds that accepted the token at each position of the draft"
     )
-    each: tuple[tuple[int, int], ...] = Field(
+    each: tuple[Annotated[tuple[int, int], Field(strict=False)], ...] = Field(
         (),
         strict=False,
         description="of a sum: of each of its answers, in their order, the rounds "

@@ -4,6 +4,7 @@ config."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,25 @@ DEFAULTS: dict[str, tuple[int, int]] = {
 """Method → (k, n) where nothing else is named."""
 Schedule = tuple[tuple[int, int, int], ...]
 """(first, last, k): draft tokens by requests that are decoded at once, both ends included."""
+
+
+def schedule_of(draft_length_by_batch: Mapping[int, int]) -> Schedule:
+    """A table of requests at once → draft tokens as vLLM reads it; it keeps the last beyond.
+
+    Between two sizes the length of the larger one holds: drafts pay less the more requests there
+    are, so that is the careful side.
+
+    >>> schedule_of({1: 5, 4: 3, 16: 0})
+    ((1, 1, 5), (2, 4, 3), (5, 16, 0))
+    """
+    parts: list[tuple[int, int, int]] = []
+    for size, k in sorted(draft_length_by_batch.items()):
+        first = parts[-1][1] + 1 if parts else 1
+        if parts and parts[-1][2] == k:
+            parts[-1] = (parts[-1][0], size, k)
+        else:
+            parts.append((first, size, k))
+    return tuple(parts)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from draftwell.components.export.settings import (
 )
 from draftwell.components.export.speculation import Speculation, Weights, speculation_of
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.runtime.strategies import find_strategy
+from draftwell.serving.runtime.strategies import build_strategy, find_strategy
 
 ENGINES: dict[str, Callable[[Speculation, Weights], Written]] = {
     "vllm": for_vllm,
@@ -59,6 +60,7 @@ def export_config(
     weights: Weights,
     *,
     draft_tokens: int | None = None,
+    draft_length_by_batch: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
     """A decoding config as settings of an engine, as plain JSON.
 
@@ -67,6 +69,8 @@ def export_config(
         parameters: its settings, with or without defaults.
         weights: the models, as the engine reads them.
         draft_tokens: as in `speculation_of`.
+        draft_length_by_batch: as in `DecodingConfig`; left out where the engine has no such table,
+            or drafts something else than what was measured (a tree, a length by another rule).
     Raises:
         DraftwellError: an unknown engine or strategy, no draft where one is needed, or a strategy
             that the engine cannot express.
@@ -80,6 +84,10 @@ def export_config(
         strategy, parameters, draft_tokens, head=engine in HEADS and weights.head is not None
     )
     check_models(engine, strategy, speculation, weights)
+    longest = build_strategy(strategy, dict(parameters)).longest_draft
+    # lengths of a tree, or of a rule that is left out, are not those of a chain
+    if draft_tokens is None and speculation.length == longest:
+        speculation = replace(speculation, by_batch=draft_length_by_batch or {})
     settings, usage, notes = ENGINES[engine](speculation, weights)
     wrong = problems(engine, settings)
     if wrong:

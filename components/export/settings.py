@@ -13,10 +13,16 @@ import json
 import shlex
 from typing import Any
 
+from draftwell.components.engines.vllm_methods import schedule_of
+from draftwell.components.export.schedules import sglang_adaptive
 from draftwell.components.export.speculation import Speculation, Weights
 
 Written = tuple[dict[str, Any], str, list[str]]
 """Settings by the engine's keys, a command or lines of Python, and notes."""
+LENGTHS_NOTE = (
+    "Lengths by requests at once are those of Draftwell's own engine: measure them on the one that "
+    "serves (draftwell tune --engine vllm)."
+)
 FIRST_HEURISTIC_LENGTH = 5
 """First draft length of Draftwell's and transformers' heuristic."""
 
@@ -66,6 +72,13 @@ def for_vllm(speculation: Speculation, weights: Weights) -> Written:
             "prompt_lookup_max": speculation.ngram,
             "prompt_lookup_min": 1,
         }
+    if speculation.by_batch and settings and speculation.suffix is None:
+        longest = settings["num_speculative_tokens"]
+        table = {size: min(k, longest) for size, k in speculation.by_batch.items()}
+        settings["num_speculative_tokens_per_batch_size"] = [
+            list(part) for part in schedule_of(table)
+        ]
+        notes.append(LENGTHS_NOTE)
     command = ["vllm", "serve", weights.target]
     if weights.target_revision:
         command += ["--revision", weights.target_revision]
@@ -90,6 +103,13 @@ def for_sglang(speculation: Speculation, weights: Weights) -> Written:
             "speculative-eagle-topk": 1,
             "speculative-num-draft-tokens": length + 1,
         }
+        if not draft and speculation.by_batch:
+            table = {size: min(k, length) for size, k in speculation.by_batch.items()}
+            adaptive = json.dumps(sglang_adaptive([(size, (k,)) for size, k in table.items()]))
+            notes.append(
+                f"{LENGTHS_NOTE} Save {adaptive} as adaptive.json and add --speculative-adaptive "
+                "--speculative-adaptive-config adaptive.json."
+            )
         if not draft:
             notes.append(
                 "SGLang drafts a chain of constant length here; its trees "

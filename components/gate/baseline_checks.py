@@ -7,7 +7,7 @@ clock.
 from __future__ import annotations
 
 from draftwell.components.gate.baseline_counts import CountsReport, StrategyCounts
-from draftwell.components.gate.verdict import Check, GateVerdict
+from draftwell.serving.bundle.verdict import Check, GateVerdict
 from draftwell.serving.errors import DraftwellError
 
 COUNT_TOLERANCE = 0.01

@@ -20,7 +20,7 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
-from draftwell.serving.artifacts.verifier import SCALARS, Verifier
+from draftwell.serving.artifacts.verifier import SCALAR_NAMES, Verifier
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.session.stats import Stats
@@ -120,7 +120,7 @@ def fixed_resources(pair: LoadedPair) -> StrategyResources:
     at least one half.
     """
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
-    by_confidence = torch.tensor([20.0 if name == "confidence" else 0.0 for name in SCALARS])
+    by_confidence = torch.tensor([20.0 if name == "confidence" else 0.0 for name in SCALAR_NAMES])
     artifacts = [
         AcceptanceTable.empty(origin),
         CorrectionMemory.empty(origin),

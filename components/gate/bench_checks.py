@@ -13,7 +13,6 @@ import numpy as np
 
 from draftwell.components.bench.schema import BenchEntry, PromptRow
 from draftwell.components.gate.evidence import Interval, at_least, at_most
-from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 from draftwell.components.report.intervals import (
     TAIL,
     bootstrap_of_sums,
@@ -21,6 +20,7 @@ from draftwell.components.report.intervals import (
     ratio_of,
     resamples_for,
 )
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 

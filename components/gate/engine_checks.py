@@ -19,8 +19,8 @@ from draftwell.components.bench.target_agreement import first_difference
 from draftwell.components.engines.port import Engine, Message
 from draftwell.components.gate.bench_checks import speed_check
 from draftwell.components.gate.evidence import Interval
-from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 from draftwell.components.report.intervals import FEWEST_PROMPTS
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 from draftwell.serving.runtime.requests import Sampling

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from draftwell.components.gate.verdict import Check
+from draftwell.serving.bundle.verdict import Check
 
 MOST_PROMPTS = 5000
 """A larger estimate is not reported: the value is as good as at the threshold, and more prompts

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 from draftwell.serving.artifacts.pair_files import PairFiles
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
 
 CHILD = """
 import pathlib, sys
@@ -19,7 +19,7 @@ from draftwell.serving.server.settings import ServerSettings
 from_bundle(ServerSettings(bundle=pathlib.Path(sys.argv[1]), slots=1))
 """
 """What `draftwell-serve` does before it listens: check every digest, load the models, decode a few
-tokens. With several slots it also times batches (5 s at most), which says nothing of the bundle."""
+tokens."""
 
 
 @dataclass(frozen=True)

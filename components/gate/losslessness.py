@@ -11,8 +11,8 @@ from draftwell.components.bench.schema import BenchEntry, PromptRow
 from draftwell.components.bench.target_agreement import departure
 from draftwell.components.collect.decoding import encode_all, room, run_all
 from draftwell.components.gate.bench_checks import identity
-from draftwell.components.gate.verdict import Check, GateVerdict
 from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.bundle.verdict import Check, GateVerdict
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import (
     PLAIN,

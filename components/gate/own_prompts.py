@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from draftwell.components.gate.verdict import FAILED, Check, GateVerdict, Thresholds
 from draftwell.components.prompts.overlap import WHY_UNKNOWN, TrainingPrompts
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.bundle.verdict import FAILED, Check, GateVerdict, Thresholds
 
 FEWEST = 8
 """Untouched prompts that a verdict needs, or as many as were asked for: as few as a choice of the

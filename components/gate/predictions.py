@@ -21,7 +21,6 @@ from draftwell.components.collect.plan import prompt_hashes
 from draftwell.components.gate.bench_checks import over_sums
 from draftwell.components.gate.evidence import at_most
 from draftwell.components.gate.own_prompts import FEWEST
-from draftwell.components.gate.verdict import GateVerdict, Thresholds
 from draftwell.components.train.examples import (
     Examples,
     VerifierLabel,
@@ -34,6 +33,7 @@ from draftwell.serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.kinds import find_kind, temperature_of
 from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.temperature import class_of

@@ -9,10 +9,10 @@ from dataclasses import replace
 from draftwell.components.bench.schema import BenchEntry
 from draftwell.components.gate.bench_checks import surprisal_shift
 from draftwell.components.gate.evidence import within
-from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import other_temperature
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy, served_choice
 
 

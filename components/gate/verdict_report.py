@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict
 from draftwell.components.report.tables import markdown, rich_table
+from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,8 @@ from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.bench.target_agreement import target_logits
 from draftwell.components.gate.bench_checks import over_sums
 from draftwell.components.gate.evidence import at_least
-from draftwell.components.gate.verdict import GateVerdict, Thresholds
 from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import PLAIN, StrategyResources
 

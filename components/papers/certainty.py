@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from draftwell.components.papers.estimates import TAIL
 from draftwell.components.prompts.prompt import Prompt, ids_of
-from draftwell.components.report.intervals import bootstrap_of_sums, resamples_for
+from draftwell.components.report.intervals import TAIL, bootstrap_of_sums, resamples_for
 from draftwell.serving.runtime.commands import Forward, Role
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import build_strategy

@@ -1,5 +1,5 @@
-"""Cells that the project has measured and keeps in `measured/`: a page shows them where a run has
-none of its own.
+"""Cells that the project has measured and keeps in `docs/measured/`: a page shows them where a
+run has none of its own.
 
 A full run takes hours, and its files are in a folder that git ignores. Without these, the page of a
 fresh clone, or of another machine, would have "open" in the place of every value.
@@ -21,7 +21,8 @@ from draftwell.components.papers.cell_file import CellFile, read_cell
 from draftwell.components.papers.cells import Cell, padding_name
 from draftwell.serving.files import write_atomically
 
-FOLDER = Path(__file__).parent / "measured"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
+"""Of a checkout: an installed package has none."""
 DIGITS = 6
 """Of seconds and shares: microseconds."""
 ENTRY = (

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftwell.components.papers.estimates import TAIL, Estimate
+from draftwell.components.papers.estimates import Estimate
 from draftwell.components.replay.traced_text import TracedText
-from draftwell.components.report.intervals import bootstrap_of_sums, resamples_for
+from draftwell.components.report.intervals import TAIL, bootstrap_of_sums, resamples_for
 from draftwell.serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 
 BINS = len(EDGES) + 1

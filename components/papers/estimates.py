@@ -16,12 +16,11 @@ from draftwell.components.bench.schema import BenchEntry, PromptRow
 from draftwell.components.papers.cells import PLAIN, PLAIN_SHARE, Cell
 from draftwell.components.papers.tables import Metric, Row
 from draftwell.components.report.intervals import (
+    TAIL,
     bootstrap_of_sums,
     paired_bootstrap_ratio,
     resamples_for,
 )
-
-TAIL = 0.05
 
 Sums = np.ndarray
 """`[..., 6]`: seconds, tokens, target calls, accepted, judged, tokens that came with the prompt's
@@ -50,7 +49,8 @@ SHORT = {
     "tau_qualifier": "τ_Q",
     "num_draft_tokens": "l_D",
 }
-"""Settings that the page shows → their names there."""
+"""Settings that the page shows → their names there. A sample: those of new strategies are not
+entered."""
 
 
 class Measured:

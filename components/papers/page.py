@@ -327,7 +327,7 @@ def how_it_is_made(scale: Scale, cells: Mapping[str, CellFile]) -> str:
         "`$DRAFTWELL_HOME/papers` unless `--page` says otherwise. "
         f"These cells (a {scale.name} run) took {minutes:.0f} minutes. A fresh clone shows "
         "the cells that the project keeps "
-        "(`components/papers/measured`); a run of your own takes their place, cell by cell.\n"
+        "(`docs/measured`); a run of your own takes their place, cell by cell.\n"
     )
 
 

@@ -66,7 +66,7 @@ class Prompt:
         return self.turns[0]
 
 
-def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> list[Prompt]:
+def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """Prompts of a .jsonl or .jsonl.gz file, whose rows have `prompt` (a string), `turns` (strings)
     or `messages`.
 
@@ -74,7 +74,6 @@ def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> l
 
     Args:
         limit: read at most this many, None reads all.
-        skip: leave out this many at the start.
     Raises:
         DraftwellError: a missing, empty or unreadable file, or a bad line; the message names it and
             the fix.
@@ -84,42 +83,35 @@ def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> l
         prompt_of(row_of(line, f"{path} line {number}"), f"line-{number}", f"{path} line {number}")
         for number, line in numbered_lines(path)
     )
-    return window(path, rows, limit, skip)
+    return window(path, rows, limit)
 
 
-def window(
-    source: str | Path, prompts: Iterable[Prompt], limit: int | None, skip: int
-) -> list[Prompt]:
+def window(source: str | Path, prompts: Iterable[Prompt], limit: int | None) -> list[Prompt]:
     """The prompts of a source that were asked for; no further ones are read.
 
     Raises:
         DraftwellError: there are none, or two with the same id.
     """
-    if (limit is not None and limit < 1) or skip < 0:
+    if limit is not None and limit < 1:
         raise DraftwellError(
-            "the number of prompts must be at least 1, and of those to skip at least 0, not "
-            f"{skip if skip < 0 else limit}",
-            code="bad_limit",
+            f"the number of prompts must be at least 1, not {limit}", code="bad_limit"
         )
-    found = list(islice(prompts, None if limit is None else skip + limit))
-    if len(found) <= skip:
+    found = list(islice(prompts, limit))
+    if not found:
         raise DraftwellError(
-            f"{source} holds only {len(found)} prompts, of which {skip} are skipped: skip fewer"
-            if found
-            else f"{source} holds no prompts: name a source that does",
-            code="no_prompts",
+            f"{source} holds no prompts: name a source that does", code="no_prompts"
         )
     name, count = Counter(prompt.id for prompt in found).most_common(1)[0]
     if count > 1:
         raise DraftwellError(
             f"{source}: id {name!r} comes twice: make it unique", code="duplicate_prompt_id"
         )
-    return found[skip:]
+    return found
 
 
-def demo_prompts(limit: int | None = None, skip: int = 0) -> list[Prompt]:
+def demo_prompts(limit: int | None = None) -> list[Prompt]:
     """The prompts that the project ships; the first few already cover every category."""
-    return read_prompts(DEMO, limit, skip)
+    return read_prompts(DEMO, limit)
 
 
 def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -39,7 +39,6 @@ def load_prompts(
     source: str | Path,
     *,
     limit: int | None = None,
-    skip: int = 0,
     split: str = "train",
     column: str | None = None,
 ) -> list[Prompt]:
@@ -52,7 +51,6 @@ def load_prompts(
             of `Dataset.save_to_disk`; else `ORG/NAME` or `ORG/NAME:CONFIG` on the Hugging Face hub,
             of which no more is downloaded than is read.
         limit: read at most this many, None reads all.
-        skip: leave out this many at the start.
         split: of a data set that has several.
         column: that holds the prompts: text, several turns, or messages. None takes the first one
             of `COLUMNS` that exists.
@@ -72,13 +70,13 @@ def load_prompts(
                 ),
                 code="column_of_jsonl",
             )
-        return read_prompts(path, limit, skip)
+        return read_prompts(path, limit)
     found = (
         _spooled(path)
         if path.is_dir() and jsonl_files(path)
         else _in_rows(name, _rows(path, name, split), column)
     )
-    return window(name, found, limit, skip)
+    return window(name, found, limit)
 
 
 def jsonl_files(folder: Path) -> list[Path]:

@@ -25,8 +25,12 @@ from draftwell.serving.runtime.commands import Overlap, Role
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.session.stats import Stats
-from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
-from draftwell.serving.runtime.strategies.lossless.draft_verify import SAMPLED
+from draftwell.serving.runtime.strategies import (
+    Strategy,
+    StrategyResources,
+    build_strategy,
+    find_strategy,
+)
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,10 @@ def _replayable(
         DraftwellError: it is lossy (`cannot_replay_lossy`), or asks for what no trace has.
     """
     settings = dict(parameters)
-    if name == "draft_verify" and texts.temperature > 0 and settings.get("threshold") is None:
-        # its default depends on the request's temperature, which is 0 in a replay
-        settings["threshold"] = SAMPLED
+    if texts.temperature > 0:
+        for field, value in find_strategy(name).sampled_defaults:
+            if settings.get(field) is None:
+                settings[field] = value
     # a replay's own requests are greedy
     strategy = build_strategy(name, settings, resources.at(texts.temperature).private())
     if not strategy.lossless:
@@ -133,18 +138,11 @@ def _replayable(
             "instead",
             code="cannot_replay_lossy",
         )
-    if getattr(strategy.config, "use_datastore", False):
-        raise NotInTrace(
-            "a datastore is made of the texts that a replay reads, and would find each of "
-            "them in itself: measure instead"
-        )
-    if getattr(strategy.config, "drafter", "draft") == "qualifier" or getattr(
-        strategy.config, "draft_first", False
-    ):
-        raise NotInTrace(
-            "a trace holds the draft model's drafts behind the target's first token: "
-            "measure instead"
-        )
+    for field, value in strategy.not_in_traces:
+        if getattr(strategy.config, field) == value:
+            raise NotInTrace(
+                f"{name} with {field}={value} needs more than a trace for a replay: measure instead"
+            )
     return strategy
 
 

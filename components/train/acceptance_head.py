@@ -45,19 +45,6 @@ from draftwell.serving.runtime.pair import LoadedPair
 
 MIXING = 0.15
 """Share of target tokens in what the draft reads."""
-LOGGED = (
-    "loss",
-    "constant_loss",
-    "kl",
-    "correlation",
-    "mean_label",
-    "mean_prediction",
-    "prevalence",
-    "auc",
-    "baseline_auc",
-    "gain",
-    "calibration_error",
-)
 
 
 def train_acceptance_head(
@@ -98,9 +85,8 @@ def train_acceptance_head(
         **describe_split(train, tested, left_out, test),
         metrics=found,
     )
-    metrics = {name: getattr(found, name) for name in LOGGED if getattr(found, name) is not None}
     head.provenance = provenance.extended(
-        {**recipe, "seed": seed, "test_trace": report.test_trace}, metrics
+        {**recipe, "seed": seed, "test_trace": report.test_trace}, found.numbers()
     )
     return head, report
 

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import numpy as np
 
 from draftwell.components.collect.repeated_prompts import first_of_the_same, prompts_of
-from draftwell.components.collect.trace_columns import check_finite, column, matrix, texts
+from draftwell.components.collect.trace_columns import check_finite, column, matrix, scalars, texts
 from draftwell.components.train.settings import LabelKind
+from draftwell.serving.artifacts.verifier import SCALARS
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NUMBERS = ("ratio", "draft_raw_q", "confidence", "entropy", "rank")
+NUMBERS = ("ratio", "confidence")
 TEXTS = ("prompt_id", "kind")
 STATES = ("before", "after")
 CHANCES = ("draft_p", "draft_q", "temperature")
-COLUMNS = (*TEXTS, *NUMBERS, *CHANCES, *(f"hidden_{name}" for name in STATES))
+READ_BY_VERIFIERS = (*(scalar.column for scalar in SCALARS), *(f"hidden_{name}" for name in STATES))
+COLUMNS = tuple(dict.fromkeys((*TEXTS, *NUMBERS, *CHANCES, *READ_BY_VERIFIERS)))
 TEST_SHARE = 0.2
 FOLDS = 3
 LEAST_PROMPTS = 3
@@ -110,15 +112,15 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
         DraftwellError: the trace is empty (`empty_trace`), or has values that are not finite.
     """
     count = trace.num_rows
-    parts: dict[str, np.ndarray] = {"scalars": np.empty((count, 4), np.float32)}
+    parts: dict[str, np.ndarray] = {"scalars": np.empty((count, len(SCALARS)), np.float32)}
     numbers: list[np.ndarray] = []
     labels: list[list[np.ndarray]] = []
     absent: set[str] = set()
     place, hottest = 0, None
     for table in trace.batches(COLUMNS) if isinstance(trace, TraceSet) else [trace]:
         end = place + table.num_rows
-        ratio, q, confidence, entropy, rank = (column(table, name) for name in NUMBERS)
-        parts["scalars"][place:end] = np.stack([q, confidence, entropy, np.log1p(rank)], axis=1)
+        ratio, confidence = (column(table, name) for name in NUMBERS)
+        parts["scalars"][place:end] = scalars(table)
         for name in STATES:
             states = matrix(table, f"hidden_{name}") if table.num_rows else None
             if states is None:
@@ -133,7 +135,7 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
                     code="bad_trace",
                 )
             parts[name][place:end] = states
-        check_finite("confidence, entropy or rank", parts["scalars"][place:end])
+        check_finite(", ".join(scalar.column for scalar in SCALARS), parts["scalars"][place:end])
         check_finite("ratio", np.where(np.isposinf(ratio), 0.0, ratio))
         accepted, temperature = chances(table)
         hottest = temperature if hottest is None else max(hottest, temperature or 0.0)

@@ -32,9 +32,9 @@ class Network(nn.Module):
         first_logit: the prediction before training.
     """
 
-    def __init__(self, width: int, blocks: int, first_logit: float):
+    def __init__(self, width: int, first_logit: float):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(BLOCKS))
         self.last = nn.Linear(width, 1)
         nn.init.zeros_(self.last.weight)
         nn.init.constant_(self.last.bias, first_logit)
@@ -46,9 +46,7 @@ class Network(nn.Module):
         return logits
 
 
-def train_network(
-    train: Examples, provenance: Provenance, seed: int = 0, blocks: int = BLOCKS
-) -> AcceptanceHead:
+def train_network(train: Examples, provenance: Provenance, seed: int = 0) -> AcceptanceHead:
     """Train for `EPOCHS` epochs; the same seed and examples give the same head."""
     x = torch.from_numpy(train.features(("after",)))
     y = torch.from_numpy(labels_of(train))
@@ -56,7 +54,7 @@ def train_network(
     x = (x - mean) / scale
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = Network(x.shape[1], blocks, best_constant(train))
+        network = Network(x.shape[1], best_constant(train))
 
     def loss(rows: Tensor, _: int) -> tuple[Tensor, dict[str, float]]:
         found = weighted_loss(network(x[rows]), y[rows])

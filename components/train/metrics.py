@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from draftwell.components.report.intervals import percentile_ends, resample
+from draftwell.components.report.intervals import TAIL, percentile_ends, resample
 from draftwell.components.train.reports import (
     Interval,
     Ranking,
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 200
 RESAMPLES = 1000
-TAIL = 0.025
-"""Probability left out at each end of an interval."""
 
 
 def verifier_metrics(
@@ -142,7 +140,7 @@ def intervals(
         if 0 < share < 1:
             auc, baseline = (weighted_auc(label, rank, drawn) for rank in ranks)
             found.append((share, auc, baseline, auc - baseline))
-    ends = percentile_ends(np.array(found), TAIL).T.tolist()
+    ends = percentile_ends(np.array(found), TAIL / 2).T.tolist()
     return dict(zip(("prevalence", "auc", "baseline_auc", "gain"), ends, strict=True))
 
 
@@ -165,19 +163,17 @@ def rate(hits: np.ndarray, weight: np.ndarray) -> float | None:
     return float(weight[hits].sum() / total) if total else None
 
 
-def auc_of(target: np.ndarray, score: np.ndarray, weight: np.ndarray | None = None) -> float:
+def auc_of(target: np.ndarray, score: np.ndarray) -> float:
     """Area under the ROC curve; both classes must be present.
 
     Args:
-        target: `[rows]` bool, or in [0, 1] (`split_soft`) where there is no weight.
+        target: `[rows]` in [0, 1] (`split_soft`).
     """
     require_sklearn()
     from sklearn.metrics import roc_auc_score
 
-    if weight is None:
-        rows, target, weight = split_soft(target)
-        score = score[rows]
-    return float(roc_auc_score(target, score, sample_weight=weight))
+    rows, good, weight = split_soft(target)
+    return float(roc_auc_score(good, score[rows], sample_weight=weight))
 
 
 def roc_points(target: np.ndarray, score: np.ndarray) -> RocCurve:

@@ -57,6 +57,11 @@ class Ranking(Report):
         description="of the last four; None for a single prompt"
     )
 
+    def numbers(self) -> dict[str, float]:
+        """The numbers that an artifact carries; undefined ones are left out."""
+        values = self.model_dump()
+        return {name: float(value) for name, value in values.items() if isinstance(value, float)}
+
 
 class RankingWithRoc(Ranking):
     """A ranking with its ROC curve."""

@@ -65,16 +65,6 @@ CANDIDATES = (
 SELECTION_ROWS = 40_000
 """Features are compared on at most about this many rows, evenly spread: neighbouring positions are
 very similar."""
-LOGGED = (
-    "auc",
-    "baseline_auc",
-    "gain",
-    "prevalence",
-    "brier",
-    "calibration_error",
-    "eta_tp",
-    "eta_fp",
-)
 
 
 def train_verifier(
@@ -121,8 +111,8 @@ def train_verifier(
         metrics=verifier_metrics(tested, expit(line.logits(tested)), label, threshold),
         lambda_grid=lambda_grid(train, tested, line, label, validation.strength),
     )
-    metrics = logged_metrics(report)
-    made = provenance.extended(recorded(trace, train, settings, report), metrics)
+    parameters = recorded(trace, train, settings, report)
+    made = provenance.extended(parameters, report.metrics.numbers())
     weight, kind = torch.from_numpy(line.weight), settings.label.value
     return Verifier(weight, line.bias, names, threshold, settings.ratio, made, kind), report
 
@@ -142,12 +132,6 @@ def recorded(
         "prompts_digest": json_digest(sorted({tokens for _, tokens in prompts_of(trace)})),
         "test_trace": report.test_trace,
     }
-
-
-def logged_metrics(report: VerifierReport) -> dict[str, float]:
-    """The metrics of a report that its artifact carries; undefined ones are left out."""
-    found = {name: getattr(report.metrics, name) for name in LOGGED}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def candidates(
@@ -188,9 +172,9 @@ def choose(
     step = -(-len(train) // SELECTION_ROWS)
     few = train if step == 1 else train.take(np.arange(0, len(train), step))
     held_out = folds(few, seed)
-    tried: dict[tuple[str, ...], Validation] = {}
-    for names in candidates(train, features):
-        tried[names] = cross_validate(few, held_out, names, label)
+    tried = {
+        names: cross_validate(few, held_out, names, label) for names in candidates(train, features)
+    }
     best = max(tried, key=lambda names: tried[names].auc)
     validation = (
         tried[best] if step == 1 else cross_validate(train, folds(train, seed), best, label)

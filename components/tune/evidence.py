@@ -20,6 +20,8 @@ from pydantic import (
     field_serializer,
 )
 
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.tune.levels import Level, table_of
 from draftwell.components.tune.settings import Constraints
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies.choice import StrategyChoice
@@ -215,6 +217,9 @@ class TuningEvidence(_Part):
         trials: every configuration that was replayed or explored.
         measured: the last metrics of every configuration that was measured, plain decoding's first:
             of the confirmation, else of its last rung.
+        levels: draft lengths of the choice by the number of requests that are decoded together;
+            empty where only single requests were measured.
+        loads: what the levels were chosen by.
         left_out: strategy → why it was not tried; "champion" → why the champion was not measured.
         artifacts: kind → digest of what was tuned with.
         max_tokens, replayed_tokens: tokens per prompt as measured and as predicted.
@@ -232,6 +237,8 @@ class TuningEvidence(_Part):
     rungs: list[Rung] = []
     confirmation: Confirmation | None = None
     measured: list[Metrics] = []
+    levels: list[Level] = []
+    loads: list[Figure] = []
     champion: Choice | None = None
     constraints: Constraints | None = None
     left_out: dict[str, str] = {}
@@ -292,8 +299,15 @@ class TuningEvidence(_Part):
         return written
 
     def with_choice(self, choice: StrategyChoice, reason: str) -> TuningEvidence:
-        """The same evidence for another choice."""
-        return self.model_copy(update={"choice": choice, "reason": reason})
+        """The same evidence for another choice, whose lengths under load nothing is known of."""
+        return self.model_copy(
+            update={"choice": choice, "reason": reason, "levels": [], "loads": []}
+        )
+
+    @property
+    def draft_length_by_batch(self) -> dict[int, int]:
+        """As the decoding config has it."""
+        return table_of(self.levels)
 
     @property
     def confirmed(self) -> list[Metrics]:

@@ -46,6 +46,7 @@ SPACES: dict[str, Space] = {
     "spide": {"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)},
     "csd": {"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)},
 }
+"""A sample, and so are the strategies of `SETTINGS`: new ones are not entered."""
 PROMPTS = 8
 """Fewer choose plain decoding."""
 GRID = [StrategyChoice(name, point) for name, space in SPACES.items() for point in grid(space)]

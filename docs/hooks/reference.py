@@ -26,6 +26,8 @@ INCLUDED = {
     "serving/runtime/strategies/PAPERS.md": "strategy_papers.md",
 }
 """File of the repository -> page of the site."""
+OUTSIDE = ("docs/log.md", "docs/proofs.md")
+"""Pages that are read in the repository alone (`exclude_docs` of mkdocs.yml)."""
 NAMED_MODELS = ("Thresholds", "PairSpec", "ModelSource", "PackageFile", "DriftLimits")
 """Models that people write as YAML; classes called ...Settings are found by their name."""
 
@@ -318,9 +320,8 @@ def relinked(text: str, folder: str, page: str, repo_url: str) -> str:
         if not address or ":" in address or address.startswith("/"):
             return match[0]
         file = posixpath.normpath(posixpath.join(folder, address))
-        inside = INCLUDED.get(file) or (
-            file.removeprefix("docs/") if file.startswith("docs/") else None
-        )
+        on_site = file.startswith("docs/") and file not in OUTSIDE
+        inside = INCLUDED.get(file) or (file.removeprefix("docs/") if on_site else None)
         found = (
             posixpath.relpath(inside, posixpath.dirname(page) or ".")
             if inside

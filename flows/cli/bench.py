@@ -15,7 +15,6 @@ from draftwell.flows.cli.options import (
     DeviceOption,
     DraftDevice,
     DtypeOption,
-    EngineName,
     EngineOption,
     Limit,
     MaxTokens,
@@ -123,7 +122,7 @@ def bench(
     out: JsonFile = None,
     markdown: MarkdownFile = None,
     plots: Plots = None,
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
 ) -> None:
     """Compare strategies on the same prompts, interleaved, and print one table.
 

@@ -13,7 +13,6 @@ from draftwell.flows.cli.options import (
     DeviceOption,
     DraftDevice,
     DtypeOption,
-    EngineName,
     EngineOption,
     MaxTokens,
     PadTarget,
@@ -272,7 +271,7 @@ def serve(
             help="Bundle folder. Default: dist/<pair>/current, for vLLM dist/vllm/<pair>/current.",
         ),
     ] = None,
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
 ) -> None:
     """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve
     (see `draftwell-serve --help`): --host, --port, --slots, --threads, --queue, --allow-parameters,
@@ -284,7 +283,7 @@ def serve(
     Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
 
-    if engine is EngineName.vllm:
+    if engine == "vllm":
         from draftwell.flows.cli.engine import serve_elsewhere
 
         name = find_pair(pair).name

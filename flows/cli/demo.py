@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from draftwell.components.bench.schema import BenchReport
-from draftwell.components.engines.ports import refuse_taken
-from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
+from draftwell.components.engines.process_group import refuse_taken
 from draftwell.flows.cli.engine_options import on_other_engine, settings_of
 from draftwell.flows.cli.options import (
     EXIT_FAILED,
     EXIT_UNDECIDED,
     DeviceOption,
     DtypeOption,
-    EngineName,
     EngineOption,
     Fresh,
     Levels,
@@ -30,7 +31,6 @@ from draftwell.flows.cli.options import (
     say,
     wide_console,
 )
-from draftwell.flows.cli.signals import ends_what_it_started
 from draftwell.flows.failures import reaching_prefect
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.progress import settle_prefect
@@ -38,6 +38,7 @@ from draftwell.flows.settings import OF_VLLM, PipelineSettings
 from draftwell.flows.steps.verdict import sentence, unmet
 from draftwell.registry.pairs import find_pair
 from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
+from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED
 from draftwell.serving.device import cuda_available, default_device, device_class
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.temperature import SERVED_TEMPERATURE
@@ -153,7 +154,7 @@ def demo(
     threads: Threads = None,
     bench_prompts: BenchPrompts = LOOP.bench_prompts,
     sampled_temperature: SampledTemperature = SERVED_TEMPERATURE,
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
     minutes: Minutes = LOOP.minutes,
     methods: Methods = None,
     levels: Levels = "1,8",
@@ -365,3 +366,22 @@ def compiling() -> list[tuple[str, str, str, bool]]:
             True,
         ),
     ]
+
+
+@contextmanager
+def ends_what_it_started() -> Iterator[None]:
+    """Asked to end (SIGTERM, or SIGHUP of a closed terminal unless `nohup` has it ignored), this
+    process leaves through its `finally` blocks, which end engines and servers."""
+    asked = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {
+        number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in asked
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

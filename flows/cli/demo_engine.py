@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from draftwell.components.bench.engines.figures import Figure
-from draftwell.components.bench.engines.table import figure_table
+from draftwell.components.bench.engines.figures import Figure, figure_table
 from draftwell.flows.steps.verdict import sentence, unmet
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from draftwell.components.bench.engines.table import figure_table
+from draftwell.components.bench.engines.figures import figure_table
 from draftwell.components.engines.vllm import device_for
 from draftwell.components.engines.vllm_methods import (
     METHODS,
@@ -24,7 +24,7 @@ from draftwell.components.engines.vllm_methods import (
 )
 from draftwell.components.prompts.prompt import demo_prompts, mixed, read_prompts
 from draftwell.components.tune.engines.settings import EngineTuneSettings
-from draftwell.flows.cli.demo import run_loop
+from draftwell.flows.cli.demo import ends_what_it_started, run_loop
 from draftwell.flows.cli.engine_options import named, settings_of
 from draftwell.flows.cli.options import (
     check_folder,
@@ -35,7 +35,6 @@ from draftwell.flows.cli.options import (
     wide_console,
     write_json,
 )
-from draftwell.flows.cli.signals import ends_what_it_started
 from draftwell.flows.context import training_prompts
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.engine.collect import bench_on_engine, collect_on_engine
@@ -64,10 +63,10 @@ from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from draftwell.components.drift.schema import DriftReport
-    from draftwell.components.gate.verdict import GateVerdict
     from draftwell.components.prompts.overlap import TrainingPrompts
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.components.tune.engines.choice import EngineChoice
+    from draftwell.serving.bundle.verdict import GateVerdict
 
 
 @contextmanager

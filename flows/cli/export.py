@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
 
 from draftwell.flows.cli.options import (
     DeviceOption,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from draftwell.registry.pairs import PairSpec
     from draftwell.registry.releases import ReleaseVersion
     from draftwell.serving.artifacts.pair_files import PairFiles
+    from draftwell.serving.runtime.strategies import StrategyChoice
 
 
 def add_to(app: typer.Typer) -> None:
@@ -136,16 +137,23 @@ def export(
         if config is None:
             released = find_release(Store(), spec.name, release_device(device), release)
             config = pinned(released, "decoding_config", Path(place))
-        strategy, parameters = read_config(config)
+        choice = read_config(config)
         if save_draft is not None and draft_model is None:
             draft_model = str(save_draft.resolve())
         weights = weights_of(spec, to, target_model, draft_model, released)
         if save_head is not None:
             weights = replace(weights, head=str(save_head.resolve()))
-        document = export_config(to, strategy, parameters, weights, draft_tokens=draft_tokens)
+        document = export_config(
+            to,
+            choice.name,
+            choice.parameters,
+            weights,
+            draft_tokens=draft_tokens,
+            draft_length_by_batch=choice.draft_length_by_batch,
+        )
         if save_head is not None and weights.head not in document["settings"].values():
             raise DraftwellError(
-                f"{to}'s settings of {strategy} use no head: leave --save-head out",
+                f"{to}'s settings of {choice.name} use no head: leave --save-head out",
                 code="head_not_used",
             )
         if save_draft is not None:
@@ -254,18 +262,20 @@ def pins_draft(release: ReleaseVersion | None) -> bool:
 
 
 class ConfigFile(BaseModel):
-    """A strategy and its parameters."""
+    """A strategy, its parameters, and its draft lengths by requests at once."""
 
     strategy: str
     parameters: dict[str, Any] = {}
+    draft_length_by_batch: dict[PositiveInt, NonNegativeInt] = {}
 
 
-def read_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """Strategy and parameters from an artifact's folder, its config.json, or a file of the same
-    form."""
+def read_config(path: Path) -> StrategyChoice:
+    """The choice for greedy requests of an artifact's folder, or of JSON such as its
+    config.json."""
+    from draftwell.serving.runtime.strategies import StrategyChoice, served_choice
+
     if path.is_dir():
-        artifact = DecodingConfig.load(path)
-        return artifact.strategy, dict(artifact.parameters)
+        return served_choice(DecodingConfig.load(path), 0.0)
     try:
         found = ConfigFile.model_validate_json(path.read_bytes())
     except ValidationError as error:
@@ -274,7 +284,7 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
             '{"strategy": "…", "parameters": {…}}',
             code="bad_config_file",
         ) from error
-    return found.strategy, found.parameters
+    return StrategyChoice(found.strategy, found.parameters, found.draft_length_by_batch)
 
 
 def weights_of(

@@ -46,7 +46,7 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json, write_text
 
 if TYPE_CHECKING:
-    from draftwell.components.gate.verdict import GateVerdict
+    from draftwell.serving.bundle.verdict import GateVerdict
 
 
 def exit_code(verdicts: Sequence[GateVerdict]) -> int:

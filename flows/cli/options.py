@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftwell.components.engines.port import EngineName
 from draftwell.components.engines.vllm_methods import METHODS
 from draftwell.serving.device import (
     checked_device,
@@ -35,11 +36,6 @@ class Dtype(StrEnum):
     bfloat16_int4 = "bfloat16-int4"
     float32_int8 = "float32-int8"
     float32_int4 = "float32-int4"
-
-
-class EngineName(StrEnum):
-    draftwell = "draftwell"
-    vllm = "vllm"
 
 
 class Runner(StrEnum):

@@ -12,7 +12,6 @@ from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
-    EngineName,
     EngineOption,
     Limit,
     MaxTokens,
@@ -117,7 +116,7 @@ def gate(
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
     dtype: DtypeOption = None,
     threads: Threads = None,
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
     sampled: Sampled = False,
 ) -> None:
     """Judge a release, or this checkout against its recorded baseline. Exit code: 0 passed, 1
@@ -178,7 +177,7 @@ def promote(
             "earlier champion; recorded.",
         ),
     ] = None,
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
     sampled: Sampled = False,
 ) -> None:
     """Make a release that passed its gate the champion.
@@ -223,7 +222,7 @@ def rollback(
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
     sampled: Sampled = False,
 ) -> None:
     """Make the previous champion the champion again, and point `current` at its bundle; the bundle
@@ -236,7 +235,7 @@ def rollback(
     typer.echo(
         f"{good.name} is the champion again, version {bad.version} was rolled back: {reason}"
     )
-    bundle = relink(store, good, out) if engine is EngineName.draftwell else None
+    bundle = relink(store, good, out) if engine == "draftwell" else None
     typer.echo(
         f"{bundle}  (and {bundle.parent / 'current'})"
         if bundle
@@ -287,7 +286,7 @@ def deploy(
     ungated: Ungated = None,
     with_weights: WithWeights = False,
     dtype: DtypeOption = None,
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
     temperature: Temperature = 0.0,
     options: Options = None,
 ) -> None:
@@ -327,7 +326,7 @@ def deploy(
 
 def prune(
     pair: Pair = "default",
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
     keep: Annotated[
         int,
         typer.Option(
@@ -343,7 +342,7 @@ def prune(
     """
 
     name = find_pair(pair).name
-    home = out / name if engine is EngineName.draftwell else bundles_of(out, name)
+    home = out / name if engine == "draftwell" else bundles_of(out, name)
     removed = retention.prune(home, keep)
     typer.echo(
         "\n".join(f"removed {path}" for path in removed)

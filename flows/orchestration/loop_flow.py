@@ -15,7 +15,6 @@ from typing import Any
 from prefect import flow, task
 
 from draftwell.components.gate.settings import GateSettings
-from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED
 from draftwell.flows.context import open_trace
 from draftwell.flows.loading import open_from_settings, prompts_of, workspace_of
 from draftwell.flows.orchestration import run_artifacts as shown
@@ -50,13 +49,14 @@ from draftwell.flows.steps.engine import (
 from draftwell.flows.steps.engine.recalibrate import recalibrate, said_of
 from draftwell.flows.steps.engine.release import publish_on_engine
 from draftwell.flows.steps.engine.space import REPORT, about, deployment_of, space_of
-from draftwell.flows.steps.gate_parts.earlier_verdict import earlier_verdict
+from draftwell.flows.steps.gate_parts.record import earlier_verdict
 from draftwell.flows.steps.reference_traces import of_release
 from draftwell.flows.steps.traffic_prompts import settle_prompts
-from draftwell.flows.steps.verdict import only_sampled, refusal, result_of, sentence
+from draftwell.flows.steps.verdict import only_sampled, refusal, sentence, verdict_of
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import find_pair
 from draftwell.serving.artifacts.kinds import CALIBRATED
+from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED
 from draftwell.serving.files import write_json
 from draftwell.serving.recording.trace import TraceSet
 
@@ -308,8 +308,8 @@ def release_choice(settings: PipelineSettings, choice: dict[str, Any]) -> dict[s
     return {
         **choice,
         **gated,
-        "state": "deployed" if deployed["bundle"] else STATES[result_of(gated)],
-        "verdict": result_of(gated),
+        "state": "deployed" if deployed["bundle"] else STATES[verdict_of(gated)],
+        "verdict": verdict_of(gated),
         "drift": settings.drift,
         "release": release,
         **deployed,

@@ -20,7 +20,11 @@ from draftwell.components.distil.distil import (
     own_outputs_on,
     target_alone,
 )
-from draftwell.components.distil.family import check_layers, default_layers
+from draftwell.components.distil.family import (
+    check_layers,
+    default_layers,
+    refuse_unless_text_only,
+)
 from draftwell.components.distil.instructions import UNTOUCHED, kept_instructions, split
 from draftwell.components.distil.training import Recipe
 from draftwell.components.distil.writers import Writer
@@ -268,11 +272,7 @@ def read_config(folder: Path) -> Any:
             f"{folder} holds no readable model ({type(error).__name__}): fetch or save it again",
             code="no_model",
         ) from error
-    if config.get_text_config() is not config:
-        raise DraftwellError(
-            f"{config.model_type} models read more than text: name a text-only target",
-            code="not_text_only",
-        )
+    refuse_unless_text_only(config)
     return config
 
 

@@ -17,7 +17,6 @@ from draftwell.components.bench.schema import BenchReport
 from draftwell.components.gate.own_prompts import JudgingPrompts
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
 from draftwell.components.gate.temperatures import judge_artifacts
-from draftwell.components.gate.verdict import GateVerdict, Thresholds
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext, artifact_prompts
 from draftwell.flows.steps.champion import artifacts_of
@@ -44,6 +43,7 @@ from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import refuse_other_device
 from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import StrategyResources

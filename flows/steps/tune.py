@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from draftwell.components.collect.trace_checks import check_temperature
 from draftwell.components.prompts.overlap import hashes_of
 from draftwell.components.report.provenance import provenance
+from draftwell.components.tune.by_batch import measure_levels
 from draftwell.components.tune.evaluator import Evaluator, QualityReader
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.report.html import write_tuning_report
@@ -92,6 +93,7 @@ def run_tune(
     )
     if not keep:
         return evidence
+    evidence = with_levels(step, inputs, settings, evidence)
     seen = {*(prompts_behind(traces, step.pair)[0] or ()), *hashes_of(prompts)}
     evidence = evidence.model_copy(
         update={"training_prompts": tuple(sorted(seen)), "unknown_prompts": used.unknown}
@@ -103,6 +105,19 @@ def run_tune(
     )
     rungs.unlink(missing_ok=True)
     return evidence
+
+
+def with_levels(
+    step: StepContext, inputs: TuneInputs, settings: TuneSettings, evidence: TuningEvidence
+) -> TuningEvidence:
+    """The evidence with draft lengths of its choice by the number of requests at once."""
+    sampling = step.pair.sampling(
+        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
+    )
+    levels, loads = measure_levels(
+        step.pair, inputs.resources, evidence.choice, inputs.prompts, sampling, step.bar
+    )
+    return evidence.model_copy(update={"levels": levels, "loads": loads})
 
 
 def evaluator_of(step: StepContext, inputs: TuneInputs, settings: TuneSettings) -> Evaluator:
@@ -135,6 +150,7 @@ def config_with(
     """
 
     choice, temperature = evidence.choice, evidence.temperature or 0.0
+    table = evidence.draft_length_by_batch
     before = previous_config(step, device_class)
     greedy = class_of(temperature) == "greedy"
     kept = kept_sampled(step, before, evidence) if greedy else None
@@ -153,13 +169,15 @@ def config_with(
     )
     if greedy:
         return DecodingConfig(
-            choice.name, dict(choice.parameters), evidence.to_json(), made_of, kept
+            choice.name, dict(choice.parameters), evidence.to_json(), made_of, kept, table
         )
-    sampled = SampledChoice(temperature, choice.name, dict(choice.parameters), evidence.to_json())
+    sampled = SampledChoice(
+        temperature, choice.name, dict(choice.parameters), evidence.to_json(), table
+    )
     if before is None:
         return DecodingConfig(PLAIN.name, {}, {}, made_of, sampled)
     made_of = made_of.model_copy(update={"trace_digest": before.provenance.trace_digest})
-    return DecodingConfig(before.strategy, before.parameters, before.evidence, made_of, sampled)
+    return before.with_sampled(sampled, made_of)
 
 
 def kept_sampled(
@@ -355,6 +373,6 @@ def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) 
     plain = DecodingConfig(PLAIN.name, {}, evidence.to_json(), made_of)
     if sampled_only:
         sampled = SampledChoice(old.temperature, PLAIN.name, {}, evidence.to_json())
-        plain = DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of, sampled)
+        plain = tuned.with_sampled(sampled, made_of)
     save_choice(step, plain, evidence)
     return {**PLAIN.to_json(), "reason": reason}

@@ -6,39 +6,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Result
+from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED, Check, Result, result_of
 
 Gated = Mapping[str, Any]
-"""`passed` and `checks` of a gate's result, or of a record; each check has at least `name`,
-`passed` and `detail`."""
+"""`passed` and `checks` of a gate's result, or of a record; each check is the fields of a
+`Check`."""
 SAMPLED = "sampled "
 """How the names of the checks of a sampled choice begin (components/gate/temperatures.py)."""
 SAID: dict[Result, str] = {PASSED: "passed", FAILED: "failed", UNDECIDED: "had not enough evidence"}
 
 
-def result_of(gated: Gated) -> Result:
+def verdict_of(gated: Gated) -> Result:
     """One of the three verdicts.
 
-    >>> result_of(
-    ...     {"passed": False, "checks": [{"passed": False, "enough": False}, {"passed": True}]}
-    ... )
+    >>> lacking = vars(Check("speedup", 1.1, 1.0, passed=False, enough=False))
+    >>> verdict_of({"passed": False, "checks": [lacking]})
     'not enough evidence'
     """
-    if gated["passed"]:
-        return PASSED
-    against = unmet(gated)
-    return (
-        UNDECIDED if against and not any(check.get("enough", True) for check in against) else FAILED
-    )
+    return PASSED if gated["passed"] else result_of(Check(**check) for check in unmet(gated))
 
 
 def sentence(gated: Gated) -> str:
     """The verdict as a sentence without its end.
 
-    >>> sentence({"passed": False, "checks": [{"passed": False}]})
+    >>> sentence({"passed": False, "checks": []})
     'the gate failed'
     """
-    return f"the gate {SAID[result_of(gated)]}"
+    return f"the gate {SAID[verdict_of(gated)]}"
 
 
 def unmet(gated: Gated) -> list[Mapping[str, Any]]:
@@ -59,7 +53,7 @@ def refusal(choice: dict[str, Any], gated: Gated, sampled: bool) -> str:
     against = "; ".join(check["detail"] for check in unmet(gated))
     verdict = (
         "refused by the gate"
-        if result_of(gated) == FAILED
+        if verdict_of(gated) == FAILED
         else "the gate had not enough evidence for it"
     )
     return (

@@ -1,8 +1,8 @@
 """What MLflow shows of an artifact: its MLmodel file, figures to compare, and words for a person.
 
-Every kind has the flavour `draftwell`. What predicts something (`draftwell.registry.pyfunc_models`)
-has `python_function` too, through an installed module: no file of a version is unpickled or run.
-Other kinds have neither signature nor example, because there is nothing to call.
+Every kind has the flavour `draftwell`. What predicts something (`registry/onnx_models.py`) has
+MLflow's `onnx` too, a graph: no file of a version is unpickled or run. Other kinds have neither
+signature nor example, because there is nothing to call.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 
+from draftwell.registry.folders import copy_artifact
 from draftwell.serving.artifacts.kinds import KINDS, Card
-
-if TYPE_CHECKING:
-    import numpy as np
-    from mlflow.models import ModelSignature
-
 
 LONGEST = 5000
 """Characters of a description in MLflow's databases."""
@@ -148,51 +144,36 @@ def _confirmed(config: Mapping[str, Any]) -> dict[str, float]:
     return {}
 
 
-def write_mlmodel(
-    folder: Path, manifest: dict[str, Any], location: str, run_id: str, model_id: str
+def write_model(
+    folder: Path,
+    into: Path,
+    manifest: dict[str, Any],
+    *,
+    location: str,
+    run_id: str,
+    model_id: str,
 ) -> None:
-    """Write MLmodel next to the artifact's files; for what predicts, with MLflow's
-    `python_function` flavour, an input example, and the signature of what the artifact makes of
-    that."""
-    from mlflow import pyfunc
+    """Write what MLflow keeps of an artifact into a new folder: a copy of its files, `MLmodel`, and
+    for what predicts something its graph."""
     from mlflow.models import Model
-    from mlflow.models.utils import _save_example
 
-    from draftwell.registry.pyfunc_models import MODELS, _load_pyfunc
+    # imports torch, like the kinds' own modules
+    from draftwell.registry.onnx_models import GRAPHS, save_onnx
 
     made, kind = manifest["provenance"], manifest["kind"]
-    metadata = {
-        key: made[key]
-        for key in ("pair", "fingerprint", "trace_digest", "device_class", "git_commit")
-    }
-    metadata |= {
-        "kind": kind,
-        "schema_version": manifest["schema_version"],
-        "parents": made["parents"],
-    }
+    named = ("pair", "fingerprint", "trace_digest", "device_class", "git_commit", "parents")
+    schema = {"kind": kind, "schema_version": manifest["schema_version"]}
     model = Model(
-        location, run_id=run_id, model_id=model_id, model_uuid=model_id, metadata=metadata
+        location,
+        run_id=run_id,
+        model_id=model_id,
+        model_uuid=model_id,
+        metadata={**{key: made[key] for key in named}, **schema},
     )
-    model.add_flavor("draftwell", kind=kind, schema_version=manifest["schema_version"], data=".")
-    if kind in MODELS:
-        loaded = _load_pyfunc(str(folder))
-        pyfunc.add_to_model(model, loader_module=_load_pyfunc.__module__, data=".")
-        model.signature = _signature(loaded.example, loaded.predict(loaded.example))
-        _save_example(model, loaded.example, str(folder))
-    model.save(str(folder / "MLmodel"))
-
-
-def _signature(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> ModelSignature:
-    """The types and shapes of these arrays, with any number of rows."""
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
-
-    def schema(arrays: dict[str, np.ndarray]) -> Schema:
-        return Schema(
-            [
-                TensorSpec(array.dtype, (-1, *array.shape[1:]), name)
-                for name, array in arrays.items()
-            ]
-        )
-
-    return ModelSignature(schema(inputs), schema(outputs))
+    model.add_flavor("draftwell", **schema, data=".")
+    if kind in GRAPHS:
+        save_onnx(KINDS[kind].load_class().load(folder), into, model)
+    else:
+        into.mkdir(parents=True)
+        model.save(str(into / "MLmodel"))
+    copy_artifact(folder, into)

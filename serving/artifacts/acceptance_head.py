@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
-from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.trained import check_state
 
 FILE = "acceptance_head.safetensors"
 
@@ -79,13 +79,7 @@ class AcceptanceHead(Artifact):
         Args:
             state: `[hidden]`, the draft's last hidden state having read the token.
         """
-        if state.shape != self.weight.shape:
-            raise ArtifactError(
-                f"the acceptance head reads states of {self.weight.numel()} numbers, the "
-                f"draft's have {state.numel()}: "
-                f"train it for this pair (`{KINDS[self.kind].made_by}`)",
-                code="state_size_differs",
-            )
+        check_state(self.kind, state.shape, self.weight.numel())
         return float(torch.sigmoid(self.logit(state.float().cpu())))
 
     def logit(self, states: Tensor) -> Tensor:

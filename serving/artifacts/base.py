@@ -13,9 +13,9 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest, replace_folder, sha256_file
@@ -80,6 +80,10 @@ class Provenance(BaseModel):
         )
 
 
+FileName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
+"""A file beside the manifest."""
+
+
 class ManifestFile(BaseModel):
     """What `artifact.json` holds."""
 
@@ -87,7 +91,7 @@ class ManifestFile(BaseModel):
 
     kind: str
     schema_version: int
-    files: dict[str, str] = Field(min_length=1, description="file name → sha256")
+    files: dict[FileName, str] = Field(min_length=1, description="file name → sha256")
     provenance: Provenance
 
 
@@ -155,10 +159,19 @@ class Artifact(ABC):
         manifest = read_manifest(folder)
         if manifest["kind"] != cls.kind:
             raise ArtifactError(
-                f"{folder} holds a {manifest['kind']}, not a {cls.kind}", code="another_kind"
+                f"{folder} holds a {manifest['kind']}, not a {cls.kind}: publish or deploy it "
+                "again",
+                code="another_kind",
             )
         check_schema(folder, manifest, cls.schema_version)
-        _check_files(folder, manifest)
+        present = {path.name for path in folder.iterdir()} - {MANIFEST}
+        if extra := sorted(present - set(manifest["files"])):
+            raise ArtifactError(
+                f"{folder / extra[0]} does not belong to the {cls.kind} there: publish or "
+                "deploy it again",
+                code="unlisted_file",
+            )
+        check_files(folder, manifest)
         provenance = Provenance.model_validate(manifest["provenance"])  # checked by read_manifest
         if fingerprint is not None and provenance.fingerprint != fingerprint:
             raise ArtifactError(
@@ -182,7 +195,10 @@ def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
     """The parsed `artifact.json` of a folder."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise ArtifactError(f"{folder} holds no artifact (no {MANIFEST})", code="no_artifact")
+        raise ArtifactError(
+            f"{folder} holds no artifact (no {MANIFEST}): publish or deploy it again",
+            code="no_artifact",
+        )
     try:
         manifest = json.loads(path.read_text())
         ManifestFile.model_validate(manifest)
@@ -213,15 +229,8 @@ def check_schema(folder: Path, manifest: dict, newest: int) -> None:  # type: ig
         )
 
 
-def _check_files(folder: Path, manifest: dict) -> None:  # type: ignore[type-arg]
-    """Refuse an artifact with a file that is missing, changed, or not listed."""
-    present = {path.name for path in folder.iterdir()} - {MANIFEST}
-    if extra := sorted(present - set(manifest["files"])):
-        raise ArtifactError(
-            f"{folder / extra[0]} does not belong to the {manifest['kind']} there: publish or "
-            "deploy it again",
-            code="unlisted_file",
-        )
+def check_files(folder: Path, manifest: dict) -> None:  # type: ignore[type-arg]
+    """Refuse an artifact with a file that is missing or changed."""
     for name, expected in manifest["files"].items():
         if not (folder / name).is_file():
             raise ArtifactError(

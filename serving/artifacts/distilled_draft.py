@@ -16,8 +16,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.rounding import restored, rounded
+from draftwell.serving.artifacts.trained import Borrower
 
 
 def lent_names(module: Any) -> frozenset[str]:
@@ -40,7 +41,7 @@ def lent_names(module: Any) -> frozenset[str]:
     )
 
 
-class DistilledDraft(Artifact):
+class DistilledDraft(Borrower):
     """A draft without its embeddings, in transformers' names, dequantised to float32.
 
     Args:
@@ -64,16 +65,6 @@ class DistilledDraft(Artifact):
     ):
         self.state, self.config, self.head_tokens, self.donor = state, config, head_tokens, donor
         self.provenance = provenance
-
-    def check_donor(self, donor: str) -> None:
-        """Refuse a target whose embeddings are not the ones that the draft was trained on."""
-        if donor != self.donor:
-            raise ArtifactError(
-                f"the distilled draft borrows the embeddings of weights {self.donor[:12]}, "
-                f"not {donor[:12]}: "
-                "distil a draft for this target",
-                code="another_donor",
-            )
 
     def write_files(self, folder: Path) -> None:
         from safetensors.torch import save_file

@@ -19,13 +19,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
+from draftwell.serving.artifacts.base import ArtifactError, Provenance
 from draftwell.serving.artifacts.rounding import restored, rounded
+from draftwell.serving.artifacts.trained import Borrower
 
 CONFIG, WEIGHTS, OURS = "config.json", "model.safetensors", "head.json"
 
 
-class Eagle3Head(Artifact):
+class Eagle3Head(Borrower):
     """A head without the embeddings that it borrows.
 
     Args:
@@ -82,17 +83,6 @@ class Eagle3Head(Artifact):
                     "train the head again"
                 ),
                 code="bad_head",
-            )
-
-    def check_donor(self, donor: str) -> None:
-        """Refuse a target whose states and embeddings are not the ones that the head was trained
-        on."""
-        if donor != self.donor:
-            raise ArtifactError(
-                f"the EAGLE-3 head reads the states of weights {self.donor[:12]}, not "
-                f"{donor[:12]}: "
-                "train a head for this target (draftwell train --kind eagle3_head)",
-                code="another_donor",
             )
 
     def bound_to(self, pair: str, fingerprint: str) -> Eagle3Head:

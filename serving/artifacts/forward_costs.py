@@ -1,7 +1,7 @@
 """The cost model of forward passes: seconds by number of tokens, known at a few measured sizes.
 
-Everything that predicts time reads it here: the hardware profile, replay, the tuner's PyramidSD
-model and the server's load control. Plain numbers, no models.
+Everything that predicts time reads it here: the hardware profile, replay and strategies that weigh
+their drafts. Plain numbers, no models.
 """
 
 from __future__ import annotations
@@ -56,21 +56,3 @@ def ascending(seconds: Mapping[int, float]) -> dict[int, float]:
     """
     sizes = sorted(seconds)
     return {size: min(seconds[other] for other in sizes[i:]) for i, size in enumerate(sizes)}
-
-
-def extended(seconds: Mapping[int, float], reference: Mapping[int, float]) -> dict[int, float]:
-    """Seconds together with those of larger sizes, which grow in proportion to a reference.
-
-    >>> extended({1: 2.0, 4: 6.0}, {1: 1.0, 4: 2.0, 8: 3.0})
-    {1: 2.0, 4: 6.0, 8: 9.0}
-    """
-    largest = max(seconds)
-    base = seconds_at(reference, largest)
-    return {
-        **seconds,
-        **{
-            size: seconds[largest] * taken / base
-            for size, taken in reference.items()
-            if size > largest
-        },
-    }

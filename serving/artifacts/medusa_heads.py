@@ -17,6 +17,7 @@ from torch.nn.functional import silu
 
 from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
 from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.trained import check_state
 
 FILE = "medusa_heads.safetensors"
 
@@ -72,13 +73,7 @@ class MedusaHeads(Artifact):
     def states(self, state: Tensor) -> Tensor:
         """The target's last hidden state `[hidden]` → what its output embedding is applied to, `[K,
         hidden]` float32."""
-        if state.shape != self.weight.shape[2:]:
-            raise ArtifactError(
-                f"the Medusa heads read states of {self.weight.shape[2]} numbers, the "
-                f"target's have {state.numel()}: "
-                f"train them for this pair (`{KINDS[self.kind].made_by}`)",
-                code="state_size_differs",
-            )
+        check_state(self.kind, state.shape, self.weight.shape[2], "target")
         h = state.float().to(self.weight.device)
         return h + silu(self.weight @ h + self.bias)
 

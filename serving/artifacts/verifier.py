@@ -11,48 +11,73 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
-from draftwell.serving.artifacts.kinds import KINDS
+from draftwell.serving.artifacts.trained import check_state
 from draftwell.serving.errors import NotFinite
 
 LABELS = ("ratio", "argmax", "soft")
-SCALARS = ("q_token", "confidence", "entropy", "rank")
-"""q̄(x), C, H in nats, and log(1 + rank of x); all of the raw draft distribution."""
 
 
-class Figures(Protocol):
-    """Raw probability and rank of a token, and confidence C and entropy H (nats) of the
-    distribution it was drafted from."""
+class TokenFigures(NamedTuple):
+    """What the raw distribution of a row says of one token, and of itself."""
 
-    @property
-    def raw_prob(self) -> float: ...
-    @property
-    def confidence(self) -> float: ...
-    @property
-    def entropy(self) -> float: ...
-    @property
-    def rank(self) -> int: ...
+    raw_prob: float
+    confidence: float
+    entropy: float
+    """In nats."""
+    rank: int
+    """How many tokens have a larger raw probability."""
+
+
+class Scalar(NamedTuple):
+    """A number that verifiers read of a draft token.
+
+    Args:
+        name: kept with a verifier. A number of another meaning takes another name.
+        figure: the field of `TokenFigures` that holds it while serving.
+        column: the column of a trace that holds it.
+        log: read as log(1 + value).
+    """
+
+    name: str
+    figure: str
+    column: str
+    log: bool = False
+
+    def of(self, value: Any) -> Any:
+        """The feature of a figure or of a column."""
+        return np.log1p(value) if self.log else value
+
+
+SCALARS = (
+    Scalar("q_token", "raw_prob", "draft_raw_q"),
+    Scalar("confidence", "confidence", "confidence"),
+    Scalar("entropy", "entropy", "entropy"),
+    Scalar("log_rank", "rank", "rank", log=True),
+)
+"""The features `scalars`, in the order of a verifier's last weights. How to add one:
+docs/architecture.md, "Add a column to the traces"."""
+SCALAR_NAMES = [scalar.name for scalar in SCALARS]
+UNNAMED = ["q_token", "confidence", "entropy", "log_rank"]
+"""What a verifier without names reads: it was written before names were kept."""
 
 
 class DraftRow(Protocol):
     """What a verifier reads of a draft distribution; the runtime's `Rows` has it."""
 
     def hidden(self, row: int) -> Tensor: ...
-    def token_figures(self, row: int, token: int) -> Figures: ...
+    def token_figures(self, row: int, token: int) -> TokenFigures: ...
 
 
-def scalar_features(raw: Tensor, token: int) -> Tensor:
-    """The four scalar features `[4]` float32 of drafting `token` from raw probabilities
-    `[vocab]`."""
-    q = raw[token]
-    return torch.stack(
-        [q, raw.max(), torch.special.entr(raw).sum(), torch.log1p((raw > q).sum().float())]
-    ).float()
+def scalar_features(figures: TokenFigures) -> list[float]:
+    """The numbers of `SCALARS`, in order."""
+    return [scalar.of(getattr(figures, scalar.figure)) for scalar in SCALARS]
 
 
 def logistic(z: float) -> float:
@@ -128,24 +153,8 @@ class Verifier(Artifact):
         )
         self._of_scalars: list[float] = self.weight[end:].tolist()
 
-    def score(self, before: Tensor | None, after: Tensor | None, raw: Tensor, token: int) -> float:
-        """Probability in (0, 1) that the target keeps `token`.
-
-        Args:
-            before, after: `[hidden]` draft states, needed where `features` names them.
-            raw: `[vocab]` raw draft probabilities that `token` was drafted under.
-        """
-        parts = {
-            "before": before,
-            "after": after,
-            "scalars": scalar_features(raw, token) if "scalars" in self.features else None,
-        }
-        x = torch.cat([parts[f].float().cpu() for f in self.features])  # type: ignore[union-attr]
-        return logistic(float(x @ self.weight) + self.bias)
-
     def score_drafted(self, row: DraftRow, after: DraftRow | None, token: int) -> float:
-        """`score` of a token that was drafted from a row, without a distribution over the whole
-        vocabulary.
+        """Probability in (0, 1) that the target keeps a token that was drafted from a row.
 
         Args:
             row: the one-row distribution that `token` was drafted from.
@@ -156,17 +165,10 @@ class Verifier(Artifact):
         z = self.bias
         for name, weight in self._of_states.items():
             state = (after if name == "after" else row).hidden(0)  # type: ignore[union-attr]
-            if state.shape != weight.shape:
-                raise ArtifactError(
-                    f"the verifier reads states of {weight.numel()} numbers, the draft's "
-                    f"have {state.numel()}: train it "
-                    f"for this pair (`{KINDS[self.kind].made_by}`)",
-                    code="state_size_differs",
-                )
+            check_state(self.kind, state.shape, weight.numel())
             z += float(torch.dot(state.float().cpu(), weight))
         if self._of_scalars:
-            seen = row.token_figures(0, token)
-            values = (seen.raw_prob, seen.confidence, seen.entropy, math.log1p(seen.rank))
+            values = scalar_features(row.token_figures(0, token))
             z += sum(weight * value for weight, value in zip(self._of_scalars, values, strict=True))
         return logistic(z)
 
@@ -178,6 +180,8 @@ class Verifier(Artifact):
             folder / "verifier.safetensors",
         )
         settings = {"features": self.features, "threshold": self.threshold, "ratio": self.ratio}
+        if "scalars" in self.features:
+            settings["scalars"] = SCALAR_NAMES
         if self.label != "ratio":
             settings["label"] = self.label
         (folder / "verifier.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -188,6 +192,13 @@ class Verifier(Artifact):
 
         tensors = load_file(folder / "verifier.safetensors")
         settings = json.loads((folder / "verifier.json").read_text())
+        scalars = settings.get("scalars", UNNAMED)
+        if "scalars" in settings["features"] and scalars != SCALAR_NAMES:
+            raise ArtifactError(
+                f"the verifier in {folder} reads the numbers {', '.join(scalars)}, this version "
+                f"{', '.join(SCALAR_NAMES)}: train it again",
+                code="other_scalars",
+            )
         return cls(
             tensors["weight"],
             float(tensors["bias"]),

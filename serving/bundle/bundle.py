@@ -35,7 +35,6 @@ from draftwell.serving.bundle.manifest import (
     FileRecord,
     Manifest,
     ModelRecord,
-    digest_of_body,
     read_bundle_manifest,
 )
 from draftwell.serving.bundle.signature import SIGNATURE
@@ -51,7 +50,6 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "ModelRecord",
-    "digest_of_body",
     "open_bundle",
     "refuse_inside",
 ]

@@ -84,18 +84,11 @@ class Manifest(_Strict):
 
     def computed_digest(self) -> str:
         """sha256 over the manifest without its digest."""
-        return digest_of_body(
-            {key: value for key, value in self.model_dump().items() if key != "digest"}
-        )
+        return json_digest(self.model_dump(exclude={"digest"}))
 
     def to_json(self) -> str:
         """The text of `manifest.json`."""
         return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
-
-
-def digest_of_body(body: dict[str, Any]) -> str:
-    """sha256 over the fields of a manifest, without its digest."""
-    return json_digest(body)
 
 
 def read_bundle_manifest(path: Path) -> Manifest:
@@ -125,7 +118,7 @@ def read_bundle_manifest(path: Path) -> Manifest:
             f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again",
             code="damaged_manifest",
         ) from error
-    if manifest.digest != digest_of_body(
+    if manifest.digest != json_digest(
         {key: value for key, value in data.items() if key != "digest"}
     ):
         raise BundleError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from draftwell.serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from draftwell.serving.runtime.grammar.protocols import Grammar
+    from draftwell.serving.runtime.grammar.masks import Grammar
 
 FinishReason = Literal["stop", "length"]
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from draftwell.serving.artifacts.verifier import TokenFigures
 from draftwell.serving.errors import DraftwellError, NotFinite
 from draftwell.serving.runtime import types
 from draftwell.serving.runtime.penalties import Penalties
@@ -317,7 +318,7 @@ class LogitRows:
         """Entropy of the raw distribution of a row, in nats."""
         return float(torch.special.entr(self._softmax(row)).sum())
 
-    def token_figures(self, row: int, token: int) -> types.TokenFigures:
+    def token_figures(self, row: int, token: int) -> TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
 
         C = max q̄ and H = −Σ q̄·ln q̄, over the columns that there are: few operations, since right
@@ -332,11 +333,10 @@ class LogitRows:
             moment = float(weights.dot(logs.clamp(min=-1e4)))
         entropy = max(0.0, -moment)
         if likeliest:
-            return types.TokenFigures(confidence, confidence, entropy, 0)
+            return TokenFigures(raw_prob=confidence, confidence=confidence, entropy=entropy, rank=0)
         raw_prob = self.raw_prob(row, token)
-        return types.TokenFigures(
-            raw_prob, confidence, entropy, int((self._softmax(row) > raw_prob).sum())
-        )
+        rank = int((self._softmax(row) > raw_prob).sum())
+        return TokenFigures(raw_prob=raw_prob, confidence=confidence, entropy=entropy, rank=rank)
 
     def sample(self, row: int, stream: types.Stream) -> int:
         """Draw from the warped distribution of a row; greedy requests consume no uniform."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draftwell.serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.types import Draft
 
 ROOT = -1
 """Parent of the tokens that follow the text."""
@@ -17,15 +17,13 @@ ROOT = -1
 
 @dataclass
 class DraftTree:
-    """Tokens proposed for verification as a tree.
+    """Tokens proposed for verification as a tree, deterministically: the likeliest ones, or those
+    of n-grams.
 
     Args:
         tokens: the proposed ids; siblings that are judged differ from each other.
         parents: of each token the place of its parent in `tokens`, which comes before it; `ROOT`:
             it follows the text.
-        rows: for each token the one-row distribution that it and its siblings were drawn from,
-            without replacement and in their order; empty where all were proposed deterministically
-            (the likeliest ones, or an n-gram's), as those of a fixed or a dynamic tree are.
         read_along: so many of the last tokens are in the verification batch, but are no draft
             tokens (a lookahead branch, read for the target's rows alone): they are nobody's
             children, so no rule looks at them and they never become text.
@@ -37,14 +35,13 @@ class DraftTree:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
     read_along: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def add(self, token: int, parent: int) -> int:
-        """Append a deterministic proposal; its place."""
+        """Append a proposal; its place."""
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1
@@ -83,9 +80,7 @@ class DraftTree:
         places = list(path)
         while following := self.children(places[-1] if places else ROOT):
             places.append(following[0])
-        return Draft(
-            [self.tokens[i] for i in places], [self.rows[i] for i in places] if self.rows else []
-        )
+        return Draft([self.tokens[i] for i in places])
 
 
 def depths(parents: Sequence[int]) -> list[int]:

@@ -17,19 +17,11 @@ from draftwell.serving.runtime.requests import Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from draftwell.serving.artifacts.verifier import TokenFigures
+
 Origin = Literal["accepted", "rescued", "recovered", "target"]
 """Where a final token comes from: the draft (kept by the exact rule, or against it), or the target
 (at a rejection, or elsewhere: plain decoding, the prompt's first token, a bonus)."""
-
-
-class TokenFigures(NamedTuple):
-    """What the raw distribution of a row says of one token, and of itself."""
-
-    raw_prob: float
-    confidence: float
-    entropy: float
-    rank: int
-    """How many tokens have a larger raw probability."""
 
 
 class Rating(NamedTuple):

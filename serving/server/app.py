@@ -14,17 +14,11 @@ from fastapi.responses import JSONResponse, Response
 
 from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.feedback.feedback import Feedback
-from draftwell.serving.server.http.capabilities import offers_router
 from draftwell.serving.server.http.errors import APIError, install_error_handlers
 from draftwell.serving.server.http.page import page_router
 from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
-from draftwell.serving.server.http.security import (
-    RequestLog,
-    Security,
-    install_security,
-    is_trusted,
-)
+from draftwell.serving.server.http.security import RequestLog, Security, install_security
 from draftwell.serving.server.http.tokens import tokens_router
 from draftwell.serving.server.metrics.endpoint import CountAnswers, metrics_router
 from draftwell.serving.server.metrics.metrics import Metrics
@@ -90,7 +84,7 @@ def create_app(
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
     app.state.deployments = deployments
-    _add_routes(app, metrics, deployments, allow_parameters=allow_parameters)
+    _add_routes(app, metrics, deployments)
     return app
 
 
@@ -106,16 +100,13 @@ async def _running(
         await asyncio.to_thread(deployments.close, drain_seconds)
 
 
-def _add_routes(
-    app: FastAPI, metrics: Metrics, deployments: Deployments, *, allow_parameters: bool
-) -> None:
+def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments) -> None:
     """All addresses, and the log of requests to them."""
     routers = [
         metrics_router(metrics),
         page_router(),
         model_router(deployments),
         probe_router(deployments),
-        offers_router(lambda: deployments.current.served, allow_parameters=allow_parameters),
         tokens_router(lambda: deployments.current.service),
     ]
     for router in routers:
@@ -124,7 +115,7 @@ def _add_routes(
 
 
 def model_router(deployments: Deployments) -> APIRouter:
-    """`/v1/models`, `/v1/chat/completions`, `/v1/responses` and `/v1/completions`."""
+    """`/v1/models`, `/v1/speculation`, and the three endpoints that answer."""
     router = APIRouter()
 
     def card() -> dict[str, Any]:
@@ -150,6 +141,12 @@ def model_router(deployments: Deployments) -> APIRouter:
                 404, f"the model '{name}' does not exist", param="model", code="model_not_found"
             )
         return card()
+
+    @router.get("/v1/speculation")
+    def speculation(request: Request) -> dict[str, Any]:
+        """The strategies that a request may ask for in `speculation.strategy`, with their
+        parameters."""
+        return deployments.current.service.offer(request)
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -185,7 +182,7 @@ def probe_router(deployments: Deployments) -> APIRouter:
     async def health(request: Request) -> JSONResponse:
         """Whether the process works (503: restart it), what it serves and how busy it is."""
         state = deployments.health()
-        if state["last_switch_error"] and not is_trusted(request):
+        if state["last_switch_error"] and not request.state.trusted:
             state["last_switch_error"] = (
                 "a switch was refused: send an API key to see why, or read the log"
             )

@@ -17,8 +17,6 @@ StateSharing = Literal["shared", "tenant", "off"]
 PromptSharing = Literal["tenant", "request", "off"]
 """Whose requests need not read again what slots hold of each other's prompts and answers
 (scheduling/scheduler.py)."""
-DraftLengths = Literal["measured", "predicted"]
-"""What decides how long drafts are under load (scheduling/load_control.py)."""
 SLOTS = 8
 QUEUE = 256
 STEADY_PROMPT_TOKENS = 64
@@ -132,13 +130,6 @@ class ServerSettings(BaseModel):
         description="Start every request from the bundle's online state, do not shorten drafts of "
         "lossy strategies under load, and "
         "never change the number of threads: a seed then always gives the same answer.",
-    )
-    draft_lengths: DraftLengths = Field(
-        "measured",
-        description="What decides how long drafts are while several requests run: the server's own "
-        "rounds, some of which try "
-        "other lengths (measured), or the predicted costs of forward passes alone "
-        "(predicted), for comparison.",
     )
     api_key_file: Path | None = Field(
         None,

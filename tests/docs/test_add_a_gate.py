@@ -16,9 +16,9 @@ from pydantic import Field
 
 import draftwell.registry.gates
 from draftwell.components.bench.schema import BenchEntry
-from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 from draftwell.registry.gates import load_gates
 from draftwell.registry.strict import read_yaml
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
 from tests.support.errors import raises_code
 from tests.support.markdown import fences
 

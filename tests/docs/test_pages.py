@@ -104,10 +104,12 @@ def test_readme_is_short_and_says_what_was_not_measured() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     config: dict[str, Any] = yaml.safe_load((REPO / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = set(re.findall(r"'([\w/-]+\.md)'", repr(config["nav"])))
+    left_out = set(config["exclude_docs"].split())
+    assert listed.isdisjoint(left_out)
     pages = {
         str(page.relative_to(REPO / "docs")) for page in PAGES if page.is_relative_to(REPO / "docs")
     }
-    assert sorted(pages - listed) == []
+    assert sorted(pages - left_out - listed) == []
 
 
 def test_the_command_reference_has_every_command_and_option(reference: ModuleType) -> None:
@@ -132,11 +134,11 @@ def test_the_other_references_are_made_of_the_source(reference: ModuleType) -> N
 def test_links_of_included_pages_are_rewritten(reference: ModuleType) -> None:
     text = (
         "[a](docs/tuning.md) [b](serving/runtime/strategies/PAPERS.md#x) "
-        "[c](registry/gates.yaml) [d](https://example.org) [e](#f)"
+        "[c](registry/gates.yaml) [d](https://example.org) [e](#f) [g](docs/log.md#h)"
     )
     assert reference.relinked(text, "", "index.md", "https://host/repo") == (
         "[a](tuning.md) [b](strategy_papers.md#x) "
         "[c](https://host/repo/blob/main/registry/gates.yaml) [d](https://example.org) "
-        "[e](#f)"
+        "[e](#f) [g](https://host/repo/blob/main/docs/log.md#h)"
     )
     assert reference.relinked("[a](../README.md)", "docs", "x/y.md", "u") == "[a](../index.md)"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import run_command
 from tests.support.loop.tiny_files import write_pair, write_prompts
 
 
@@ -83,8 +84,4 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def run() -> Callable[..., Any]:
     """Run `draftwell` in this process."""
-    from typer.testing import CliRunner
-
-    from draftwell.flows.cli.main import app
-
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return run_command

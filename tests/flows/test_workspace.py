@@ -212,3 +212,21 @@ def test_a_pairs_own_weights_are_its_default(own_stores: Path, pair_file: Path) 
         "float32-int8",
         "float32",
     ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lacks", "advised"),
+    [("bfloat16", True, True), ("bfloat16", False, False), ("float32", True, False)],
+)
+def test_a_cpu_that_will_be_slow_with_bfloat16_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    own_stores: Path,
+    pair_file: Path,
+    dtype: str,
+    lacks: bool,
+    advised: bool,
+) -> None:
+    replace_everywhere(monkeypatch, draftwell.serving.device, "lacks_bfloat16", lambda: lacks)
+    said: list[str] = []
+    Workspace(str(pair_file), dtype, said.append)._say_loading("cpu", None)
+    assert ["float32 is faster" in line for line in said] == [advised]

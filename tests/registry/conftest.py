@@ -2,13 +2,17 @@
 
 import shutil
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 
 from draftwell.registry.pairs import PairSpec, fetch
-from draftwell.registry.store import Store
+from draftwell.registry.releases import ReleaseVersion
+from draftwell.registry.store import Published, Store
+from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.pair_files import PairFiles
-from tests.support.loop.publishing import model_folder
+from tests.support.loop.publishing import Make, model_folder, publish, release
 
 
 @pytest.fixture
@@ -40,6 +44,26 @@ def spec(tmp_path: Path) -> PairSpec:
 @pytest.fixture
 def files(spec: PairSpec) -> PairFiles:
     return fetch(spec)
+
+
+@pytest.fixture
+def make_release(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Make:
+    """Makes a release of a table and of a config made from it, in a folder of this name."""
+
+    def made(name: str, **options: Any) -> ReleaseVersion:
+        return release(store, spec, files, tmp_path / name, **options)
+
+    return made
+
+
+@pytest.fixture
+def put(store: Store, tmp_path: Path) -> Make:
+    """Publishes an artifact from a folder of its own."""
+
+    def made(artifact: Artifact, **options: Any) -> Published:
+        return publish(store, artifact, Path(mkdtemp(dir=tmp_path)) / artifact.kind, **options)
+
+    return made
 
 
 @pytest.fixture(autouse=True)

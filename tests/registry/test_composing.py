@@ -1,21 +1,17 @@
 """A release of versions that a person picked: what joins them, and what is refused by name."""
 
-from pathlib import Path
-
 import pytest
 
 from draftwell.registry.composing import compose, parse_pins
-from draftwell.registry.pairs import PairSpec
 from draftwell.registry.promotion import promote
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import (
+    Make,
     config,
     distilled,
     profile,
-    publish,
-    release,
     table,
     verdict,
     verifier,
@@ -37,15 +33,13 @@ def test_a_pin_of_another_form_is_refused(words: list[str], code: str) -> None:
         parse_pins(words)
 
 
-def test_what_a_person_marked_in_mlflow_needs_no_pin(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
+def test_what_a_person_marked_in_mlflow_needs_no_pin(make_release: Make, store: Store) -> None:
     """A mark with the device's name goes before one without, and a pin before both."""
     with raises_code("nothing_picked", "picked"):
         compose(store, "tiny", "cpu", {})
-    one = release(store, spec, files, tmp_path / "one", accepted=1)
+    one = make_release("one", accepted=1)
     promote(store, "tiny", "cpu", 1, verdict(one))
-    release(store, spec, files, tmp_path / "two", accepted=2)
+    make_release("two", accepted=2)
     two = store.resolve("acceptance_table", "tiny", 2)
     store.set_alias(two, "picked")
     made = compose(store, "tiny", "cpu", {})
@@ -57,14 +51,14 @@ def test_what_a_person_marked_in_mlflow_needs_no_pin(
 
 
 def test_other_kinds_are_the_champions_although_newer_ones_exist(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    put: Make, make_release: Make, store: Store, files: PairFiles
 ) -> None:
-    one = release(store, spec, files, tmp_path / "one", accepted=1)
+    one = make_release("one", accepted=1)
     promote(store, "tiny", "cpu", 1, verdict(one))
     # newer versions of both, which nobody promoted
-    release(store, spec, files, tmp_path / "two", accepted=2)
+    make_release("two", accepted=2)
     mark = fingerprint(files, "float32")
-    picked = publish(store, verifier(mark), tmp_path / "verifier")
+    picked = put(verifier(mark))
     made = compose(store, "tiny", "cpu", {"verifier": "1"})
     assert {kind: version.version for kind, version in made.versions.items()} == {
         **one.pins,
@@ -89,13 +83,13 @@ def test_other_kinds_are_the_champions_although_newer_ones_exist(
 
 
 def test_without_a_champion_the_newest_of_the_same_models_and_device_join(
-    store: Store, tmp_path: Path
+    put: Make, store: Store
 ) -> None:
-    publish(store, config("a" * 64), tmp_path / "config")
-    publish(store, table("a" * 64, accepted=1), tmp_path / "one")
-    publish(store, table("a" * 64, accepted=2), tmp_path / "two")
-    publish(store, table("b" * 64, accepted=3), tmp_path / "other")  # the newest, of another dtype
-    publish(store, profile("a" * 64), tmp_path / "profile")  # measured on a CPU
+    put(config("a" * 64))
+    put(table("a" * 64, accepted=1))
+    put(table("a" * 64, accepted=2))
+    put(table("b" * 64, accepted=3))  # the newest, of another dtype
+    put(profile("a" * 64))  # measured on a CPU
     made = compose(store, "tiny", "cpu", {"decoding_config": "1"})
     assert {kind: version.version for kind, version in made.versions.items()} == {
         "acceptance_table": 2,
@@ -119,12 +113,12 @@ def test_without_a_champion_the_newest_of_the_same_models_and_device_join(
 
 
 def test_what_is_not_there_or_does_not_fit_is_refused(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    put: Make, make_release: Make, store: Store
 ) -> None:
-    one = release(store, spec, files, tmp_path / "one")
+    one = make_release("one")
     promote(store, "tiny", "cpu", 1, verdict(one))
-    publish(store, verifier("b" * 64), tmp_path / "verifier")
-    publish(store, distilled(), tmp_path / "draft")
+    put(verifier("b" * 64))
+    put(distilled())
     with raises_code("not_registered", "version 7", "verifier.tiny"):
         compose(store, "tiny", "cpu", {"verifier": "7"})
     with raises_code("mixed_fingerprints", "verifier version 1", "bbbbbbbbbbbb"):

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from draftwell.registry.onnx_models import GRAPHS
 from draftwell.registry.pairs import PairSpec, model_records
-from draftwell.registry.pyfunc_models import MODELS
 from draftwell.registry.releases import create_release, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.loop.publishing import every_kind, publish, verdict
 
-ENDINGS = {".json", ".safetensors", ".onnx", ".arrow", ".md", ".png", ".html", ""}
-"""What a published file may be called; MLmodel has no ending."""
+ENDINGS = {".json", ".safetensors", ".onnx", ".arrow", ".md", ".png", ".html", ".txt", ".yaml", ""}
+"""What a published file may be called; MLmodel has no ending, MLflow's requirements have two."""
 
 
 def is_pickle(data: bytes) -> bool:
@@ -83,26 +83,22 @@ def test_no_published_file_is_a_pickle_or_a_program(published: Path) -> None:
 
 
 def test_mlflow_finds_no_code_that_it_could_run(published: Path) -> None:
-    """`python_function` names an installed module; a pickled model, or code next to it, would be
-    run out of the artifact."""
+    """What predicts is a graph, which MLflow's own module reads; a pickled model, or code next to
+    it, would be run out of the artifact."""
     cards = [yaml.safe_load(path.read_text()) for path in published.rglob("MLmodel")]
     assert len(cards) == len(KINDS) + 1
     for card in cards:
-        predicts = card["metadata"]["kind"] in MODELS
-        assert set(card["flavors"]) == (
-            {"draftwell", "python_function"} if predicts else {"draftwell"}
-        )
-        if predicts:
-            flavour = card["flavors"]["python_function"]
-            assert set(flavour) == {"loader_module", "data", "python_version"}
-            assert (flavour["loader_module"], flavour["data"]) == (
-                "draftwell.registry.pyfunc_models",
-                ".",
-            )
+        flavours = {"draftwell"}
+        if card["metadata"]["kind"] in GRAPHS:
+            flavours |= {"onnx", "python_function"}
+            assert card["flavors"]["python_function"]["loader_module"] == "mlflow.onnx"
+            assert {card["flavors"][name]["data"] for name in flavours} == {".", "model.onnx"}
+        assert set(card["flavors"]) == flavours
+        assert not any(flavour.get("code") for flavour in card["flavors"].values())
     text = json.dumps(cards)
     assert [
         word
-        for word in ("code", "model_code_path", "python_model", "cloudpickle", "pickle")
+        for word in ("model_code_path", "python_model", "cloudpickle", "pickle")
         if f'"{word}' in text
     ] == []
 

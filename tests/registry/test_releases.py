@@ -22,13 +22,13 @@ from draftwell.registry.releases import (
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.errors import raises_code
-from tests.support.loop.publishing import config, distilled, publish, release, table, verdict
+from tests.support.loop.publishing import Make, config, distilled, table, verdict
 
 
 def test_a_release_pins_versions_and_names_weights(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, store: Store, spec: PairSpec, files: PairFiles
 ) -> None:
-    made = release(store, spec, files, tmp_path / "one")
+    made = make_release("one")
     assert made.published.name == "release.tiny.cpu"
     assert made.pins == {"acceptance_table": 1, "decoding_config": 1}
     assert made.fingerprint == fingerprint(files, "float32")
@@ -42,7 +42,7 @@ def test_a_release_pins_versions_and_names_weights(
     assert run.data.params == {"acceptance_table": "1", "decoding_config": "1"}
     assert store.client.get_experiment(run.info.experiment_id).name == "draftwell/tiny"
     # the same pins are the same release
-    assert release(store, spec, files, tmp_path / "again") == made
+    assert make_release("again") == made
     kinds = {
         parent.kind
         for parent in lineage_of(store, store.resolve("release", "tiny.cpu", 1), "tiny.cpu").parents
@@ -51,13 +51,13 @@ def test_a_release_pins_versions_and_names_weights(
 
 
 def test_aliases_move_from_candidate_to_challenger_to_champion(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, store: Store
 ) -> None:
-    one = release(store, spec, files, tmp_path / "one", accepted=1)
+    one = make_release("one", accepted=1)
     record_gate(store, verdict(one))
     assert store.get_aliases("release", "tiny.cpu") == {"candidate": 1, "challenger": 1}
     promote(store, "tiny", "cpu", 1)
-    two = release(store, spec, files, tmp_path / "two", accepted=2)
+    two = make_release("two", accepted=2)
     promote(store, "tiny", "cpu", "candidate", verdict(two, beside=1))
     assert store.get_aliases("release", "tiny.cpu") == {
         "candidate": 2,
@@ -78,10 +78,10 @@ def test_aliases_move_from_candidate_to_challenger_to_champion(
 
 
 def test_nothing_is_promoted_without_a_verdict_about_just_these_versions(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, store: Store
 ) -> None:
-    one = release(store, spec, files, tmp_path / "one", accepted=1)
-    two = release(store, spec, files, tmp_path / "two", accepted=2)
+    one = make_release("one", accepted=1)
+    two = make_release("two", accepted=2)
     good = verdict(two)
     wrong: list[tuple[GateRecord | None, str]] = [
         (None, "it has no gate record"),
@@ -110,21 +110,19 @@ def test_nothing_is_promoted_without_a_verdict_about_just_these_versions(
     assert find_release(store, "tiny", "cpu", 2).published.tags["gate"] == "failed"
 
 
-def test_a_record_that_cannot_be_read_does_not_stand(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
-    one = release(store, spec, files, tmp_path / "one")
+def test_a_record_that_cannot_be_read_does_not_stand(make_release: Make, store: Store) -> None:
+    one = make_release("one")
     store.set_tag(one.published, "gate_record", json.dumps({"passed": True}))
     with raises_code("gate_record_unreadable", "release.tiny.cpu version 1", "draftwell gate"):
         promote(store, "tiny", "cpu", 1)
 
 
 def test_artifacts_of_different_models_make_no_release(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    put: Make, store: Store, spec: PairSpec, files: PairFiles
 ) -> None:
-    publish(store, table("a" * 64), tmp_path / "table")
-    publish(store, config("b" * 64), tmp_path / "config")
-    publish(store, distilled(), tmp_path / "draft")
+    put(table("a" * 64))
+    put(config("b" * 64))
+    put(distilled())
     models = model_records(spec, files)
     with raises_code(
         "mixed_fingerprints",
@@ -143,15 +141,18 @@ def test_artifacts_of_different_models_make_no_release(
     assert made.fingerprint == "a" * 64
 
 
-def champions(
-    store: Store, spec: PairSpec, files: PairFiles, folder: Path, count: int
-) -> list[ReleaseVersion]:
-    """Releases that were promoted one behind the other."""
-    made = []
-    for n in range(1, count + 1):
-        made.append(release(store, spec, files, folder / str(n), accepted=n))
-        promote(store, "tiny", "cpu", n, verdict(made[-1], beside=n - 1 or None))
-    return made
+@pytest.fixture
+def champions(store: Store, make_release: Make) -> Make:
+    """Makes releases that were promoted one behind the other."""
+
+    def promoted(count: int) -> list[ReleaseVersion]:
+        made = []
+        for n in range(1, count + 1):
+            made.append(make_release(str(n), accepted=n))
+            promote(store, "tiny", "cpu", n, verdict(made[-1], beside=n - 1 or None))
+        return made
+
+    return promoted
 
 
 def aliases(store: Store) -> tuple[int, int]:
@@ -162,9 +163,9 @@ def aliases(store: Store) -> tuple[int, int]:
 
 
 def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    champions: Make, store: Store
 ) -> None:
-    champions(store, spec, files, tmp_path, 3)
+    champions(3)
     bad, good = rollback(store, "tiny", "cpu", "answers in French are cut")
     assert (bad.version, good.version) == (3, 2)
     assert aliases(store) == (2, 2)
@@ -180,21 +181,17 @@ def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(
 
 
 @pytest.mark.timed
-def test_a_rollback_takes_seconds(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
-    champions(store, spec, files, tmp_path, 3)
+def test_a_rollback_takes_seconds(champions: Make, store: Store) -> None:
+    champions(3)
     begin = time.perf_counter()
     rollback(store, "tiny", "cpu", "answers in French are cut")
     assert time.perf_counter() - begin < 5
 
 
-def test_what_was_rolled_back_serves_again_only_for_a_reason(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
+def test_what_was_rolled_back_serves_again_only_for_a_reason(champions: Make, store: Store) -> None:
     """A schedule that gates and promotes the same release again must not undo what a person
     decided."""
-    _, two = champions(store, spec, files, tmp_path, 2)
+    _, two = champions(2)
     rollback(store, "tiny", "cpu", "too slow in the evening")
     record_gate(store, verdict(two, beside=1))
     with raises_code("was_rolled_back", "version 2", "(too slow in the evening)", "--reason"):
@@ -227,10 +224,10 @@ class CutOff:
 
 @pytest.mark.slow
 def test_wherever_a_rollback_is_cut_off_the_next_one_finishes_it(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    champions: Make, store: Store
 ) -> None:
     """As its error says: run the same command again. It takes back no more than one."""
-    champions(store, spec, files, tmp_path, 3)
+    champions(3)
     database = Path(store.uri.removeprefix("sqlite:///"))
 
     def registry(name: str, last: int) -> Store:
@@ -266,9 +263,9 @@ def test_wherever_a_rollback_is_cut_off_the_next_one_finishes_it(
     ],
 )
 def test_a_rollback_that_cannot_be_changes_nothing(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, arguments: dict, code: str
+    champions: Make, store: Store, arguments: dict, code: str
 ) -> None:
-    champions(store, spec, files, tmp_path, 2)
+    champions(2)
     with raises_code(code):
         rollback(store, "tiny", "cpu", **arguments)
     assert aliases(store) == (2, 2)
@@ -276,21 +273,21 @@ def test_a_rollback_that_cannot_be_changes_nothing(
 
 
 def test_the_way_back_leads_past_a_champion_whose_gate_failed_since(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    champions: Make, store: Store
 ) -> None:
-    _, two, _ = champions(store, spec, files, tmp_path, 3)
+    _, two, _ = champions(3)
     record_gate(store, verdict(two, value=0.5))
     assert rollback(store, "tiny", "cpu", "x")[1].version == 1
     assert aliases(store) == (1, 1)
 
 
 def test_a_verdict_beside_an_older_champion_promotes_nothing(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, champions: Make, store: Store
 ) -> None:
     """Two candidates that were judged beside the same champion: the second was never held against
     the first."""
-    champions(store, spec, files, tmp_path, 1)
-    two, three = (release(store, spec, files, tmp_path / f"made{n}", accepted=n) for n in (2, 3))
+    champions(1)
+    two, three = (make_release(f"made{n}", accepted=n) for n in (2, 3))
     for each in (two, three):
         record_gate(store, verdict(each, beside=1))
     promote(store, "tiny", "cpu", 2)
@@ -314,20 +311,18 @@ def test_a_verdict_beside_an_older_champion_promotes_nothing(
     assert aliases(store) == (1, 1)
 
 
-def test_no_ungated_release_comes_back(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
-    champions(store, spec, files, tmp_path, 1)
-    release(store, spec, files, tmp_path / "ungated", accepted=4)
+def test_no_ungated_release_comes_back(make_release: Make, champions: Make, store: Store) -> None:
+    champions(1)
+    make_release("ungated", accepted=4)
     with raises_code("no_way_back", "version 2", "gate record", "--to"):
         rollback(store, "tiny", "cpu", "x", to=2)
     assert aliases(store) == (1, 1)
 
 
 def test_a_champion_named_by_hand_is_followed_and_can_be_rolled_back(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    champions: Make, store: Store
 ) -> None:
-    one, _ = champions(store, spec, files, tmp_path, 2)
+    one, _ = champions(2)
     store.set_alias(one.published, "champion")  # as MLflow's UI does
     assert aliases(store) == (1, 2)
     adopt(store, find_release(store, "tiny", "cpu", "champion"))
@@ -337,10 +332,13 @@ def test_a_champion_named_by_hand_is_followed_and_can_be_rolled_back(
 
 
 def test_a_promotion_that_was_cut_off_is_whole_and_the_next_one_tidies_up(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_release: Make,
+    champions: Make,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    champions(store, spec, files, tmp_path, 1)
-    two = release(store, spec, files, tmp_path / "two", accepted=2)
+    champions(1)
+    two = make_release("two", accepted=2)
     record_gate(store, verdict(two, beside=1))
     real, calls = store.set_alias, []
 
@@ -361,9 +359,9 @@ def test_a_promotion_that_was_cut_off_is_whole_and_the_next_one_tidies_up(
 
 
 def test_the_verdict_can_be_read_where_the_release_is_shown(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, store: Store, tmp_path: Path
 ) -> None:
-    one = release(store, spec, files, tmp_path / "one")
+    one = make_release("one")
     plot = tmp_path / "speedup.png"
     plot.write_bytes(b"png")
     for words in ("**Gate failed**", "**Gate passed**"):

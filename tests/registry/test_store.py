@@ -12,13 +12,14 @@ import yaml
 
 from draftwell.registry.cards.model_card import CARDS
 from draftwell.registry.lineage import lineage_of
-from draftwell.registry.pyfunc_models import MODELS
+from draftwell.registry.onnx_models import GRAPHS
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import digest_of
 from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import (
+    Make,
     config,
     distilled,
     head,
@@ -33,11 +34,11 @@ MARK = "f" * 64
 
 
 def test_publish_resolve_and_download_return_the_same_artifact(
-    store: Store, tmp_path: Path
+    put: Make, store: Store, tmp_path: Path
 ) -> None:
     plot = tmp_path / "curve.png"
     plot.write_bytes(b"png")
-    made = publish(store, table(MARK), tmp_path / "table", metrics={"ece": 0.1}, plots=[plot])
+    made = put(table(MARK), metrics={"ece": 0.1}, plots=[plot])
     assert (made.kind, made.name, made.version) == ("acceptance_table", "acceptance_table.tiny", 1)
     assert made.fingerprint == MARK
     assert made.tags["trace_digest"] == "7" * 64
@@ -59,26 +60,24 @@ def test_publish_resolve_and_download_return_the_same_artifact(
     assert run.info.status == "FINISHED"
 
 
-def test_the_same_data_is_registered_once(store: Store, tmp_path: Path) -> None:
-    first = publish(store, table(MARK), tmp_path / "a")
-    assert publish(store, table(MARK), tmp_path / "b") == first
+def test_the_same_data_is_registered_once(put: Make, store: Store) -> None:
+    first = put(table(MARK))
+    assert put(table(MARK)) == first
     # the same counts for another pair of models
-    assert publish(store, table("e" * 64), tmp_path / "c").version == 2
-    assert publish(store, table(MARK, accepted=4), tmp_path / "d").version == 3
+    assert put(table("e" * 64)).version == 2
+    assert put(table(MARK, accepted=4)).version == 3
     assert [v.version for v in store.versions("acceptance_table", "tiny")] == [1, 2, 3]
 
 
-def test_data_that_is_made_again_has_the_tags_of_the_last_time(
-    store: Store, tmp_path: Path
-) -> None:
+def test_data_that_is_made_again_has_the_tags_of_the_last_time(put: Make, store: Store) -> None:
     """The counts are the same, the commit and the traces are not; what a person wrote stays."""
-    first = publish(store, table(MARK), tmp_path / "a")
+    first = put(table(MARK))
     store.describe(first, store.description(first) + "\n\nNote: kept for Friday.")
     again = table(MARK)
     again.provenance = again.provenance.model_copy(
         update={"git_commit": "d" * 40, "trace_digest": "8" * 64}
     )
-    renewed = publish(store, again, tmp_path / "b")
+    renewed = put(again)
     assert (renewed.version, renewed.tags["git_commit"], renewed.tags["trace_digest"]) == (
         1,
         "d" * 40,
@@ -89,7 +88,7 @@ def test_data_that_is_made_again_has_the_tags_of_the_last_time(
 
 
 def test_a_request_that_is_sent_again_costs_no_run(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    put: Make, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer is lost, the HTTP client posts again, and the server makes a second version of the
     same run."""
@@ -100,7 +99,7 @@ def test_a_request_that_is_sent_again_costs_no_run(
         return real(*arguments, **options)
 
     monkeypatch.setattr(store.client, "create_model_version", twice)
-    made = publish(store, table(MARK), tmp_path / "a", metrics={"ece": 0.1})
+    made = put(table(MARK), metrics={"ece": 0.1})
     assert [v.version for v in store.versions("acceptance_table", "tiny")] == [made.version] == [1]
     run = store.client.get_run(made.run_id)
     assert (run.info.lifecycle_stage, run.info.run_name) == (
@@ -113,14 +112,14 @@ def test_a_request_that_is_sent_again_costs_no_run(
 @pytest.mark.parametrize(
     "make", [verifier, head, table, config, memory, profile, lambda mark: distilled()]
 )
-def test_what_the_interface_of_mlflow_shows(store: Store, tmp_path: Path, make) -> None:
-    made = publish(store, make(MARK), tmp_path / "artifact")
+def test_what_the_interface_of_mlflow_shows(put: Make, store: Store, make) -> None:
+    made = put(make(MARK))
     source = Path(made.source)
     card = yaml.safe_load((source / "MLmodel").read_text())
     assert card["metadata"]["kind"] == made.kind
     # true, or absent
     assert (
-        ("signature" in card) == (source / "input_example.json").is_file() == (made.kind in MODELS)
+        ("signature" in card) == (source / "input_example.json").is_file() == (made.kind in GRAPHS)
     )
     version = store.client.get_model_version(made.name, "1")
     assert "Pair tiny" in version.description
@@ -138,7 +137,7 @@ def test_what_the_interface_of_mlflow_shows(store: Store, tmp_path: Path, make) 
     assert version.tags["pair"] == "tiny"
 
 
-def test_a_tuned_choice_is_compared_by_what_was_measured(store: Store, tmp_path: Path) -> None:
+def test_a_tuned_choice_is_compared_by_what_was_measured(put: Make, store: Store) -> None:
     chosen = config(MARK)
     figure = {
         "strategy": "spide",
@@ -151,22 +150,22 @@ def test_a_tuned_choice_is_compared_by_what_was_measured(store: Store, tmp_path:
     chosen.evidence["confirmation"] = {
         "figures": [{**figure, "strategy": "autoregressive", "speedup": 1.0}, figure]
     }
-    made = publish(store, chosen, tmp_path / "config")
+    made = put(chosen)
     run = store.client.get_run(made.run_id).data
     assert {
         name: run.metrics[name] for name in ("speedup", "speedup_low", "seconds_per_token")
     } == {"speedup": 1.25, "speedup_low": 1.1, "seconds_per_token": 0.03}
     assert run.params == {"strategy": "spide", "parameters.gamma": "4"}
     assert made.tags["strategy"] == "spide"
-    of_profile = publish(store, profile(MARK), tmp_path / "profile")
+    of_profile = put(profile(MARK))
     assert of_profile.tags["device_class"] == "cpu-2-cores"
     assert store.metrics(of_profile)["speed_ratio"] == pytest.approx(5.0)
 
 
-def test_a_description_fits_into_any_database(store: Store, tmp_path: Path) -> None:
+def test_a_description_fits_into_any_database(put: Make, store: Store) -> None:
     """PostgreSQL refuses more than 5000 characters, which SQLite takes."""
     many = {f"figure_{n:04d}": float(n) for n in range(500)}
-    made = publish(store, table(MARK), tmp_path / "a", metrics=many)
+    made = put(table(MARK), metrics=many)
     shown = store.description(made)
     assert len(shown) <= 5000
     assert "| 486 more | see the run |" in shown  # of 502, brier and size_mb among them
@@ -181,9 +180,9 @@ def test_every_kind_that_can_be_published_has_a_card() -> None:
     assert set(CARDS) == {*KINDS, "release"}
 
 
-def test_an_alias_moves_and_is_found(store: Store, tmp_path: Path) -> None:
-    one = publish(store, table(MARK, 1), tmp_path / "a")
-    two = publish(store, table(MARK, 2), tmp_path / "b")
+def test_an_alias_moves_and_is_found(put: Make, store: Store) -> None:
+    one = put(table(MARK, 1))
+    two = put(table(MARK, 2))
     store.set_alias(one, "champion")
     store.set_alias(two, "champion")
     store.set_alias(one, "previous")
@@ -193,14 +192,14 @@ def test_an_alias_moves_and_is_found(store: Store, tmp_path: Path) -> None:
 
 
 def test_two_that_set_an_alias_at_once_both_succeed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    put: Make, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other process inserts between MLflow's look and its insert; what else fails is told."""
     from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
 
     one, two = (
-        publish(store, table(MARK, 1), tmp_path / "a"),
-        publish(store, table(MARK, 2), tmp_path / "b"),
+        put(table(MARK, 1)),
+        put(table(MARK, 2)),
     )
     real, other = SqlAlchemyStore.set_registered_model_alias, Store(store.uri)
 
@@ -224,10 +223,10 @@ def test_two_that_set_an_alias_at_once_both_succeed(
         store.set_alias(dataclasses.replace(one, version=77), "champion")
 
 
-def test_what_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(put: Make, store: Store) -> None:
     with raises_code("not_registered", "alias champion", "verifier.tiny", "draftwell demo"):
         store.resolve("verifier", "tiny", "champion")
-    store.set_alias(publish(store, table(MARK), tmp_path / "a"), "candidate")
+    store.set_alias(put(table(MARK)), "candidate")
     with raises_code("not_registered", "version 7", "acceptance_table.tiny", "candidate = 1"):
         store.resolve("acceptance_table", "tiny", 7)
     with raises_code("bad_pair_name"):
@@ -239,32 +238,30 @@ def test_a_changed_file_is_refused_when_publishing_and_when_downloading(
 ) -> None:
     made = publish(store, table(MARK), tmp_path / "a")
     (Path(made.source) / "table.json").write_text("{}")
-    with raises_code("artifact_files_changed", "table.json"):
+    with raises_code("changed_file", "table.json"):
         store.download(made, tmp_path / "down")
     assert not (tmp_path / "down").exists()
     (tmp_path / "a" / "table.json").write_text("{}")
-    with raises_code("artifact_files_changed", "table.json"):
+    with raises_code("changed_file", "table.json"):
         store.publish(tmp_path / "a", pair="tiny")
 
 
 def test_a_failed_upload_registers_nothing(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    put: Make, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store.client, "log_model_artifacts", full)
     with pytest.raises(DraftwellError, match="No space left"):
-        publish(store, table(MARK), tmp_path / "a")
+        put(table(MARK))
     assert store.versions("acceptance_table", "tiny") == []
 
 
-def test_lineage_leads_back_to_the_traces(store: Store, tmp_path: Path) -> None:
-    first = publish(store, table(MARK), tmp_path / "a")
-    publish(
-        store,
+def test_lineage_leads_back_to_the_traces(put: Make, store: Store) -> None:
+    first = put(table(MARK))
+    put(
         config(MARK, {"acceptance_table": first.digest, "verifier": "9" * 64}),
-        tmp_path / "b",
     )
     tree = lineage_of(store, store.resolve("decoding_config", "tiny", 1), "tiny")
     known, unknown = tree.parents

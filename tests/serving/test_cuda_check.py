@@ -136,27 +136,19 @@ def test_graphs_for_all_slots_are_captured_on_cuda_alone(
     )
 
 
-def test_a_server_captures_before_it_measures_and_serves(
+def test_a_server_captures_graphs_once_before_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order: list[Any] = []
-    measure = loading.measure
-    monkeypatch.setattr(
-        loading, "capture_graphs", lambda pair, slots: order.append(("capture", slots))
-    )
-    monkeypatch.setattr(
-        loading,
-        "measure",
-        lambda *words, **options: order.append("measure") or measure(*words, **options),
-    )
+    captured: list[int] = []
+    monkeypatch.setattr(loading, "capture_graphs", lambda pair, slots: captured.append(slots))
     served = load_bundle(
         make_bundle(tmp_path / "bundle", save_tiny_models(tmp_path / "models"), "vanilla_sd"),
         slots=2,
         max_context=64,
     )
-    assert order == [("capture", 2), "measure"]
+    assert captured == [2]
     load_bundle(tmp_path / "bundle", served, slots=2, max_context=64)
-    assert order[2:] == [], "models that serve have their graphs"
+    assert captured == [2], "models that serve have their graphs"
 
 
 def test_warming_up_ends_in_time_and_does_every_shape_otherwise(

@@ -34,6 +34,22 @@ def in_turn(names: Iterable[Any], *values: Sequence[Any], start: int = 0) -> lis
     return cases
 
 
+def quick_only(cases: Iterable[tuple[Any, ...]], *quick: Any) -> list[Any]:
+    """The cases, of which all are slow but those whose first values are given.
+
+    >>> [bool(case.marks) for case in quick_only([("a", 0), ("b", 0), ("b", 1)], "a", ("b", 1))]
+    [False, True, False]
+    """
+    starts = [one if isinstance(one, tuple) else (one,) for one in quick]
+    return [
+        pytest.param(
+            *case,
+            marks=[] if any(case[: len(one)] == one for one in starts) else [pytest.mark.slow],
+        )
+        for case in cases
+    ]
+
+
 def first_of_each(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
     """The cases, of which all but the first of each name, which stands at the beginning, are slow.
 

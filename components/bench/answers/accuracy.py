@@ -14,9 +14,8 @@ from typing import Any
 from draftwell.components.bench.answers.checks import Checker, checker_for
 from draftwell.components.bench.answers.sandbox import SandboxUnavailable
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.intervals import TAIL
 
-TAIL = 0.05
-"""Probability left out at each end of an interval."""
 Checked = bool | str | None
 """Whether an answer is right; None where nothing can check it, a sentence where this machine
 cannot."""

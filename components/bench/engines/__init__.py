@@ -1,2 +1,2 @@
-"""Engines beside plain decoding of their own: `measure` lets them decode in turn, `figures`
-compares with intervals, `store` keeps what was measured, `table` shows it."""
+"""Engines beside plain decoding of their own: `measure` lets them decode in turn and keeps that,
+`figures` compares with intervals and shows it."""

@@ -1,15 +1,20 @@
 """Figures of an engine's settings: speed over its plain decoding with an interval, tokens a second,
-acceptance."""
+acceptance; and a table of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from draftwell.components.bench.engines.measure import Beside, Side
 from draftwell.components.engines.port import Acceptance, Message
 from draftwell.components.report.intervals import TAIL, ratio_of
+from draftwell.components.report.tables import number, rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Figure(Message):
@@ -87,3 +92,42 @@ def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> Side:
             seconds[place] += whole * own / sum(each)
             tokens[place] += len(output)
     return Side(seconds=seconds, tokens=tokens)
+
+
+COLUMNS = (
+    "method",
+    "at once",
+    "tokens/s",
+    "plain",
+    "ratio",
+    "interval",
+    "acceptance",
+    "length",
+    "accepted by position",
+)
+
+
+def figure_table(figures: Sequence[Figure], caption: str) -> Table:
+    """One row for each; ratios are to plain decoding beside it."""
+    return rich_table(COLUMNS, [row_of(figure) for figure in figures], caption)
+
+
+def row_of(figure: Figure) -> list[str]:
+    """A figure's cells; shares by position are of the rounds that drafted."""
+    acceptance = figure.acceptance
+    shares = (
+        [number(count / acceptance.rounds, ".2f") for count in acceptance.accepted_at]
+        if acceptance.rounds
+        else []
+    )
+    return [
+        figure.label,
+        str(figure.at_once),
+        number(figure.tokens_per_second, ".1f"),
+        number(figure.plain_tokens_per_second, ".1f"),
+        number(figure.ratio, ".3f"),
+        f"{figure.low:.3f}–{figure.high:.3f}",
+        number(acceptance.rate, ".2f"),
+        number(acceptance.length, ".2f"),
+        " ".join(shares),
+    ]

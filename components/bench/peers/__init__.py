@@ -6,6 +6,42 @@ process of their own decodes what the bench asks for, and is stopped while other
 starts them, `model_files` and `gguf_file` write what they read.
 """
 
-from draftwell.components.bench.peers.environments import PEERS, check_peers
+from collections.abc import Sequence
 
-__all__ = ["PEERS", "check_peers"]
+from draftwell.components.engines.environments import DRIVERS, interpreter
+from draftwell.serving.errors import DraftwellError
+
+PEERS = ("transformers", *DRIVERS)
+
+
+def check_peers(
+    names: Sequence[str], *, device: str = "cpu", temperature: float = 0.0, padded: bool = False
+) -> None:
+    """Refuse, before models are loaded, peers that could not be measured as the strategies are.
+
+    Raises:
+        DraftwellError: an unknown name (`unknown_peer`), one that is not installed, a name twice,
+            or a bench that is not a greedy one of the pair as it is on the CPU (`peer_settings`).
+    """
+    for name in names:
+        if name not in PEERS:
+            raise DraftwellError(
+                f"unknown peer {name!r}: choose from {', '.join(PEERS)}", code="unknown_peer"
+            )
+        if names.count(name) > 1:
+            raise DraftwellError(f"--peer {name} is named twice: leave one out", code="named_twice")
+        if name in DRIVERS:
+            interpreter(name)
+            for wrong, what in (
+                (device != "cpu", "on the CPU (--device cpu)"),
+                (temperature > 0, "greedily (--temperature 0)"),
+                (padded, "on the target as it is (without --pad-target)"),
+            ):
+                if wrong:
+                    raise DraftwellError(
+                        (
+                            f"the peer {name} is measured {what} only: change that or leave "
+                            f"out --peer {name}"
+                        ),
+                        code="peer_settings",
+                    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from draftwell.components.bench.interleaved import leaving_out
-from draftwell.components.bench.peers.environments import check_peers
+from draftwell.components.bench.peers import check_peers
 from draftwell.components.bench.peers.group import PeerGroup, ProcessPeer
 from draftwell.components.bench.peers.model_files import gguf_of, head_folder, model_folder
 from draftwell.components.bench.peers.transformers_peer import transformers_peers

@@ -3,7 +3,7 @@ depend on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.bench.schema import BenchEntry, BenchReport
@@ -12,15 +12,15 @@ from draftwell.components.report.tables import first_turns, markdown, number, pl
 if TYPE_CHECKING:
     from rich.table import Table
 
-BENCH_COLUMNS = (
-    "strategy",
-    "tokens/s",
-    "speedup",
-    "acceptance rate",
-    "MAT",
-    "cost ratio",
-    "outputs identical?",
-)
+BENCH_COLUMNS: dict[str, Callable[[BenchEntry, BenchReport], str]] = {
+    "tokens/s": lambda entry, _: number(entry.tokens_per_second, ".1f"),
+    "speedup": lambda entry, _: with_interval(entry.speedup, entry.speedup_low, entry.speedup_high),
+    "acceptance rate": lambda entry, _: number(entry.acceptance_rate, ".2f"),
+    "MAT": lambda entry, _: number(entry.mat, ".2f"),
+    "cost ratio": lambda entry, _: number(entry.cost_ratio, ".2f"),
+    "outputs identical?": lambda entry, report: identity(entry, report.prompts),
+}
+"""Title and cell of every column behind the strategy's name."""
 HEADLINE_COLUMNS = ("ratio", "times as fast", "cost ratio", "contender", "against")
 HEADLINE_NOTE = (
     "the fastest of this run where a row says best; brackets: bootstrap over prompts, 5 % and 95 %"
@@ -62,18 +62,10 @@ def label_with_parameters(label: str, parameters: Mapping[str, Any]) -> str:
 
 
 def bench_rows(report: BenchReport) -> list[list[str]]:
-    """One row of text for each strategy and peer, in `BENCH_COLUMNS`; what was not measured is a
+    """The name of each strategy and peer with its `BENCH_COLUMNS`; what was not measured is a
     dash."""
     return [
-        [
-            label,
-            number(entry.tokens_per_second, ".1f"),
-            with_interval(entry.speedup, entry.speedup_low, entry.speedup_high),
-            number(entry.acceptance_rate, ".2f"),
-            number(entry.mat, ".2f"),
-            number(entry.cost_ratio, ".2f"),
-            identity(entry, report.prompts),
-        ]
+        [label, *(cell(entry, report) for cell in BENCH_COLUMNS.values())]
         for label, entry in entries_of(report)
     ]
 
@@ -216,7 +208,7 @@ def caption(report: BenchReport) -> str:
 
 def bench_table(report: BenchReport) -> Table:
     """A bench as a table for the terminal."""
-    return rich_table(BENCH_COLUMNS, bench_rows(report), caption(report))
+    return rich_table(("strategy", *BENCH_COLUMNS), bench_rows(report), caption(report))
 
 
 def headline_table(report: BenchReport) -> Table:
@@ -226,7 +218,7 @@ def headline_table(report: BenchReport) -> Table:
 
 def markdown_table(report: BenchReport) -> str:
     """A bench as a Markdown table with a line about the machine below."""
-    return f"{markdown(BENCH_COLUMNS, bench_rows(report))}\n{caption(report)}\n"
+    return f"{markdown(('strategy', *BENCH_COLUMNS), bench_rows(report))}\n{caption(report)}\n"
 
 
 def bench_markdown(report: BenchReport) -> str:

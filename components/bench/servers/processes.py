@@ -15,8 +15,13 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from draftwell.components.engines.ports import free_port, refuse_taken
-from draftwell.components.engines.process_group import END_SECONDS, START_SECONDS, ProcessGroup
+from draftwell.components.engines.process_group import (
+    END_SECONDS,
+    START_SECONDS,
+    ProcessGroup,
+    free_port,
+    refuse_taken,
+)
 from draftwell.serving.errors import DraftwellError
 
 POLL_SECONDS = 0.2

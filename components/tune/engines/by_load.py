@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from draftwell.components.bench.engines.figures import Figure
-from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH, Method
+from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH, Method, schedule_of
 from draftwell.components.report.intervals import TAIL
 from draftwell.components.tune.engines.budget import NO_TIME
 from draftwell.components.tune.engines.candidates import lengths_of
 from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
-from draftwell.components.tune.engines.schedule import Level, level_of, schedule_of
 from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.components.tune.levels import Level, level_of, table_of
 
 Ranked = Sequence[tuple[Method, str]]
 """Settings that are surely faster with one request at a time, the fastest first, and that in a
@@ -133,7 +133,7 @@ def run_together(
     """
     name = method.name
     while (longest := max(level.k for level in levels)) > 0:
-        schedule = schedule_of(levels)
+        schedule = schedule_of(table_of(levels))
         if name in ONE_LENGTH and len(schedule) > 1:
             return found.off(
                 f"{method.label} is not surely faster at all loads, and {name} has one length for "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.engines.port import Message
 from draftwell.components.engines.vllm_methods import OFF, Method
-from draftwell.components.tune.engines.schedule import Level
+from draftwell.components.tune.levels import Level
 
 
 class EngineChoice(Message):
@@ -16,7 +18,9 @@ class EngineChoice(Message):
     method: str = Field(description="one of vLLM's methods, or off")
     k: int
     n: int
-    schedule: tuple[tuple[int, int, int], ...] = Field((), strict=False)
+    schedule: tuple[Annotated[tuple[int, int, int], Field(strict=False)], ...] = Field(
+        (), strict=False
+    )
     reason: str
     levels: tuple[Level, ...] = Field(
         (), strict=False, description="lengths by load, where several loads were measured"

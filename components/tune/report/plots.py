@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
 from draftwell.components.tune.evidence import Metrics, Row, Trial, TuningEvidence
-from draftwell.serving.runtime.strategies import PLAIN
+from draftwell.serving.runtime.strategies import PLAIN, STRATEGIES
 
 COLOURS = (
     *(INK, SECOND, "#548235", "#7b4fa3", "#2a9d8f"),
     *("#a23b72", "#8a6d3b", "#4f81bd", "#d62728", "#6b7280"),
 )
 THRESHOLDS = ("tau", "threshold", "tau_target", "budget")
-LENGTHS = ("num_speculative_tokens", "prompt_lookup_num_tokens", "max_draft", "max_sequences")
-"""Names that strategies have for a threshold and for the length of a draft; of a strategy's several
-the first counts."""
+"""Names that strategies have for a threshold; of a strategy's several the first counts."""
+LENGTHS = tuple(dict.fromkeys(cls.length_field for cls in STRATEGIES.values() if cls.length_field))
+"""And for the length of a draft."""
 PREFIX = "tuning_"
 """Of the files: plots of an older tuning are recognised by it."""
 Place = tuple[float, float]

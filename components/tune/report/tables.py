@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.report.tables import number
 from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
 from draftwell.serving.runtime.strategies import PLAIN
@@ -39,6 +40,7 @@ def tuning_tables(evidence: TuningEvidence) -> dict[str, Table]:
     return {
         "Measured": measured(evidence),
         "Constraints": [limits_row(figure) for figure in evidence.confirmed],
+        "Several requests at once": [load_row(figure) for figure in evidence.loads],
         "Successive halving": halving(evidence),
         "Left out": [{"strategy": name, "why": why} for name, why in evidence.left_out.items()],
         "Tried": [trial_row(trial) for trial in trials[:SHOWN_TRIALS]],
@@ -54,6 +56,16 @@ def measured(evidence: TuningEvidence) -> Table:
             row["config"] += " ← chosen"
         rows.append(row)
     return rows
+
+
+def load_row(figure: Figure) -> dict[str, str]:
+    """A draft length that was measured with several requests at once."""
+    return {
+        "requests": str(figure.at_once),
+        "draft length": figure.label,
+        "times plain decoding": f"{figure.ratio:.2f} ({figure.low:.2f} to {figure.high:.2f})",
+        "tokens/s": f"{figure.tokens_per_second:.1f}",
+    }
 
 
 def choice_figures(evidence: TuningEvidence) -> dict[str, str]:

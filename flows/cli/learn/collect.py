@@ -22,7 +22,6 @@ from draftwell.flows.cli.learn.shared import (
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
-    EngineName,
     EngineOption,
     Limit,
     MaxTokens,
@@ -120,7 +119,7 @@ def collect(
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
     method: Method = None,
     logprobs: Logprobs = 5,
 ) -> None:

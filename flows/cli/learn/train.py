@@ -77,10 +77,6 @@ OPTIONS = {
     Trained.EAGLE3_HEAD: {"--prompts", "--limit", "--minutes", "--tokens", "--work", "--seed"},
 }
 """What each kind takes of the options that not all do."""
-OF_SOME_KINDS = (
-    *("--traces", "--test", "--label", "--ratio", "--eta-fp", "--features", "--prompts"),
-    *("--limit", "--minutes", "--tokens", "--work", "--seed", "--device"),
-)
 
 
 Kind = Annotated[
@@ -242,7 +238,10 @@ def train(
 
 def refuse_other_kinds(kind: Trained, given: Mapping[str, object]) -> None:
     """Refuse options of other kinds; every kind may be asked to use the CPU."""
-    values = {option: given[option[2:].replace("-", "_")] for option in OF_SOME_KINDS}
+    values = {
+        option: given[option[2:].replace("-", "_")]
+        for option in sorted(set().union(*OPTIONS.values()))
+    }
     if values["--device"] == "cpu":
         values["--device"] = None
     refuse(

@@ -24,7 +24,6 @@ from draftwell.flows.cli.learn.shared import (
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
-    EngineName,
     EngineOption,
     Fresh,
     Levels,
@@ -131,7 +130,7 @@ def tune(
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
-    engine: EngineOption = EngineName.draftwell,
+    engine: EngineOption = "draftwell",
     methods: Methods = None,
     levels: Levels = "1",
     fresh: Fresh = False,
@@ -178,6 +177,9 @@ def conclude(
         register(opened, pair)
     typer.echo(f"chosen: {evidence.choice.name} {dict(evidence.choice.parameters)}")
     typer.echo(evidence.reason)
+    if evidence.levels:
+        lengths = ", ".join(f"{level.k} with {level.at_once}" for level in evidence.levels)
+        typer.echo(f"draft length by requests at once: {lengths}")
     for name, why in evidence.left_out.items():
         if "temperature" in why:
             say(f"left out: {name}, {why}")

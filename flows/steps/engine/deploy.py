@@ -15,7 +15,6 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
-from draftwell.components.bench.engines.measure import groups_of
 from draftwell.components.drift.schema import NOT_ENOUGH
 from draftwell.components.engines.environments import REPORTS, installed_packages, peers_root
 from draftwell.components.engines.port import Acceptance
@@ -36,8 +35,12 @@ from draftwell.flows.steps.engine.served import OPTIONS
 from draftwell.flows.steps.engine.space import EngineSpace, deployment_of
 from draftwell.flows.steps.monitor import load_limits
 from draftwell.registry.bundles.requirements import engine_lock
-from draftwell.registry.bundles.vllm.build import activate_vllm_bundle, build_vllm_bundle
-from draftwell.registry.bundles.vllm.edits import keep_edits
+from draftwell.registry.bundles.vllm.build import (
+    activate_vllm_bundle,
+    build_vllm_bundle,
+    bundles_of,
+    keep_own_files,
+)
 from draftwell.registry.bundles.vllm.render import ENGINE_LOCK, MANIFEST
 from draftwell.registry.bundles.vllm.settings import (
     BUNDLED,
@@ -55,7 +58,6 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 
 if TYPE_CHECKING:
-    from draftwell.components.bench.engines.figures import Figure
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.flows.settings import PipelineSettings
     from draftwell.registry.bundles.vllm.settings import VllmServing
@@ -84,8 +86,7 @@ def deploy_as(
     then make it the champion and move `current`.
 
     The bundle decodes as many requests at once as were measured; of plain decoding, as many as were
-    named. What it follows is served for no fewer, and what a person decided about that stays: its
-    options, and the files that are theirs.
+    named. What it follows is served for no fewer, and a person's options of that stay.
 
     Returns:
         the `bundle` (None where a person promotes), what its trial `served`, and how drafts fared
@@ -113,9 +114,6 @@ def deploy_as(
         with_weights=kept.with_weights,
         activate=False,
     )
-    if kept.follows is not None and kept.follows != bundle.resolve():
-        names = keep_edits(kept.follows, bundle)
-        say(f"    kept of {kept.follows.name}: {', '.join(names) or 'no files'}")
     served = bundle_settings(bundle)
     say(f"    {bundle}, which decodes up to {served['max_num_seqs']} requests at once")
     if beyond := unmeasured_loads(choice, served):
@@ -195,27 +193,23 @@ def deploy_on_engine(
     options: Mapping[str, str] | None = None,
     activate: bool = True,
 ) -> Path:
-    """Build a bundle of a release that passed its gate, and point `current` at it.
+    """Build a bundle of a release that passed its gate, with the files of its user's own in the
+    bundle that `current` points to, and point `current` at it; returns its folder.
 
     Args:
-        out: folder of all bundles.
         ungated: reason to deploy it although no gate passed, or on something else than it was tuned
             for; recorded in the bundle, and said by its README.
         with_weights: put the target into the bundle although it is a commit on the hub.
         options: of `OPTIONS`, as a person writes them.
         activate: whether `current` moves.
-    Returns:
-        the bundle's folder.
     Raises:
         DraftwellError: no gate passed it, or it was rolled back (`not_deployable`), or it was tuned
             on something else than is here (`tuned_elsewhere`); files are missing (`missing_file`);
             an unknown option (`bad_setting`) or a bad value (`bad_value`).
     """
-    chosen = checked_options(options or {})
-    record = judged(space, released, ungated)
+    chosen, record = checked_options(options or {}), judged(space, released, ungated)
     pair, device = space.workspace.spec.name, space.workspace.device.partition(":")[0]
     placed, wheel = places(space, released.choice, with_weights), plugin_wheel()
-    package = NEEDS_PACKAGE.get(str((record["settings"] or {}).get("method")))
 
     def settings(number: int) -> VllmServing:
         return gated_serving(
@@ -231,20 +225,37 @@ def deploy_on_engine(
             dtype=dtype_of(space.workspace.dtype),
             plugins=(wheel.name,),
             tuned=tuned_counts(released),
-            needs=() if package is None else (package,),
+            needs=needed_packages(record),
             **chosen,
         )
 
     lock = engine_lock(installed_packages(NAME), peers_root() / NAME / REPORTS)
-    return build_vllm_bundle(
+    bundle = build_vllm_bundle(
         out,
         pair,
         device,
         settings,
         models=placed.folders,
         files={ENGINE_LOCK: lock.encode(), wheel.name: wheel.data},
-        activate=activate,
+        activate=False,
     )
+    take_own_files(space, bundles_of(out, pair), bundle)
+    if activate:
+        activate_vllm_bundle(bundle)
+    return bundle
+
+
+def needed_packages(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the judged method needs installed beside vLLM."""
+    package = NEEDS_PACKAGE.get(str((record["settings"] or {}).get("method")))
+    return () if package is None else (package,)
+
+
+def take_own_files(space: EngineSpace, bundles: Path, bundle: Path) -> None:
+    """Copy a user's own files of the served bundle into another one, and say which."""
+    served = (bundles / "current").resolve()
+    if served.is_dir() and served != bundle.resolve() and (names := keep_own_files(served, bundle)):
+        space.workspace.say(f"    kept of {served.name}: {', '.join(names)}")
 
 
 def checked_options(options: Mapping[str, str]) -> dict[str, Any]:
@@ -257,48 +268,20 @@ def checked_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def tuned_counts(released: EngineRelease) -> dict[str, Any]:
-    """How drafts of what was chosen fared when it was measured, as fields of `Tuned`.
-
-    Counted is every load where lengths follow the load.
-    """
+    """How drafts of what was chosen fared when it was measured one request at a time, as fields of
+    `Tuned`: of each prompt (drafts whose first token was kept, drafts), because there each is
+    measured once."""
     choice = released.choice
-    figures = choice.scheduled or [
-        one for one in choice.confirmed if one.label == choice.chosen.with_k(choice.k).label
-    ]
-    kept, drafts = Acceptance.total(figure.acceptance for figure in figures).first
+    label = choice.chosen.with_k(choice.k).label
+    figures = choice.scheduled or [one for one in choice.confirmed if one.label == label]
+    alone = [figure.acceptance for figure in figures if figure.at_once == 1]
+    kept, drafts = Acceptance.total(alone).first
     return {
         "temperature": released.config.contents.temperature,
         "drafts": drafts,
         "first_kept": kept,
-        "by_prompt": counts_by_prompt(figures),
+        "by_prompt": [pair for one in alone for pair in one.each],
     }
-
-
-def counts_by_prompt(figures: Sequence[Figure]) -> list[tuple[int, int]]:
-    """(drafts whose first token was kept, drafts) of each prompt, over all figures; empty where a
-    figure does not list its answers.
-
-    One request at a time every prompt is measured once; more at once take the same prompts in the
-    order of `groups_of`.
-    """
-
-    prompts = next((figure.groups for figure in figures if figure.at_once == 1), 0)
-    if not prompts or any(
-        len(figure.acceptance.each) != figure.groups * figure.at_once for figure in figures
-    ):
-        return []
-    found = [(0, 0)] * prompts
-    for figure in figures:
-        order = [
-            place
-            for group in groups_of(
-                [[place] for place in range(prompts)], figure.at_once, figure.groups
-            )
-            for (place,) in group
-        ]
-        for place, (kept, drafts) in zip(order, figure.acceptance.each, strict=True):
-            found[place] = found[place][0] + kept, found[place][1] + drafts
-    return found
 
 
 def judged(space: EngineSpace, released: EngineRelease, ungated: str | None) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from draftwell.serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
     from draftwell.components.bench.engines.figures import Figure
-    from draftwell.components.gate.verdict import GateVerdict
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.flows.settings import PipelineSettings
     from draftwell.registry.gates import GateRecord
+    from draftwell.serving.bundle.verdict import GateVerdict
 
 
 def gate_as(

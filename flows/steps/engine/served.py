@@ -44,14 +44,12 @@ class Deployment:
         temperature: of the requests that the choice is for.
         with_weights: whether the target is in the bundle although it is a commit on the hub.
         threads: that it was measured with; None: not known.
-        follows: the bundle that is served; None, none is.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
     temperature: float = 0.0
     with_weights: bool = False
     threads: int | None = None
-    follows: Path | None = None
 
     @property
     def at_once(self) -> int:
@@ -95,5 +93,4 @@ def served_deployment(out: Path, pair: str) -> Deployment:
         temperature=float((settings.get("tuned") or {}).get("temperature") or 0.0),
         with_weights=str(settings.get("model")).startswith(BUNDLED),
         threads=settings["gate"].get("threads"),
-        follows=(bundles_of(out, pair) / "current").resolve(),
     )

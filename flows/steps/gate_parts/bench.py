@@ -23,13 +23,13 @@ from draftwell.components.gate.temperatures import (
     sampled_temperature,
     untuned,
 )
-from draftwell.components.gate.verdict import GateVerdict, Thresholds
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.tune.candidates import lacking_for
 from draftwell.flows.context import StepContext
 from draftwell.flows.settings import quality_floor
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
 from draftwell.serving.number_format import dtype_of
 from draftwell.serving.runtime.strategies import (
     PLAIN,
@@ -43,7 +43,8 @@ from draftwell.serving.temperature import SERVED_TEMPERATURE
 SHOWN = ("prompt_lookup", "hf_dynamic", "eagle3", "hybrid")
 """What is measured together with a release for a table, besides vanilla SD at its fastest gamma: an
 n-gram, a draft model, a head, and the best of them by round, each where the pair has it, with its
-usual parameters. `make demo` waits for it, so other strategies are left to `draftwell bench`."""
+usual parameters. `make demo` waits for it, so this is a sample: new strategies are not
+entered, but left to `draftwell bench`."""
 
 
 @dataclass(frozen=True)

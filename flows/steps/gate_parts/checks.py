@@ -15,7 +15,6 @@ from draftwell.components.gate.footprint import footprint, judge_footprint
 from draftwell.components.gate.losslessness import identity_entry, judge_texts
 from draftwell.components.gate.predictions import judge_predictions, predictions
 from draftwell.components.gate.temperatures import tuned_classes
-from draftwell.components.gate.verdict import Check, GateVerdict, Thresholds
 from draftwell.components.gate.weights_check import judge_weights, weights_agreement
 from draftwell.components.prompts.prompt import Prompt, demo_prompts
 from draftwell.flows.context import StepContext, open_trace
@@ -27,6 +26,7 @@ from draftwell.registry.releases import ReleaseVersion
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import temperature_of
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of, in_dtype, weights_of
 from draftwell.serving.runtime.pair import LoadedPair

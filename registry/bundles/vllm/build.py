@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,10 +22,15 @@ from draftwell.registry.bundles.places import (
     standing,
 )
 from draftwell.registry.bundles.signing import sign
-from draftwell.registry.bundles.vllm.render import MANIFEST, file_records, write_bundle
+from draftwell.registry.bundles.vllm.render import (
+    MANIFEST,
+    OWN_FILES,
+    file_records,
+    write_bundle,
+)
 from draftwell.registry.bundles.vllm.settings import VllmServing
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import file_lock
+from draftwell.serving.files import file_lock, write_atomically
 
 FOLDER = "vllm"
 """Between the folder of all bundles and a pair's: our own server follows `<out>/<pair>/current`,
@@ -89,6 +95,27 @@ def activate_vllm_bundle(bundle: Path) -> None:
     """Let `current` lead to a bundle that was built before."""
     with file_lock(bundle.parent):
         link_current(bundle.parent, bundle)
+
+
+def keep_own_files(old: Path, new: Path) -> list[str]:
+    """Copy the files that a user has put into a bundle into the one that follows it, unless they
+    are there; returns their names. The name of the bundle's own image, which holds its number,
+    becomes the new one."""
+    names = [name for name in OWN_FILES if (old / name).exists() and not (new / name).exists()]
+    try:
+        settings = json.loads((new / MANIFEST).read_bytes())["settings"]
+        image = VllmServing.model_validate(settings).name
+        before, after = (f"{image}:{bundle.name}".encode() for bundle in (old, new))
+        for name in names:
+            data, mode = (old / name).read_bytes(), stat.S_IMODE((old / name).stat().st_mode)
+            write_atomically(new / name, data.replace(before, after), mode=mode)
+    except OSError as error:
+        raise DraftwellError(
+            f"cannot read {error.filename} ({error.strerror}), which is to be kept in {new}: let "
+            "this user read it",
+            code="unreadable_file",
+        ) from error
+    return names
 
 
 def _settle(place: Path, home: Path, device: str, settings: Callable[[int], VllmServing]) -> Path:

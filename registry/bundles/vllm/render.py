@@ -10,7 +10,6 @@ The same settings give the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,12 @@ ENGINE_LOCK = "requirements-engine.txt"
 """File in a bundle with the exact versions of the environment that the gate measured vLLM in."""
 SCHEMA = 1
 HERE = Path(__file__).parent / "files"
-WORDS = "Rendered by `draftwell deploy`; a change here is refused at start."
-FREE = (".env", "Caddyfile", "chart/values.yaml", "compose.yaml")
-"""What whoever installs the bundle may change; the check at start leaves it out."""
-OWN_WORDS = (
-    "Rendered by `draftwell deploy`; yours to change: the check at start leaves this file out."
+OWN_FILES = (".env", "compose.override.yaml", "values.override.yaml")
+"""What whoever installs the bundle may put there; the check at start leaves it out, and the bundle
+that follows takes it along."""
+WORDS = (
+    "Rendered by `draftwell deploy`; a change here is refused at start: use "
+    f"{', '.join(OWN_FILES)}."
 )
 EXECUTABLE = ("serve.sh",)
 FOR_CONTAINERS = (".dockerignore", "Caddyfile", "Dockerfile", "chart", "compose.yaml")
@@ -60,8 +60,7 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
                 f"{folder / name}, which the settings name, is not in the bundle: put it there",
                 code="missing_file",
             )
-    texts = rendered(settings)
-    for name, text in texts.items():
+    for name, text in rendered(settings).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755 if name in EXECUTABLE else 0o644)
@@ -70,11 +69,6 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
         "kind": "vllm",
         "settings": settings.model_dump(mode="json"),
         "files": file_records(folder),
-        # what a later version, whose templates differ, tells a user's changes by
-        "free": {
-            name: hashlib.sha256(texts[name].encode()).hexdigest() if name in texts else None
-            for name in FREE
-        },
     }
     manifest = folder / MANIFEST
     manifest.write_text(
@@ -90,7 +84,7 @@ def file_records(folder: Path) -> dict[str, dict[str, Any]]:
         name: {"sha256": sha256_file(path), "size": path.stat().st_size}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
-        and (name := path.relative_to(folder).as_posix()) not in (MANIFEST, SIGNATURE, *FREE)
+        and (name := path.relative_to(folder).as_posix()) not in (MANIFEST, SIGNATURE, *OWN_FILES)
     }
 
 
@@ -102,11 +96,10 @@ def rendered(settings: VllmServing) -> dict[str, str]:
         "settings": settings,
         "gate": settings.gate,
         "words": WORDS,
-        "own_words": OWN_WORDS,
         "replicas": replica_names(settings),
         "gpu_options": " --gpus all --ipc host" if on_gpu else "",
     }
-    texts = {".dockerignore": ".env\n"}
+    texts = {".dockerignore": "\n".join(OWN_FILES) + "\n"}
     for source in sorted(HERE.rglob("*")):
         name = source.relative_to(HERE).as_posix()
         if source.suffix == ".j2":

@@ -14,13 +14,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from draftwell.serving.runtime.acceptance.divergence import DivergenceName, divergence
-from draftwell.serving.runtime.acceptance.exact import draft_prob, keeps, one_hot, recover
+from draftwell.serving.runtime.acceptance.exact import Exact, draft_prob, one_hot
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.types import Draft, Rows
 
 
-class Fuzzy(InOrder):
+class Fuzzy(Exact):
     """Keep while the two models agree about the position.
 
     A kept token that the exact rule could have rejected (p(x) < q(x); at temperature 0: not the
@@ -38,11 +38,7 @@ class Fuzzy(InOrder):
 
     def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
         if target.sampling.penalises or target.sampling.biases:
-            return (
-                KEPT
-                if keeps(draft, i, target, rng)
-                else TokenDecision(recover(draft, i, target, rng))
-            )
+            return super().look(draft, i, target, rng)
         if (
             divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), draft.tokens[i])
             > self.tau

@@ -1,15 +1,15 @@
-"""Acceptance of trees: walk from the text to the first token none of whose children is kept
-(SpecInfer, 2305.09781, Algorithm 2).
+"""Alternatives, exactly: ranked candidates for one position, and trees of them.
 
-Children that were proposed deterministically are tested as `Ranked` tests candidates. Children x_1,
-x_2 … that were drawn without replacement from q: keep x_1 with probability min(1, p(x_1) / q(x_1));
-else p becomes norm(max(0, p − q)), q loses x_1 and is normalised again, and x_2 is tested. Each
-step leaves the text's distribution p, since q is then the distribution that x_2 was drawn from. The
-token after the last kept one is drawn from what is left of p. At temperature 0 a child is kept if
-it is the target's choice.
+Candidate x is kept with probability p(x) (docs/methods.md, DuoDecoding; the exact rule with one-hot
+proposals in turn). Else p(x) is zeroed, p renormalised, and the next candidate tested on what is
+left; after the last one a token is sampled from it. Whatever the candidates are, the token follows
+p: candidate j is kept with probability (1 − p(x_1) − … − p(x_{j−1})) · p(x_j) / (1 − p(x_1) − … −
+p(x_{j−1})) = p(x_j). DuoDecoding's Algorithm 2 never updates p between candidates, which is not
+exact.
 
-No strategy here draws its trees yet: those of `eagle3`, `medusa` and `lookahead` are deterministic.
-The rule for drawn ones is there for strategies of others, and proved by tests (docs/proofs.md).
+A tree is walked from the text to the first token none of whose children is kept (SpecInfer,
+2305.09781, Algorithm 2): children are proposed deterministically, so that they are tested as
+ranked candidates.
 """
 
 from __future__ import annotations
@@ -17,17 +17,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from draftwell.serving.runtime.acceptance.ranked import Ranked
+from torch import Tensor
+
+from draftwell.serving.runtime.acceptance.exact import one_hot
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.sampling import residual
 from draftwell.serving.runtime.trees import ROOT, DraftTree, TreeVerdict
 from draftwell.serving.runtime.types import CandidateChoice, Rows
 
 
-class ExactTree:
-    """The lossless rule for trees."""
+class Ranked:
+    """The lossless rule for alternatives."""
 
     lossless: ClassVar[bool] = True
+
+    def choose(
+        self, candidates: Sequence[int], row: int, target: Rows, rng: Streams
+    ) -> CandidateChoice:
+        if target.sampling.greedy:
+            best = target.top[row]
+            kept = candidates.index(best) if best in candidates else None
+            return CandidateChoice(kept, best, len(candidates) if kept is None else kept + 1)
+        left = target.probs(row)
+        for rank, token in enumerate(candidates):
+            if rng.test.accepts(float(left[token]), 1.0):
+                return CandidateChoice(rank, token, rank + 1)
+            left = self.zeroed(left, token)
+        return CandidateChoice(None, rng.sample.draw(left), len(candidates))
+
+    def zeroed(self, probs: Tensor, token: int) -> Tensor:
+        """`probs` `[vocab]` without a token, renormalised; as they were if rounding rejected a
+        token that had all the mass."""
+        return residual(probs, one_hot(token, probs))
+
+
+class ExactTree(Ranked):
+    """The lossless rule for trees."""
 
     def judge(self, tree: DraftTree, target: Rows, rng: Streams) -> TreeVerdict:
         """Decide which path of a tree stays.
@@ -38,7 +63,7 @@ class ExactTree:
         """
         node, path, tested = ROOT, list[int](), 0
         while children := tree.children(node):
-            choice = self.choose(tree, children, target, node + 1, rng)
+            choice = self.choose([tree.tokens[child] for child in children], node + 1, target, rng)
             tested += choice.tested
             if choice.rank is None:
                 return TreeVerdict(path, choice.token, True, tested)
@@ -47,19 +72,3 @@ class ExactTree:
             if choice.token in target.sampling.stop_token_ids:
                 return TreeVerdict(path, None, False, tested)
         return TreeVerdict(path, target.sample(node + 1, rng.sample), False, tested)
-
-    def choose(
-        self, tree: DraftTree, children: Sequence[int], target: Rows, row: int, rng: Streams
-    ) -> CandidateChoice:
-        """Keep at most one of the siblings `children` against a row of the target."""
-        tokens = [tree.tokens[child] for child in children]
-        if target.sampling.greedy or not tree.rows:
-            return Ranked().choose(tokens, row, target, rng)
-        left = target.probs(row)
-        drawn = tree.rows[children[0]].probs(0).to(left.device)
-        for rank, token in enumerate(tokens):
-            if rng.test.accepts(float(left[token]), float(drawn[token])):
-                return CandidateChoice(rank, token, rank + 1)
-            left = residual(left, drawn)
-            drawn = Ranked().zeroed(drawn, token)
-        return CandidateChoice(None, rng.sample.draw(left), len(tokens))

@@ -20,7 +20,7 @@ class AdaptiveThreshold:
     .1·th'. A round that drafted nothing has no ratio and changes nothing (ours); nor does one whose
     draft a busy server cut (`Draft.cut`).
 
-    >>> threshold = AdaptiveThreshold(0.8, cap=8)
+    >>> threshold = AdaptiveThreshold(0.8, max_draft=8)
     >>> threshold.learn(Draft([5, 6]), Verdict(accepted=1, token=9, judged=2))
     >>> threshold.rate, round(threshold.value, 6)
     (0.25, 0.801)
@@ -28,8 +28,8 @@ class AdaptiveThreshold:
 
     WANTED, STEP, MEMORY, INERTIA = 0.9, 0.01, 0.5, 0.9
 
-    def __init__(self, value: float, cap: int):
-        self.cap = cap
+    def __init__(self, value: float, max_draft: int):
+        self.max_draft = max_draft
         # replaced as a whole: a reader on another thread never sees one of before and one of after
         self._learnt = value, 0.0
 
@@ -51,7 +51,7 @@ class AdaptiveThreshold:
         rate = self.MEMORY * rate + (1 - self.MEMORY) * verdict.accepted / len(draft)
         if rate < self.WANTED:
             moved = value + self.STEP
-        elif len(draft) == self.cap:
+        elif len(draft) == self.max_draft:
             moved = value
         else:
             moved = value - self.STEP
@@ -69,20 +69,20 @@ class AdaptiveThreshold:
 
 class HeuristicLength:
     """transformers' schedule `heuristic`: two tokens more when all match, else one fewer, between 1
-    and `cap`.
+    and `max_draft`.
 
     A round that drafted nothing, or whose draft a busy server cut, changes nothing (ours);
-    transformers knows no cap here.
+    transformers has no longest draft here.
     """
 
-    def __init__(self, value: int, cap: int):
-        self.value, self.cap = min(value, cap), cap
+    def __init__(self, value: int, max_draft: int):
+        self.value, self.max_draft = min(value, max_draft), max_draft
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Take in a round."""
         if len(draft) and not draft.cut:
             moved = self.value + 2 if verdict.accepted == len(draft) else self.value - 1
-            self.value = min(self.cap, max(1, moved))
+            self.value = min(self.max_draft, max(1, moved))
 
     def learnt(self) -> dict[str, float]:
         """The length."""
@@ -90,7 +90,7 @@ class HeuristicLength:
 
     def resume(self, learnt: Mapping[str, float]) -> None:
         """Go on from what `learnt` gave; raises ValueError for anything else."""
-        self.value = int(bounded(learnt, "value", 1, self.cap))
+        self.value = int(bounded(learnt, "value", 1, self.max_draft))
 
 
 def bounded(learnt: Mapping[str, float], name: str, least: float, most: float) -> float:

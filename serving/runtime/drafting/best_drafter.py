@@ -17,6 +17,7 @@ from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.drafting.alternatives import Alternatives
 from draftwell.serving.runtime.drafting.continuations import likeliest_chain
 from draftwell.serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
+from draftwell.serving.runtime.drafting.stopping import count_kept
 from draftwell.serving.runtime.drafting.suffix import SuffixIndex
 from draftwell.serving.runtime.protocols import Drafter
 from draftwell.serving.runtime.session.session import Session
@@ -144,7 +145,7 @@ class Candidate:
 
     def propose(self, session: Session, limit: int) -> Step[Draft]:
         """Its draft, ended where no further token is worth it."""
-        self.seen.idle, self.stop.ahead, self.stop.num_tokens = (
+        self.seen.idle, self.stop.ahead, self.stop.max_draft = (
             0,
             self.seen.ahead,
             min(limit, self._longest),
@@ -182,8 +183,8 @@ class Candidate:
         seen = self.seen
         corrected = [verdict.token] if verdict.rejected and verdict.token is not None else []
         self.alternatives.count([*draft.tokens[: verdict.accepted], *corrected])
-        for i, confidence in enumerate(draft.confidence[: verdict.judged]):
-            seen.table.update(confidence, kept=i < verdict.accepted)
+        count_kept(seen.table, draft, verdict)
+        for i in range(verdict.judged):
             seen.ahead += ((i < verdict.accepted) - seen.ahead) / (4 * MEMORY)
         gained = (
             verdict.accepted
@@ -311,5 +312,4 @@ class BestDrafter:
         if self.chosen is not None:
             self.chosen.learn(draft, verdict, self._rival)
             return
-        for i, confidence in enumerate(draft.confidence[: verdict.judged]):
-            self._source.update(confidence, kept=i < verdict.accepted)
+        count_kept(self._source, draft, verdict)

@@ -1,16 +1,21 @@
-"""Drafting with a draft model, one token at a time, under a stop policy."""
+"""Drafting one token at a time under a stop policy, and the draft model that does."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.stopping import FixedLength
 from draftwell.serving.runtime.session.row_view import RowView
 from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.types import Draft, StopPolicy
+from draftwell.serving.runtime.types import Draft, Rows, StopPolicy
 
 
 class DraftModel:
     """Samples from the draft model until the policy, a stop token or the limit ends the draft.
+
+    Exactly a `FixedLength`, none of its subclasses, is drafted in one command where the model can
+    (`chain`): every other policy is asked about each token.
 
     Args:
         stop: the stop policy; it belongs to one request.
@@ -28,24 +33,49 @@ class DraftModel:
             and session.draft.chains
             and limit > 0
         ):
-            return (yield from chain(session, before, min(limit, self.stop.num_tokens)))
-        draft, most = Draft(), session.draft_limit
-        self.stop.start()
-        while len(draft) < limit:
-            row = yield from session.draft.read(before + draft.tokens)
-            if self.stop.stop_before(row):
-                break
-            token = row.sample(0, session.rng.draft)
-            draft.tokens.append(token)
-            draft.rows.append(row)
-            if self.with_confidence:
-                draft.confidence.append(row.confidence(0))
-            if self.stop.stop_after(row, token) or token in session.sampling.stop_token_ids:
-                break
-        else:
-            draft.cut = len(draft) >= most  # else the budget ended it
-        session.stats.drafted += len(draft)
-        return draft
+            return (yield from chain(session, before, min(limit, self.stop.max_draft)))
+        return (
+            yield from drafted(
+                session,
+                self.stop,
+                limit,
+                lambda draft: session.draft.read(before + draft.tokens),
+                with_confidence=self.with_confidence,
+            )
+        )
+
+
+def drafted(
+    session: Session,
+    stop: StopPolicy,
+    limit: int,
+    read: Callable[[Draft], Step[Rows]],
+    *,
+    with_confidence: bool = False,
+) -> Step[Draft]:
+    """Sample token after token until the policy, a stop token or the limit ends the draft.
+
+    Args:
+        read: gives the row after the text and a draft.
+        with_confidence: also record C of every token.
+    """
+    draft, most = Draft(), session.draft_limit
+    stop.start()
+    while len(draft) < limit:
+        row = yield from read(draft)
+        if stop.stop_before(row):
+            break
+        token = row.sample(0, session.rng.draft)
+        draft.tokens.append(token)
+        draft.rows.append(row)
+        if with_confidence:
+            draft.confidence.append(row.confidence(0))
+        if stop.stop_after(row, token) or token in session.sampling.stop_token_ids:
+            break
+    else:
+        draft.cut = len(draft) >= most  # else the budget ended it
+    session.stats.drafted += len(draft)
+    return draft
 
 
 def chain(session: Session, before: list[int], steps: int) -> Step[Draft]:

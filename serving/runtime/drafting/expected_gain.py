@@ -106,11 +106,11 @@ class WorthDrafting(FixedLength):
     Args:
         table: the draft's confidence → the chance that a token is kept.
         ahead: the mean acceptance rate, for draft tokens whose distribution is not known yet.
-        cap: longest draft.
+        max_draft: longest draft.
     """
 
-    def __init__(self, costs: RoundCosts, table: AcceptanceTable, ahead: float, cap: int):
-        super().__init__(cap)
+    def __init__(self, costs: RoundCosts, table: AcceptanceTable, ahead: float, max_draft: int):
+        super().__init__(max_draft)
         self.costs, self.table, self.ahead = costs, table, ahead
         self._kept, self._chance = 1.0, 1.0
 
@@ -120,7 +120,7 @@ class WorthDrafting(FixedLength):
 
     def stop_before(self, row: Rows) -> bool:
         self._chance = self.table.alpha(row.confidence(0))
-        chances = [self._chance, *[self.ahead] * (self.num_tokens - self._drafted - 1)]
+        chances = [self._chance, *[self.ahead] * (self.max_draft - self._drafted - 1)]
         return self.costs.outlook(self._drafted, self._kept, chances, computed=1) <= 0.0
 
     def stop_after(self, row: Rows, token: int) -> bool:
@@ -131,7 +131,7 @@ class WorthDrafting(FixedLength):
             or self.costs.outlook(
                 self._drafted,
                 self._kept,
-                [self.ahead] * (self.num_tokens - self._drafted),
+                [self.ahead] * (self.max_draft - self._drafted),
                 computed=0,
             )
             <= 0.0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.draft_model import drafted
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.trees import ROOT, DraftTree
 from draftwell.serving.runtime.types import Draft, Rows, StopPolicy
@@ -58,28 +59,22 @@ class HeadChain:
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
         assert not pending, "a head drafts after what the target has read"
-        draft, most = Draft(), session.draft_limit
-        if limit == 0:
-            return draft
-        self.stop.start()
         # the draft's tokens are put after it: a text is copied once a draft, not once a step
         sequence = session.text.ids[1:]
-        row = yield from self._pairs.read(session, sequence)
-        while not self.stop.stop_before(row):
-            token = row.sample(0, session.rng.draft)
-            draft.tokens.append(token)
-            sequence.append(token)
-            draft.rows.append(row)
-            if self.with_confidence:
-                draft.confidence.append(row.confidence(0))
-            if self.stop.stop_after(row, token) or token in session.sampling.stop_token_ids:
-                break
-            if len(draft) == limit:
-                draft.cut = limit >= most  # else the budget ended it
-                break
-            row = yield from session.head.read(sequence, features=row.hidden(0)[None], sure=False)
-        session.stats.drafted += len(draft)
-        return draft
+
+        def read(draft: Draft) -> Step[Rows]:
+            if not len(draft):
+                return self._pairs.read(session, sequence)
+            sequence.append(draft.tokens[-1])
+            last = draft.rows[-1]
+            assert last is not None, "a head's draft has a row for each token"
+            return session.head.read(sequence, features=last.hidden(0)[None], sure=False)
+
+        return (
+            yield from drafted(
+                session, self.stop, limit, read, with_confidence=self.with_confidence
+            )
+        )
 
 
 class HeadTree:
@@ -180,7 +175,7 @@ def likeliest_part(found: DraftTree, chances: list[float], count: int) -> DraftT
     """The `count` likeliest nodes of a tree, in its order.
 
     >>> likeliest_part(DraftTree([5, 6, 7, 8], [ROOT, ROOT, 0, 1]), [0.6, 0.3, 0.5, 0.1], 3)
-    DraftTree(tokens=[5, 6, 7], parents=[-1, -1, 0], rows=[], read_along=0)
+    DraftTree(tokens=[5, 6, 7], parents=[-1, -1, 0], read_along=0)
     """
     kept = sorted(sorted(range(len(found)), key=lambda i: (-chances[i], i))[:count])
     place = {node: i for i, node in enumerate(kept)}

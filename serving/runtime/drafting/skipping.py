@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 
 from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.drafting.draft_model import drafted
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.types import Draft, StopPolicy
 
@@ -88,28 +89,18 @@ class SelfDraft:
         self._rounds = 0
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
-        lane, draft, most = session.target, Draft(), session.draft_limit
+        lane = session.target
         if limit == 0 or not lane.skips:
-            return draft
+            return Draft()
         before = session.text.ids + (pending.tokens if pending else [])
         self._rounds += 1
         if self.interval and self._rounds % self.interval == 0 and not self.search.over:
             yield from self._try_candidate(session)
         skip = self.search.best
-        self.stop.start()
-        while len(draft) < limit:
-            row = yield from lane.skim(before + draft.tokens, skip)
-            if self.stop.stop_before(row):
-                break
-            token = row.sample(0, session.rng.draft)
-            draft.tokens.append(token)
-            draft.rows.append(row)
-            if self.stop.stop_after(row, token) or token in session.sampling.stop_token_ids:
-                break
-        else:
-            draft.cut = len(draft) >= most
+        draft = yield from drafted(
+            session, self.stop, limit, lambda draft: lane.skim(before + draft.tokens, skip)
+        )
         lane.rollback(lane.length)
-        session.stats.drafted += len(draft)
         return draft
 
     def _try_candidate(self, session: Session) -> Step[None]:

@@ -11,15 +11,23 @@ import math
 
 from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-from draftwell.serving.runtime.types import Rows
+from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.types import Draft, Rows, Verdict
+
+
+def count_kept(table: AcceptanceTable, draft: Draft, verdict: Verdict) -> None:
+    """Count by its confidence whether each draft token that was judged was kept."""
+    for i, confidence in enumerate(draft.confidence[: verdict.judged]):
+        table.update(confidence, kept=i < verdict.accepted)
 
 
 class FixedLength:
-    """Stop after `num_tokens` tokens; the other policies are this one with a reason to stop
+    """Stop after `max_draft` tokens; the other policies are this one with a reason to stop
     earlier."""
 
-    def __init__(self, num_tokens: int):
-        self.num_tokens = num_tokens
+    def __init__(self, max_draft: int):
+        self.max_draft = max_draft
         self._drafted = 0
 
     def start(self) -> None:
@@ -30,7 +38,7 @@ class FixedLength:
 
     def stop_after(self, row: Rows, token: int) -> bool:
         self._drafted += 1
-        return self._drafted >= self.num_tokens
+        return self._drafted >= self.max_draft
 
 
 class CumulativeAcceptance(FixedLength):
@@ -38,11 +46,11 @@ class CumulativeAcceptance(FixedLength):
     (Algorithm 1, lines 4-12).
 
     Gamma = 1 at the start, Gamma ← Gamma·alpha(C) with every token; stop at Gamma <= tau, or at
-    `cap` tokens (ours: with alpha = 1 the paper's loop may never stop).
+    `max_draft` tokens (ours: with alpha = 1 the paper's loop may never stop).
     """
 
-    def __init__(self, table: AcceptanceTable, tau: float, cap: int = 32):
-        super().__init__(cap)
+    def __init__(self, table: AcceptanceTable, tau: float, max_draft: int = 32):
+        super().__init__(max_draft)
         self.table, self.tau = table, tau
         self._gamma = 1.0
 
@@ -62,8 +70,8 @@ class HighEntropy(FixedLength):
     1 − sqrt(scale·H) estimates a lower bound of the chance that the token is accepted.
     """
 
-    def __init__(self, threshold: float, cap: int, scale: float):
-        super().__init__(cap)
+    def __init__(self, threshold: float, max_draft: int, scale: float):
+        super().__init__(max_draft)
         self.threshold, self.scale = threshold, scale
 
     def stop_after(self, row: Rows, token: int) -> bool:
@@ -77,8 +85,8 @@ class UnlikelyToken(FixedLength):
     """Stop after a token x with q̄(x) < threshold (Draft & Verify, 2309.08168; dynamic speculation,
     2405.04304)."""
 
-    def __init__(self, threshold: float, cap: int):
-        super().__init__(cap)
+    def __init__(self, threshold: float, max_draft: int):
+        super().__init__(max_draft)
         self.threshold = threshold
 
     def stop_after(self, row: Rows, token: int) -> bool:
@@ -92,8 +100,8 @@ class LowAcceptanceBound(FixedLength):
     The token is never drawn, so nothing is dropped; a draft may be empty.
     """
 
-    def __init__(self, threshold: float, cap: int, scale: float):
-        super().__init__(cap)
+    def __init__(self, threshold: float, max_draft: int, scale: float):
+        super().__init__(max_draft)
         self.threshold, self.scale = threshold, scale
 
     def stop_before(self, row: Rows) -> bool:
@@ -112,8 +120,8 @@ class PredictedRejection(FixedLength):
         shortest: draft at least this many tokens, unless a stop token or the budget ends the draft.
     """
 
-    def __init__(self, head: AcceptanceHead, threshold: float, shortest: int, cap: int):
-        super().__init__(cap)
+    def __init__(self, head: AcceptanceHead, threshold: float, shortest: int, max_draft: int):
+        super().__init__(max_draft)
         self.head, self.threshold, self.shortest = head, threshold, shortest
         self._all_accepted = 1.0
 
@@ -127,4 +135,33 @@ class PredictedRejection(FixedLength):
         at_cap = super().stop_after(row, token)
         return at_cap or (
             self._drafted >= self.shortest and 1.0 - self._all_accepted > self.threshold
+        )
+
+
+class Untrusted(FixedLength):
+    """SPRINTER's verifier as a stop policy: stop after a token whose score falls below tau; the
+    token stays, and the target judges the whole draft.
+
+    Args:
+        verifier: reads the state that produced a token (`before`) or `scalars`; `after` is known
+            one forward pass too late.
+        tau: in [0, 1]; None takes the verifier's own threshold.
+        max_draft: longest draft.
+    """
+
+    def __init__(self, verifier: Verifier, tau: float | None = None, max_draft: int = 20):
+        super().__init__(max_draft)
+        if "after" in verifier.features:
+            raise DraftwellError(
+                "this verifier reads the state after a token, which a stop policy does not "
+                "have: train one with "
+                "the features before or scalars",
+                code="unsupported_features",
+            )
+        self.verifier, self.tau = verifier, verifier.threshold if tau is None else tau
+
+    def stop_after(self, row: Rows, token: int) -> bool:
+        return (
+            super().stop_after(row, token)
+            or self.verifier.score_drafted(row, None, token) < self.tau
         )

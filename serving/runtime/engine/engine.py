@@ -22,7 +22,6 @@ from draftwell.serving.errors import ContextTooLong, DeviceLost
 from draftwell.serving.runtime.commands import SHADOW, Forward, Role
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.runtime.engine.prompt_pieces import alike, reads_prompt, share_room
-from draftwell.serving.runtime.engine.round_meter import RoundMeter
 from draftwell.serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
 from draftwell.serving.runtime.engine.task import Task
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
@@ -121,11 +120,10 @@ class Engine:
         governor: adapts the compute threads between steps to what other processes leave; None: they
             stay as they are.
 
-    >>> from draftwell.serving.runtime.models.table_model import TableModel
-    >>> from draftwell.serving.runtime.strategies import build_strategy
-    >>> engine = Engine({"target": TableModel.random(vocab_size=5, seed=0)})
-    >>> len(engine.generate([1], Sampling(max_tokens=4), build_strategy("autoregressive")).output)
-    4
+    For one request alone, over a pair that `load_pair` loaded:
+
+        engine = Engine(pair.models)
+        engine.generate(prompt, Sampling(), build_strategy("autoregressive")).output
     """
 
     def __init__(
@@ -143,7 +141,6 @@ class Engine:
         a new process helps."""
         self._flights: list[BatchInFlight] = []
         self._workers: Workers | None = None
-        self.meter = RoundMeter()
         self._gained = 0
         """Tokens that this step brought to requests that had some."""
         self._turns: Counter[int] = Counter()
@@ -226,7 +223,6 @@ class Engine:
                     self._await(flight)
         if self._gained and self.budget:
             self.budget.end_pause(time.perf_counter())
-        self.meter.end_step(self._gained, idle=not self.jobs)
         self._gained = 0
         if self.device_lost:
             for job in list(self.jobs):
@@ -254,7 +250,6 @@ class Engine:
         if not job.finished:
             self._end(job, None)
         if not self.jobs:
-            self.meter.forget()
             self.close()
 
     def close(self) -> None:
@@ -296,23 +291,7 @@ class Engine:
         repeat, would hold up all others. For a draft model that is reading a long prompt it does
         not wait.
         """
-        busy = {id(flight.model) for flight in self._flights}
-        flights: dict[int, BatchInFlight] = {}
-        held_back: set[Job] = set()
-        for job in self.jobs:
-            for leaf in job.task.leaves():
-                if leaf.waiting is None or leaf.flying:
-                    continue
-                model = job.session.lanes[leaf.waiting.model].model
-                if id(model) in busy:
-                    continue
-                if waits_for_another(job, leaf, self.jobs):
-                    held_back.add(job)
-                else:
-                    copy_prompt(job, leaf)
-                    flights.setdefault(id(model), BatchInFlight(model, [])).group.append(
-                        (job, leaf)
-                    )
+        flights, held_back = self._waiting_batches()
         self._share_budget(list(flights.values()), held_back)
         target = id(self.models["target"])
         drafting = any(
@@ -331,25 +310,48 @@ class Engine:
             del flights[target]
         self._waited = self._waited + 1 if waits else 0
         for flight in flights.values():
-            for _, leaf in flight.group:
-                leaf.flying = True
-            self._turns[id(flight.model)] += any(reads_prompt(leaf) for _, leaf in flight.group)
-            read = [
-                leaf
-                for job, leaf in flight.group
-                if leaf.piece and (leaf.read or reads_prompt(leaf) or not job.output_length)
-            ]
-            flight.prompt_tokens = sum(len(leaf.piece.tokens) for leaf in read if leaf.piece)
-            if flight.prompt_tokens:
-                self.meter.read_prompts()
-            if self.budget:
-                spent = sum(
-                    len(leaf.piece.tokens) * self._weight(flight.model, leaf)
-                    for leaf in read
-                    if leaf.piece
-                )
-                self.budget.spend(id(flight.model), spent)
+            self._count_prompt_tokens(flight)
         return [flight for flight in flights.values() if flight.group]
+
+    def _waiting_batches(self) -> tuple[dict[int, BatchInFlight], set[Job]]:
+        """The forward passes that idle models could run, by the model's id, and the requests that
+        wait to copy a prompt that another is reading."""
+        busy = {id(flight.model) for flight in self._flights}
+        flights: dict[int, BatchInFlight] = {}
+        held_back: set[Job] = set()
+        for job in self.jobs:
+            for leaf in job.task.leaves():
+                if leaf.waiting is None or leaf.flying:
+                    continue
+                model = job.session.lanes[leaf.waiting.model].model
+                if id(model) in busy:
+                    continue
+                if waits_for_another(job, leaf, self.jobs):
+                    held_back.add(job)
+                else:
+                    copy_prompt(job, leaf)
+                    flight = flights.setdefault(id(model), BatchInFlight(model, []))
+                    flight.group.append((job, leaf))
+        return flights, held_back
+
+    def _count_prompt_tokens(self, flight: BatchInFlight) -> None:
+        """Mark a batch as flying, and take what it reads of prompts from the budget."""
+        for _, leaf in flight.group:
+            leaf.flying = True
+        self._turns[id(flight.model)] += any(reads_prompt(leaf) for _, leaf in flight.group)
+        read = [
+            leaf
+            for job, leaf in flight.group
+            if leaf.piece and (leaf.read or reads_prompt(leaf) or not job.output_length)
+        ]
+        flight.prompt_tokens = sum(len(leaf.piece.tokens) for leaf in read if leaf.piece)
+        if self.budget:
+            spent = sum(
+                len(leaf.piece.tokens) * self._weight(flight.model, leaf)
+                for leaf in read
+                if leaf.piece
+            )
+            self.budget.spend(id(flight.model), spent)
 
     def _share_budget(self, flights: Sequence[BatchInFlight], held_back: Collection[Job]) -> None:
         """Cut prompts into pieces, and leave out of the flights what has to wait for another step.

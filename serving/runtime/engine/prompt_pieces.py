@@ -151,6 +151,14 @@ def share_rows(
     return shares
 
 
+def room_of_oldest(room: int, turn: int, oldest_weight: float, shortest_weight: float) -> float:
+    """The oldest prompt's part of the room beside a shorter one: half, or, where the room is too
+    small for two pieces, all of it every second step."""
+    if room >= SMALLEST * (oldest_weight + shortest_weight):
+        return min(room / 2, room - SMALLEST * shortest_weight)
+    return 0 if turn % 2 else room
+
+
 def split_room(
     left: Sequence[int], room: int, turn: int = 0, weights: Sequence[float] = ()
 ) -> list[int]:
@@ -190,14 +198,7 @@ def split_room(
     shortest = sorted(range(1, len(left)), key=left.__getitem__)
     first: float = room
     if shortest:
-        both = SMALLEST * (weights[0] + weights[shortest[0]])
-        first = (
-            min(room / 2, room - SMALLEST * weights[shortest[0]])
-            if room >= both
-            else 0
-            if turn % 2
-            else room
-        )
+        first = room_of_oldest(room, turn, weights[0], weights[shortest[0]])
     free = float(room)
 
     def give(i: int, least: int, most: float) -> None:

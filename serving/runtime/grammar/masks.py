@@ -1,4 +1,5 @@
-"""A request's grammar as masks over logits, the same for target and drafts."""
+"""A request's grammar, a matcher that follows one output, as masks over logits, the same for target
+and drafts."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,7 +15,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwell.serving.errors import InvalidRequest
-from draftwell.serving.runtime.grammar.protocols import Grammar
+
+
+class Matcher(Protocol):
+    """Follows one output, token by token; tokens that end the text are never given to it."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """`[vocab]`: the tokens that may come next; those that end the text among them where the
+        output may end. At least one is there.
+
+        Raises:
+            InvalidRequest: the grammar is too complex to say.
+        """
+
+    def accept(self, token: int) -> bool:
+        """Follow one more token; False if it may not come, and nothing changes."""
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens that were accepted."""
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that spell what the grammar leaves no choice about, the usual spelling where there
+        are several: drafts, not decisions."""
+
+
+class Grammar(Protocol):
+    """What outputs have to be; compiled once, for any number of requests."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of an output."""
+
 
 REMEMBERED = 128
 """Positions whose masks are kept: drafts are shorter, and the target asks for the masks that a

@@ -13,7 +13,7 @@ import logging
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol
@@ -495,6 +495,7 @@ def make_once(file: Path, make: Callable[[], None], *, again: bool) -> None:
     failed = file.with_name("failed.txt")
     if failed.is_file() and not again:
         return
+    say_compiling()
     try:
         make()
     except DraftwellError as error:
@@ -504,6 +505,13 @@ def make_once(file: Path, make: Callable[[], None], *, again: bool) -> None:
         raise
     with suppress(OSError):
         failed.unlink(missing_ok=True)
+
+
+@cache
+def say_compiling() -> None:
+    """Once in a process. A warning, so that a command prints it on stderr without being set up to;
+    a server never compiles."""
+    log.warning("compiling layers: once for this machine, minutes; float32 runs without")
 
 
 def is_compiled(layer: Layer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> bool:

@@ -7,7 +7,7 @@ product, gate and up another; rotary tables and attention masks are made once a 
 once a layer; and on CPUs bfloat16 weights are kept in oneDNN's own layout. What differs between
 families is data (`architecture`). Long prompts are read in passes of `CHUNK` tokens, so that no
 mask grows with the square of a prompt. Slots, packing of ragged rows and heads are inherited.
-Parity with transformers: tests/serving/runtime/models/test_lean_llama.py.
+Parity with transformers: tests/serving/runtime/models/test_lean_families.py.
 """
 
 from __future__ import annotations
@@ -118,11 +118,8 @@ class LeanLlama(TransformersModel):
         shape = architecture_of(module.config)
         assert shape is not None, module.config.model_type
         self.shape = shape
-        make: MakeLinear = (
-            Int8Linear
-            if int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
-            else linear
-        )
+        bfloat16_on_cpu = self.dtype == torch.bfloat16 and self.device.type == "cpu"
+        make: MakeLinear = Int8Linear if int8 and bfloat16_on_cpu else linear
         if weights is not None:
             make = partial(RoundedLinear, weights=weights)
         self.heads, self.kv_heads, self.head_dim, self.eps, self.scale = (
@@ -142,29 +139,35 @@ class LeanLlama(TransformersModel):
             if shape.embedding_scale is None
             else self.embedding.new_tensor(shape.embedding_scale)
         )
+        if not bfloat16_on_cpu:
+            compiled = "off"
+        # those of a bundle were checked by their digests
+        self._read_layers(body, make, compiled, [*libraries, libraries_folder()])
+        self.note_libraries: Callable[[Iterable[Path]], None] = lambda _: None
+
+    def _read_layers(
+        self, body: Any, make: MakeLinear, compiled: Compile, folders: Sequence[Path]
+    ) -> None:
+        """The layers, the output head and the rotary tables; compiled where that is wanted and
+        worth it."""
+        modules = body.layers
+        if compiled == "try" and (compiler() is None or weight_bytes(modules) < WORTH_COMPILING):
+            compiled = "auto"
+        compiles = compiled != "off"
         with torch.inference_mode():
-            self.final_norm = norm_weight(body.norm, shape)
-            compiles = (
-                compiled != "off" and self.dtype == torch.bfloat16 and self.device.type == "cpu"
-            )
-            # those of a bundle were checked by their digests
-            folders = [*libraries, libraries_folder()]
-            if compiled == "try" and (
-                compiler() is None or weight_bytes(body.layers) < WORTH_COMPILING
-            ):
-                compiled = "auto"
-            if compiles and compiled == "auto":
-                first = Layer(body.layers[0], make, shape)
-                compiles = is_compiled(first, layer_weights(first, body.layers[0]), folders)
+            self.final_norm = norm_weight(body.norm, self.shape)
+            if compiled == "auto":
+                first = Layer(modules[0], make, self.shape)
+                compiles = is_compiled(first, layer_weights(first, modules[0]), folders)
             self.layers: list[Layer] = []
             stored: list[dict[str, Tensor]] = []  # as compiled layers read them
             # once: a layer that was read may give up its weights (`released_as_read`)
-            for layer in body.layers:
-                self.layers.append(Layer(layer, make, shape))
+            for module in modules:
+                self.layers.append(Layer(module, make, self.shape))
                 if compiles:
-                    stored.append(packed_layer(layer_weights(self.layers[-1], layer)))
+                    stored.append(packed_layer(layer_weights(self.layers[-1], module)))
             self._head = linear(self.head_weight)
-            self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
+            self.ropes = {name: self._rope_table(name) for name in set(self.shape.ropes)}
         self.step = (
             compiled_step(self.layers, stored, self.slots, compiled, folders) if compiles else None
         )
@@ -172,7 +175,6 @@ class LeanLlama(TransformersModel):
             self._head, files = compiled_head(self.head_weight, self._head, compiled, folders)
             self.step.files += tuple(files)
         self.libraries = None if self.step is None else (compiled, folders)
-        self.note_libraries: Callable[[Iterable[Path]], None] = lambda _: None
 
     def _rope_table(self, name: str | None) -> Rope:
         """Cosines and sines `[positions, 1, head_dim]` of all positions, the sign of `rotate_half`

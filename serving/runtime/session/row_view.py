@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwell.serving.runtime.types import Rows, Stream, TokenFigures
+from draftwell.serving.artifacts.verifier import TokenFigures
+from draftwell.serving.runtime.types import Rows, Stream
 
 
 class RowView:

@@ -53,9 +53,6 @@ class Session:
         owner: Hashable = None,
     ):
         self.draft_limit, self.owner = draft_limit, owner
-        self.predicted_limit = UNLIMITED
-        """Tokens that a draft of the client's prediction may have; 0 leaves it out. Changed as
-        `draft_limit` is."""
         self.draft_context = min(
             (model.max_context for role, model in models.items() if role != "target"),
             default=UNLIMITED,
@@ -66,6 +63,8 @@ class Session:
         self.rng = Streams(sampling.seed)
         self.stats = Stats()
         self.recorded = False
+        self.probed_at = -1
+        """`stats.verdicts` when a server last asked for a draft that is only to be recorded."""
         self.given: Callable[[Session, Follow | None], Step[bool]] | None = None
         """Drafts that come with the request, before its strategy's own (strategies/given.py)."""
         self.origins: list[Origin] = []  # of the output's tokens
@@ -150,11 +149,6 @@ class Session:
             follow: as in `serial_trees`.
         """
         return False if self.given is None else (yield from self.given(self, follow))
-
-    @property
-    def predicted_room(self) -> int:
-        """How long a draft of the prediction may be: `verified_room`, at most `predicted_limit`."""
-        return min(self.verified_room, self.predicted_limit)
 
     @property
     def verified_room(self) -> int:

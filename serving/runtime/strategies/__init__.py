@@ -1,4 +1,4 @@
-"""Decoding strategies: one small file each, listed in `catalogue.STRATEGIES`, sources in
+"""Decoding strategies: one small class each, listed in `catalogue.STRATEGIES`, sources in
 PAPERS.md."""
 
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
@@ -8,8 +8,7 @@ from draftwell.serving.runtime.strategies.catalogue import (
     describe,
     find_strategy,
 )
-from draftwell.serving.runtime.strategies.choice import PLAIN, StrategyChoice
-from draftwell.serving.runtime.strategies.served_choice import served_choice
+from draftwell.serving.runtime.strategies.choice import PLAIN, StrategyChoice, served_choice
 
 __all__ = [
     "PLAIN",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,9 +15,7 @@ from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.output import Model
-from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.strategies.search_space import Space
-from draftwell.serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.session.session import UNLIMITED, Session
 
 A = TypeVar("A", bound=Artifact)
 
@@ -85,29 +83,26 @@ class Strategy(ABC):
     optional_artifacts: ClassVar[tuple[str, ...]] = ()
     """Kinds that it uses where they are there, and runs without; `optional_artifact` returns one of
     them."""
+    length_field: ClassVar[str | None] = None
+    """The parameter that says how long a draft is at most (`longest_draft`)."""
+    not_in_traces: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    """Parameters, each with the value that makes it read what no trace holds: a replay refuses
+    it."""
+    sampled_defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    """Parameters whose default depends on the temperature, each with that of sampled requests. A
+    replay's own requests are greedy, whatever its trace."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
-    drafts_alone: ClassVar[bool] = False
-    """Whether it weighs each draft by what passes of one request cost: a server with several
-    requests lets it draft nothing. (Not: whether it drafts without a draft model.)"""
-    draft_share: ClassVar[float] = 0.0
-    """Of a strategy that drafts with something else than the draft model: seconds of a draft step
-    over those of a target pass over as many rows; a busy server's price of its drafts."""
     Config: ClassVar[type[StrategyConfig]]
     """Its parameters, each with bounds and a description; one without a default must be given by
     the user."""
-    search_space: ClassVar[Space] = {}
-    """Parameter → values that a tuner may try; empty: the strategy is not tuned."""
-    replayable: ClassVar[bool] = False
-    """Whether replay over a trace predicts the strategy exactly; else a tuner measures it.
-
-    True only for a lossless strategy that reads nothing but what a trace holds:
-    docs/add_a_strategy.md, "Replayable".
-    """
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         self.config: Any = config
         self.resources = resources
+        self.draft_length_by_batch: Mapping[int, int] = {}
+        """Requests in a batch → the longest draft of each; 0: none. A tuned choice brings the one
+        that was measured (`DecodingConfig`); empty: as long as the config says."""
 
     @abstractmethod
     def run(self, session: Session) -> Step[None]:
@@ -118,45 +113,29 @@ class Strategy(ABC):
         """Kinds of all artifacts that it may use: those that it needs, then the optional ones."""
         return (*cls.artifacts, *cls.optional_artifacts)
 
-    @classmethod
-    def completed(cls, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A point of the search space as parameters: with those that follow from others, and those
-        without effect at their default."""
-        return dict(parameters)
-
-    def rollout_needed(self) -> int:
-        """Length of trace rollout within which a draft always lies, whatever its first wrong token;
-        0: drafts have no fixed length.
-
-        Drafts that confidence ends have no such bound: where one is longer than a rollout, its
-        replay reports that it is not exact.
-        """
-        return 0
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation | None:
-        """What another engine can do of it, for `draftwell export`; None: nothing sensible would
-        remain.
-
-        Args:
-            config: of this class's `Config`.
-        """
-        return None
-
-    @classmethod
-    def head_speculation(cls, config: Any) -> Speculation | None:
-        """The same for an engine that loads EAGLE-3 heads, where a head is at hand that the
-        strategy can do without; None: it drafts from none."""
-        return None
-
     @property
     def longest_draft(self) -> int | None:
         """Tokens that the target verifies at once at most, as far as the config says; None: it does
         not say."""
-        for field_name in ("num_speculative_tokens", "max_draft"):
-            if isinstance(longest := getattr(self.config, field_name, None), int):
-                return longest
-        return None
+        return None if self.length_field is None else getattr(self.config, self.length_field)
+
+    def draft_limit(self, running: int) -> int:
+        """Longest draft of one of `running` requests: that of the next larger batch size in the
+        table, beyond it that of the last; `UNLIMITED` where that is as long as the config allows.
+
+        >>> from draftwell.serving.runtime.strategies import build_strategy
+        >>> strategy = build_strategy("vanilla_sd", {"num_speculative_tokens": 4})
+        >>> strategy.draft_length_by_batch = {1: 4, 2: 3, 8: 0}
+        >>> [strategy.draft_limit(running) for running in (2, 3, 9)]
+        [3, 0, 0]
+        >>> strategy.draft_limit(1) == UNLIMITED
+        True
+        """
+        table = self.draft_length_by_batch
+        if not table:
+            return UNLIMITED
+        length = table[min((size for size in table if size >= running), default=max(table))]
+        return length if length < (self.longest_draft or UNLIMITED) else UNLIMITED
 
     def learnt(self) -> dict[str, float]:
         """What this object itself has learnt in addition to its artifacts, at one moment, from any
@@ -200,3 +179,22 @@ class Strategy(ABC):
         if self.prefers_onnx and "draft_onnx" in models:
             chosen["draft"] = models["draft_onnx"]
         return chosen
+
+
+DrafterRole = Literal["draft", "qualifier"]
+
+
+def drafting_with(drafter: DrafterRole, models: Mapping[Role, Model]) -> dict[Role, Model]:
+    """A pair's models with the drafter as its draft.
+
+    Raises:
+        DraftwellError: the pair has no such model.
+    """
+    if drafter not in models:
+        raise DraftwellError(
+            f"drafter={drafter} needs a {drafter} model, which this pair does not have: "
+            "leave it out, or take a pair "
+            "that `draftwell pairs` shows with one",
+            code="model_missing",
+        )
+    return {**models, "draft": models[drafter]}

@@ -10,24 +10,26 @@ from pydantic import ValidationError
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyResources
-from draftwell.serving.runtime.strategies.lossless.adaedl import AdaEDL
 from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
-from draftwell.serving.runtime.strategies.lossless.draft_verify import DraftVerify
+from draftwell.serving.runtime.strategies.lossless.draft_lengths import (
+    SVIP,
+    AdaEDL,
+    DraftVerify,
+    HFDynamic,
+    SpecDecPP,
+    VanillaSD,
+)
 from draftwell.serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
 from draftwell.serving.runtime.strategies.lossless.eagle3 import Eagle3
-from draftwell.serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
 from draftwell.serving.runtime.strategies.lossless.hybrid import Hybrid
 from draftwell.serving.runtime.strategies.lossless.lookahead import LookaheadDecoding
 from draftwell.serving.runtime.strategies.lossless.medusa import MedusaDecoding
 from draftwell.serving.runtime.strategies.lossless.pearl import Pearl
 from draftwell.serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
 from draftwell.serving.runtime.strategies.lossless.rest import Rest
-from draftwell.serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
 from draftwell.serving.runtime.strategies.lossless.spide import Spide
 from draftwell.serving.runtime.strategies.lossless.suffix import SuffixDecoding
-from draftwell.serving.runtime.strategies.lossless.svip import SVIP
 from draftwell.serving.runtime.strategies.lossless.swift import Swift
-from draftwell.serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from draftwell.serving.runtime.strategies.lossy.csd import CSD
 from draftwell.serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
 from draftwell.serving.runtime.strategies.lossy.lossy_sd import LossySD

@@ -1,5 +1,5 @@
-"""A choice of strategy: its name and the parameters that differ from its defaults. Used wherever a
-strategy is named with settings."""
+"""A strategy with the parameters that differ from its defaults, used wherever one is named with
+settings; and which of a tuned config's choices serves a request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.temperature import class_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,6 +19,7 @@ class StrategyChoice:
     Args:
         name: a name of `STRATEGIES`.
         parameters: those that are set, as plain JSON; all others keep the strategy's defaults.
+        draft_length_by_batch: what was measured of it under load (`Strategy`); empty: nothing.
 
     >>> choice = StrategyChoice("spide", {"tau": 0.6})
     >>> str(choice), choice.key, choice == StrategyChoice.from_json(choice.to_json())
@@ -24,6 +28,7 @@ class StrategyChoice:
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    draft_length_by_batch: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -53,3 +58,17 @@ class StrategyChoice:
 
 PLAIN = StrategyChoice("autoregressive")
 """Plain decoding, which every other choice is measured against."""
+
+
+def served_choice(config: DecodingConfig, temperature: float) -> StrategyChoice:
+    """The choice for requests of a temperature.
+
+    Where none was tuned for sampled requests, they are decoded plainly: nothing is chosen over
+    plain decoding whose speed was not measured, and the greedy choice was measured at temperature
+    0. One that the gate found fast enough for them stands in the config that a server reads
+    (`DecodingConfig.with_greedy_for_sampled`).
+    """
+    tuned = config if class_of(temperature) == "greedy" else config.sampled
+    if tuned is None:
+        return PLAIN
+    return StrategyChoice(tuned.strategy, tuned.parameters, tuned.draft_length_by_batch)

@@ -15,6 +15,9 @@ from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.trees import DraftTree
 from draftwell.serving.runtime.types import Draft, Verdict
 
+LEAST_WORTH = 0.5
+"""Tokens that a draft of the prediction must be expected to bring, also where the strategy drafts
+nothing."""
 FEWEST_FORCED, MOST_FORCED = 2, 32
 """Forced tokens of a draft. A single one is not worth a round in which the strategy drafts
 nothing."""
@@ -46,16 +49,16 @@ class Predicted:
 
     def propose(self, session: Session) -> Draft:
         return self.prediction.propose(
-            session.text, session.predicted_room, worth=self.worth(session.stats)
+            session.text, session.verified_room, worth=self.worth(session.stats)
         )
 
     @staticmethod
     def worth(stats: Stats) -> float:
         """Draft tokens that a round of the strategy's own has brought, on average; one round that
-        brought one token is added."""
+        brought one token is added. At least `LEAST_WORTH`: a busy server pays for each token."""
         kept = stats.accepted - stats.predicted_accepted - stats.forced_accepted
         rounds = stats.verdicts - stats.predicted_rounds - stats.forced_rounds
-        return (kept + 1) / (max(0, rounds) + 1)
+        return max(LEAST_WORTH, (kept + 1) / (max(0, rounds) + 1))
 
     def learn(self, session: Session, draft: Draft, verdict: Verdict) -> None:
         stats = session.stats

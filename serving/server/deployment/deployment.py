@@ -11,7 +11,6 @@ from draftwell.serving.runtime.strategies import Strategy
 from draftwell.serving.server.http.service import Service
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.detokenize import TextStream
-from draftwell.serving.server.scheduling.load_control import LoadControl
 from draftwell.serving.server.scheduling.scheduler import Scheduler
 from draftwell.serving.server.scheduling.ticket import (
     DeadlineExceeded,
@@ -39,15 +38,6 @@ class Deployment:
     def __init__(self, served: ServedModel, scheduler: Scheduler):
         self.served, self.scheduler = served, scheduler
         self.service = Service(served, scheduler)
-
-    def pace(self) -> None:
-        """Limit drafts under load by this deployment's costs, also on a scheduler that another
-        deployment created."""
-        scheduler, costs = self.scheduler, self.served.costs
-        if scheduler.load is None:
-            scheduler.load = load_control(self.served)
-        elif costs is not None:
-            scheduler.load.renew(costs)
 
     def check(self, timeout: float = CHECK_SECONDS) -> None:
         """Send one short request through each tuned strategy. What they learn from it is discarded.
@@ -95,12 +85,3 @@ class Deployment:
             raise DraftwellError(
                 f"the new model does not answer ({failed})", code="new_model_fails"
             )
-
-
-def load_control(served: ServedModel) -> LoadControl | None:
-    """What limits drafts under load; None where nothing has to be limited, or no cost is known."""
-    return (
-        LoadControl(served.costs, served.measured_lengths)
-        if served.costs and served.slots > 1
-        else None
-    )

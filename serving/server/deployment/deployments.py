@@ -22,7 +22,7 @@ from typing import Any
 
 from draftwell.serving.errors import DeviceLost, DraftwellError
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
-from draftwell.serving.server.deployment.deployment import Deployment, NoAnswerInTime, load_control
+from draftwell.serving.server.deployment.deployment import Deployment, NoAnswerInTime
 from draftwell.serving.server.http.errors import without_paths
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.observer import Observer
@@ -91,7 +91,6 @@ class Deployments:
         """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": only a
         restart helps."""
         now = self.current
-        load = now.scheduler.load
         ended = not now.scheduler.alive and not self._draining  # a drain ends it
         failed = ended or self.device_lost or now.scheduler.hung
         status = "failed" if failed else "draining" if self._draining else "ok"
@@ -106,9 +105,7 @@ class Deployments:
             "waiting": now.scheduler.waiting,
             "switches": self.switches,
             "last_switch_error": self.last_switch_error,
-            "speculation_under_load": load.describe()
-            if load
-            else "unlimited: one slot, or the cost of batches was not measured",
+            "draft_length_by_batch": now.served.strategy.draft_length_by_batch,
         }
 
     def start(self) -> None:
@@ -163,7 +160,6 @@ class Deployments:
                     exc_info=None if isinstance(error, DraftwellError) else error,
                 )
                 return False
-            new.pace()
             with self._lock:
                 self.current = new
                 self._pins.setdefault(new.scheduler, 0)
@@ -212,7 +208,6 @@ class Deployments:
                 threads=served.threads,
                 capacity=self._capacity,
                 observers=self._observers,
-                load=load_control(served),
                 prompt_sharing=served.prompt_sharing,
             )
         return Deployment(served, scheduler)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import random
 import secrets
 import threading
@@ -37,8 +36,6 @@ from draftwell.serving.server.feedback.spool import Spool
 from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.scheduling.ticket import End, Event, Ticket
 from draftwell.serving.server.settings import FeedbackSettings
-
-log = logging.getLogger(__name__)
 
 TEXT_COLUMNS = frozenset({"token", "correction", "draft_token", "hidden_before"})
 """Columns from which a text could be reconstructed."""

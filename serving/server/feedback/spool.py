@@ -5,8 +5,8 @@ Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds
 the trace schema and, if texts are kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies,
 which `draftwell collect --prompts` reads. Names sort by time. Invariants: `offer` never blocks;
 what does not fit into the queue is dropped and counted; the files never take more than
-`max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which the
-next start removes.
+`max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which a
+start removes an hour later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ QUEUE = 64
 OURS = re.compile(r"(shard|requests)-(\d{15})-(\d+)\.(parquet|jsonl)")
 HALF = re.compile(r"\.(shard|requests)-(\d{15})-(\d+)\.(parquet|jsonl)\..+")
 ABANDONED_SECONDS = 3600.0
-"""A temporary file older than this is removed even if its process seems to run."""
+"""A temporary file older than this is what a killed server left."""
 
 
 class Spool:
@@ -141,8 +141,10 @@ class Spool:
                 code="feedback_folder_not_writable",
             ) from error
         for path in self.folder.iterdir():
-            if (found := HALF.fullmatch(path.name)) and abandoned(path, int(found[3])):
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another server has just renamed it
+                age = time.time() - path.stat().st_mtime
+                if HALF.fullmatch(path.name) and age > ABANDONED_SECONDS:
+                    path.unlink()
         self._last = max(
             (
                 int(found[2])
@@ -202,23 +204,6 @@ class Spool:
         if what not in self._complained:  # once: a log line each minute would fill the disk
             self._complained.add(what)
             log.warning("%s", what)
-
-
-def abandoned(path: Path, pid: int) -> bool:
-    """Whether a temporary file will never be finished: its process has ended, or was an earlier one
-    with this process's id."""
-    if pid == os.getpid():
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    try:
-        return time.time() - path.stat().st_mtime > ABANDONED_SECONDS
-    except FileNotFoundError:
-        return False
 
 
 def size_of(path: Path) -> int:

@@ -1,6 +1,7 @@
 """Requests and answers: OpenAI's formats, errors, keys and limits, and the page.
 
-schemas (requests), service (request to tickets), conversation (the tickets of a request), answer
-and responses (events to JSON), capabilities (`/v1/speculation`), errors, security (keys, sizes,
-origins), page (the static page at `/`).
+requests and tokens (what a body may hold), responses_api (the same of responses, and their items),
+service (a request to its tickets), prompts (texts to tokens), conversation (the tickets of a
+request), rendering (events to JSON), tool_calls, errors, security (names, keys, sizes, origins, the
+line in the log), page (the static page at `/`).
 """

@@ -4,7 +4,9 @@ cancelled together."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +45,46 @@ CLIENT_CLOSED_REQUEST = 499
 RESTART_SECONDS = 20
 
 
+@dataclass(frozen=True)
+class Deadline:
+    """A request's.
+
+    Args:
+        at: `time.monotonic` seconds, None for none.
+        own: the client set it; exceeding it is then not the server's error.
+    """
+
+    at: float | None = None
+    own: bool = False
+
+    @classmethod
+    def of(cls, asked: float | None, limit: float | None) -> Deadline:
+        """The earlier one of what a client and a server set, from now on.
+
+        Args:
+            asked, limit: seconds; None: no limit.
+        """
+        limits = [seconds for seconds in (asked, limit) if seconds]
+        return cls(time.monotonic() + min(limits), asked == min(limits)) if limits else cls()
+
+    @asynccontextmanager
+    async def enforced(self) -> AsyncIterator[None]:
+        """End what is awaited within when the time is over.
+
+        Raises:
+            APIError: it is, as for a request that waits for a slot.
+        """
+        try:
+            async with asyncio.timeout(
+                None if self.at is None else self.at - time.monotonic()
+            ) as limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise deadline_exceeded(own=self.own) from error
+
+
 @dataclass
 class AnswerChoice:
     """One answer to one prompt.
@@ -52,6 +94,7 @@ class AnswerChoice:
         before: the prompt's text if it is echoed.
         body: `messages` or `prompt` as the client sent them.
         shows: whether it shows generated tokens; False if only the prompt is wanted.
+        listed_characters: of the tokens whose log-probs are listed so far.
         end: the last event of its ticket.
     """
 
@@ -62,6 +105,7 @@ class AnswerChoice:
     strategy: Strategy
     before: str = ""
     shows: bool = True
+    listed_characters: int = 0
     body: Mapping[str, Any] | None = None
     ticket: Ticket = field(init=False)
     end: End | None = None
@@ -85,8 +129,6 @@ class Conversation:
     client.
 
     Args:
-        deadline: `time.monotonic` seconds, None for none.
-        own_deadline: whether the client set it; exceeding it is then not the server's error.
         client: name by which the queue is fair between clients.
         owner: as in `Ticket`.
     """
@@ -97,13 +139,12 @@ class Conversation:
         request: Request,
         choices: Sequence[AnswerChoice],
         *,
-        deadline: float | None = None,
-        own_deadline: bool = False,
-        client: str = "",
-        owner: Hashable = "",
+        deadline: Deadline,
+        client: str,
+        owner: Hashable,
     ):
         self.choices = choices
-        self._scheduler, self._request, self._own_deadline = scheduler, request, own_deadline
+        self._scheduler, self._request, self._deadline = scheduler, request, deadline
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._watcher: asyncio.Task[None] | None = None
@@ -114,7 +155,7 @@ class Conversation:
                 choice.text,
                 self._deliver_to(choice.index),
                 client=client,
-                deadline=deadline,
+                deadline=deadline.at,
                 strategy=choice.strategy,
                 body=choice.body,
             )
@@ -191,29 +232,18 @@ class Conversation:
         if isinstance(error, SchedulerClosed):
             return shutting_down()
         if isinstance(error, DeadlineExceeded):
-            return deadline_exceeded(str(error), own=self._own_deadline)
+            return deadline_exceeded(str(error), own=self._deadline.own)
         if isinstance(error, ContextTooLong):
             return APIError(400, without_paths(error), code="context_length_exceeded")
         if isinstance(error, InvalidRequest):
-            return APIError(
-                400,
-                without_paths(error),
-                code=None if error.code == InvalidRequest.code else error.code,
-            )
+            code = None if error.code == InvalidRequest.code else error.code
+            return APIError(400, without_paths(error), code=code)
+        unexpected = internal_error(error)  # into the log
         if isinstance(error, DeviceLost):
-            internal_error(error)  # into the log
-            return APIError(
-                503,
-                "the server's device has failed: it stops, to be started again",
-                code="device_lost",
-                headers=retry_after(RESTART_SECONDS),
-            )
+            told = "the server's device has failed: it stops, to be started again"
+            headers = retry_after(RESTART_SECONDS)
+            return APIError(503, told, code="device_lost", headers=headers)
         if isinstance(error, OutOfMemory):
-            internal_error(error)  # into the log
-            return APIError(
-                503,
-                "the server is out of memory for this request: send a shorter one",
-                code="out_of_memory",
-                headers=NO_RETRY,
-            )
-        return internal_error(error)
+            told = "the server is out of memory for this request: send a shorter one"
+            return APIError(503, told, code="out_of_memory", headers=NO_RETRY)
+        return unexpected

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-LONGEST_MESSAGE = 500
+LONGEST_MESSAGE, LONGEST_FIELD = 500, 64
 UNION_BRANCHES = ("str", "int", "constrained-str", "constrained-int")
 """What pydantic adds to the location of an error inside a union; other branches contain a bracket,
 such as `list[int]`."""
@@ -49,32 +49,42 @@ class APIError(Exception):
         headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = (
-            status,
-            message,
-            param,
-            code,
-            headers,
-        )
+        self.status, self.message, self.headers = status, clean(message), headers
+        self.param, self.code = param and clean(param), code
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's type of the error."""
+        if self.status == TOO_MANY_REQUESTS:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        if self.status == TOO_MANY_REQUESTS:
-            kind = "rate_limit_error"
-        param = None if self.param is None else clean(self.param)
-        return {
-            "error": {
-                "message": clean(self.message),
-                "type": kind,
-                "param": param,
-                "code": self.code,
-            }
-        }
+        fields = {"message": self.message, "type": self.kind, "param": self.param}
+        return {"error": fields | {"code": self.code}}
 
     @property
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+    def cause(self) -> str:
+        """What the log says of it: no message, which may hold words of the client's."""
+        field = re.sub(r"[^\w.\[\]-]", "?", self.param or "", flags=re.ASCII)[:LONGEST_FIELD]
+        return ": ".join(part for part in (self.code or self.kind, field) if part)
+
+    @property
+    def response(self) -> ErrorResponse:
+        return ErrorResponse(self)
+
+
+class ErrorResponse(JSONResponse):
+    """An error as the answer to a request, in whose state it leaves the cause for the log."""
+
+    def __init__(self, error: APIError):
+        super().__init__(error.body, error.status, error.headers)
+        self.cause = error.cause
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["cause"] = self.cause
+        await super().__call__(scope, receive, send)
 
 
 def retry_after(seconds: int) -> dict[str, str]:
@@ -155,25 +165,23 @@ def from_validation(error: RequestValidationError) -> APIError:
         error.errors(), key=lambda e: (not e["type"].endswith("_type"), len(e["loc"]))
     )
     context: Mapping[str, Any] = found.get("ctx") or {}
-    param = context.get("param") or field_path(found["loc"])
-    if found["type"] == "json_invalid":
-        return APIError(400, f"the body is not JSON: {context.get('error', found['msg'])}")
-    if found["loc"] == ("body",) and found["type"] in ("model_attributes_type", "dict_type"):
-        return APIError(
-            400,
-            "the body must be a JSON object, sent with the header Content-Type: application/json",
+    param, kind = context.get("param") or field_path(found["loc"]), found["type"]
+    message, code = found["msg"], None
+    if kind == "json_invalid":
+        message, param = f"the body is not JSON: {context.get('error', message)}", None
+    elif found["loc"] == ("body",) and kind in ("model_attributes_type", "dict_type"):
+        message = (
+            "the body must be a JSON object, sent with the header Content-Type: application/json"
         )
-    if found["type"] == "missing":
-        return APIError(
-            400,
-            f"missing required parameter: '{param}'" if param else "the body is empty: send JSON",
-            param=param,
+    elif kind == "missing":
+        message = (
+            f"missing required parameter: '{param}'" if param else "the body is empty: send JSON"
         )
-    if found["type"] in ("unknown_field", "unsupported_field"):
-        return APIError(400, found["msg"], param=param, code=found["type"])
-    return APIError(
-        400, f"invalid value for '{param}': {found['msg']}" if param else found["msg"], param=param
-    )
+    elif kind in ("unknown_field", "unsupported_field"):
+        code = kind
+    elif param:
+        message = f"invalid value for '{param}': {message}"
+    return APIError(400, message, param=param, code=code)
 
 
 def field_path(loc: tuple[int | str, ...]) -> str | None:

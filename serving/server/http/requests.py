@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -58,17 +59,15 @@ def whole_values(value: V) -> V:
     or with what is no number in JSON."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError as error:
-        raise PydanticCustomError(
-            "not_unicode", "it contains a lone surrogate, which is not a character"
-        ) from error
-    except ValueError as error:
-        raise PydanticCustomError(
-            "not_finite", "it contains NaN or an infinite number, which JSON does not have"
-        ) from error
-    except RecursionError as error:
-        raise PydanticCustomError("nested", "it is nested too deeply") from error
-    return value
+    except UnicodeEncodeError:
+        kind, why = "not_unicode", "it contains a lone surrogate, which is not a character"
+    except ValueError:
+        kind, why = "not_finite", "it contains NaN or an infinite number, which JSON does not have"
+    except RecursionError:
+        kind, why = "nested", "it is nested too deeply"
+    else:
+        return value
+    raise PydanticCustomError(kind, why)
 
 
 OTHER_FIELDS = json.loads((Path(__file__).parent / "other_fields.json").read_text(encoding="utf-8"))
@@ -133,7 +132,6 @@ Definition = Annotated[
 ]
 JsonObject = Annotated[dict[str, JsonValue], AfterValidator(whole_values)]
 Schema = JsonObject | bool | Definition
-ShortName = Annotated[str, StringConstraints(max_length=256)]
 ChoiceText = Annotated[str, StringConstraints(max_length=4096), AfterValidator(whole_characters)]
 Choices = Annotated[list[ChoiceText], Field(min_length=1, max_length=MOST_TEXTS)]
 
@@ -163,7 +161,7 @@ class NamedSchema(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
 
-    name: ShortName = "answer"
+    name: Name = "answer"
     description: Annotated[str, StringConstraints(max_length=8192)] | None = None
     json_schema: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -187,9 +185,8 @@ class ResponseFormat(BaseModel):
 
     def format(self, field: str) -> Format | None:
         """What it asks for; None: any text."""
-        if self.type == "text":
-            return None
-        return json_format(field, self.json_schema.json_schema if self.json_schema else None)
+        schema = self.json_schema.json_schema if self.json_schema else None
+        return None if self.type == "text" else json_format(field, schema)
 
 
 class TextFormat(NamedSchema):
@@ -199,19 +196,14 @@ class TextFormat(NamedSchema):
 
     def format(self, field: str) -> Format | None:
         """What it asks for; None: any text."""
-        return (
-            None
-            if self.type == "text"
-            else json_format(field, self.json_schema if self.type == "json_schema" else None)
-        )
+        schema = self.json_schema if self.type == "json_schema" else None
+        return None if self.type == "text" else json_format(field, schema)
 
 
 class StructuredOutputs(BaseModel):
     """vLLM's `structured_outputs`: one of these."""
 
     model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
-
-    KINDS: ClassVar[tuple[str, ...]] = ("json", "regex", "choice", "grammar", "json_object")
 
     json_: Schema | None = Field(None, alias="json", description="a JSON schema")
     regex: Definition | None = Field(
@@ -245,34 +237,34 @@ class StructuredOutputs(BaseModel):
     @property
     def asked(self) -> list[str]:
         """Which kinds it names."""
-        values = (self.json_, self.regex, self.choice, self.grammar, self.json_object or None)
-        return [kind for kind, value in zip(self.KINDS, values, strict=True) if value is not None]
+        kinds = {
+            "json": self.json_,
+            "regex": self.regex,
+            "choice": self.choice,
+            "grammar": self.grammar,
+            "json_object": self.json_object or None,
+        }
+        return [kind for kind, value in kinds.items() if value is not None]
 
-    def format(self, field: str, *, within: bool = True) -> Format:
+    def format(self, field: str | None = None) -> Format:
         """What it asks for.
 
         Args:
-            within: the field has the kind within it.
+            field: of the request that asks for it; None: `structured_outputs`.
         """
         kind = self.asked[0]
-        place = f"{field}.{kind}" if within else field
+        place = field or f"structured_outputs.{kind}"
         if kind in ("json", "json_object"):
-            space = (
-                ""
-                if self.disable_any_whitespace
-                else self.whitespace_pattern or guidance.WHITESPACE
-            )
-            return json_format(place, self.json_ if kind == "json" else None, space)
+            space = self.whitespace_pattern or guidance.WHITESPACE
+            return json_format(place, self.json_, "" if self.disable_any_whitespace else space)
         if self.regex is not None:
             pattern = self.regex
             return Format(place, lambda _: guidance.regex(pattern))
         if self.choice is not None:
             texts = self.choice
-            return Format(
-                place, lambda _: guidance.choice(texts), lambda: guidance.alternatives(texts)
-            )
-        assert self.grammar is not None
-        rules = self.grammar
+            either = partial(guidance.alternatives, texts)
+            return Format(place, lambda _: guidance.choice(texts), either)
+        rules = self.grammar or ""
         return Format(place, lambda _: guidance.context_free(rules))
 
 
@@ -329,6 +321,15 @@ class FunctionSpec(BaseModel):
             )
         return parameters
 
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        about = {"description": self.description} if self.description else {}
+        parameters = self.parameters or NO_PARAMETERS
+        return {
+            "type": "function",
+            "function": {"name": self.name, **about, "parameters": parameters},
+        }
+
 
 class Tool(BaseModel):
     """A tool; functions are the only kind."""
@@ -337,19 +338,6 @@ class Tool(BaseModel):
 
     type: Literal["function"]
     function: FunctionSpec
-
-    def plain(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        spec = self.function
-        about = {"description": spec.description} if spec.description else {}
-        return {
-            "type": "function",
-            "function": {
-                "name": spec.name,
-                **about,
-                "parameters": spec.parameters or NO_PARAMETERS,
-            },
-        }
 
 
 class ChosenFunction(BaseModel):
@@ -409,7 +397,7 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
 def calls_grammar(
-    tools: Sequence[Tool],
+    functions: Sequence[FunctionSpec],
     is_token: Callable[[str], bool],
     *,
     most: int = MOST_CALLS,
@@ -427,7 +415,7 @@ def calls_grammar(
     Raises:
         InvalidRequest: it is too large.
     """
-    bodies = " | ".join(f"body_{i}" for i in range(len(tools)))
+    bodies = " | ".join(f"body_{i}" for i in range(len(functions)))
     begin, end = (mark if is_token(mark) else json.dumps(mark) for mark in (BEGIN, END))
     if text:
         # a mark that is spelt with other tokens begins a call too
@@ -445,12 +433,10 @@ def calls_grammar(
             f"call: {begin} ({bodies})",
         ]
         rules += [f"answer: {answer}"] if answer else []
-    for i, tool in enumerate(tools):
-        schema: dict[str, Any] = {"type": "object", **(tool.function.parameters or NO_PARAMETERS)}
-        opening, closing = (
-            json.dumps(f'\n{{"name": {json.dumps(tool.function.name)}, "arguments": '),
-            json.dumps("}\n"),
-        )
+    closing = json.dumps("}\n")
+    for i, function in enumerate(functions):
+        schema: dict[str, Any] = {"type": "object", **(function.parameters or NO_PARAMETERS)}
+        opening = json.dumps(f'\n{{"name": {json.dumps(function.name)}, "arguments": ')
         rules += [
             f"body_{i}: {opening} args_{i} {closing} {end}",
             f"args_{i}: {guidance.json_rule(schema)}",
@@ -490,11 +476,21 @@ class TextPart(BaseModel):
     text: Text
 
 
+Content = Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)]
+
+
+def text_of(content: str | Sequence[TextPart] | None) -> str:
+    """Content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
 class Message(OpenAIFields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)] | None = None
+    content: Content | None = None
     tool_calls: Annotated[list[PastCall], Field(max_length=MOST_TOOL_CALLS)] | None = Field(
         None, description="of an assistant: the calls that it has made"
     )
@@ -526,30 +522,34 @@ class Message(OpenAIFields):
     def plain(self) -> dict[str, Any]:
         """Role and text, as chat templates take them, the thoughts and calls of an assistant, or
         the call that a tool answers."""
-        text = (
-            "".join(part.text for part in self.content)
-            if isinstance(self.content, list)
-            else self.content or ""
-        )
-        said: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": text,
-        }
+        role = "system" if self.role == "developer" else self.role
+        said: dict[str, Any] = {"role": role, "content": text_of(self.content)}
         if self.tool_calls:
             said["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.role == "assistant" and (thought := self.reasoning or self.reasoning_content):
             # templates know one name or the other
             said |= {"reasoning": thought, "reasoning_content": thought}
         if self.role == "tool":
-            said |= {
-                key: value
-                for key, value in (("tool_call_id", self.tool_call_id), ("name", self.name))
-                if value
-            }
+            answered = {"tool_call_id": self.tool_call_id, "name": self.name}
+            said |= {key: value for key, value in answered.items() if value}
         return said
 
 
-class Messages(OpenAIFields):
+class Templated(OpenAIFields):
+    """What a chat template makes a prompt of."""
+
+    chat_template_kwargs: TemplateValues | None = Field(
+        None, description="further values for the model's chat template, such as enable_thinking"
+    )
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Keyword arguments for `ServedModel.encode_chat`; none for a prompt that only awaits an
+        answer."""
+        return {"values": self.chat_template_kwargs} if self.chat_template_kwargs else {}
+
+
+class Messages(Templated):
     """Messages, and how they become a prompt."""
 
     messages: Annotated[
@@ -566,9 +566,6 @@ class Messages(OpenAIFields):
     continue_final_message: bool | None = Field(
         None, description="true: the answer continues the last message, an assistant's"
     )
-    chat_template_kwargs: TemplateValues | None = Field(
-        None, description="further values for the model's chat template, such as enable_thinking"
-    )
 
     @model_validator(mode="after")
     def check_end(self) -> Self:
@@ -582,16 +579,10 @@ class Messages(OpenAIFields):
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Keyword arguments for `ServedModel.encode_chat`; none for a prompt that only awaits an
-        answer."""
-        options: dict[str, Any] = {}
         if self.continue_final_message:
-            options["continue_last"] = True
-        elif self.add_generation_prompt is False:
-            options["open_turn"] = False
-        return options | (
-            {"values": self.chat_template_kwargs} if self.chat_template_kwargs else {}
-        )
+            return super().template_options | {"continue_last": True}
+        closed = {"open_turn": False} if self.add_generation_prompt is False else {}
+        return super().template_options | closed
 
 
 SMALLEST_TOP_P = 1e-9
@@ -657,16 +648,7 @@ class PredictedContent(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["content"] = "content"
-    content: Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)]
-
-    @property
-    def text(self) -> str:
-        """The parts, joined."""
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content)
-        )
+    content: Content
 
 
 class Generation(OpenAIFields):
@@ -822,12 +804,17 @@ class Generation(OpenAIFields):
 
     @model_validator(mode="after")
     def check_format(self) -> Self:
-        asked = [name for name in self.FORMATS if getattr(self, name) is not None]
+        asked = self.format_fields
         if len(asked) > 1:
             raise contradiction(asked[1], f"cannot be combined with {asked[0]}: ask for one format")
         if self.guided_whitespace_pattern is not None and self.guided_json is None:
             raise contradiction("guided_whitespace_pattern", "needs guided_json")
         return self
+
+    @property
+    def format_fields(self) -> list[str]:
+        """The fields that ask for a format."""
+        return [name for name in self.FORMATS if getattr(self, name) is not None]
 
     @property
     def format(self) -> Format | None:
@@ -840,22 +827,12 @@ class Generation(OpenAIFields):
         if self.response_format is not None:
             return self.response_format.format("response_format")
         if self.structured_outputs is not None:
-            return self.structured_outputs.format("structured_outputs")
-        kind = next(
-            (
-                name
-                for name in self.FORMATS
-                if name.startswith("guided_") and getattr(self, name) is not None
-            ),
-            None,
-        )
-        if kind is None:
-            return None
-        older = StructuredOutputs(
-            **{kind.removeprefix("guided_"): getattr(self, kind)},
-            whitespace_pattern=self.guided_whitespace_pattern,
-        )
-        return older.format(kind, within=False)
+            return self.structured_outputs.format()
+        for name in self.format_fields:
+            older = {name.removeprefix("guided_"): getattr(self, name)}
+            space = self.guided_whitespace_pattern
+            return StructuredOutputs(**older, whitespace_pattern=space).format(name)
+        return None
 
     def with_defaults(self, defaults: Mapping[str, float]) -> Self:
         """The same request, with the model's value wherever it names none."""
@@ -888,9 +865,8 @@ class Generation(OpenAIFields):
     @property
     def wants_usage_so_far(self) -> bool:
         """Whether every chunk of a stream has the tokens of its choice so far."""
-        return bool(
-            self.stream_options and self.wants_usage and self.stream_options.continuous_usage_stats
-        )
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
 
     @property
     def decoding(self) -> SpeculationOptions:
@@ -900,6 +876,11 @@ class Generation(OpenAIFields):
     def alternatives(self) -> int | None:
         """How many of the most likely tokens to list with each one; None: no log-probs."""
         raise NotImplementedError
+
+    @property
+    def rates_prompt(self) -> bool:
+        """Whether the prompt's tokens get log-probs too."""
+        return False
 
     def sampling_settings(self) -> dict[str, Any]:
         """Keyword arguments for `Sampling`, with OpenAI's defaults."""
@@ -924,7 +905,7 @@ Choice = Literal["none", "auto", "required"] | ChosenFunction | None
 """Whether a request wants calls, or which function's; None: auto."""
 
 
-class Calling(Generation):
+class Calling(Generation, Templated):
     """A request that may offer tools."""
 
     parallel_tool_calls: bool | None = Field(
@@ -932,8 +913,8 @@ class Calling(Generation):
     )
 
     @property
-    def functions(self) -> list[Tool]:
-        """The tools of the request, offered or not."""
+    def functions(self) -> Sequence[FunctionSpec]:
+        """The functions of the request, offered or not."""
         raise NotImplementedError
 
     @property
@@ -943,7 +924,7 @@ class Calling(Generation):
 
     @model_validator(mode="after")
     def check_tools(self) -> Self:
-        names = [tool.function.name for tool in self.functions]
+        names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
             raise contradiction("tools", "has two functions of one name")
         if isinstance(self.choice, ChosenFunction) and self.choice.name not in names:
@@ -961,12 +942,11 @@ class Calling(Generation):
         return self
 
     @property
-    def offered(self) -> list[Tool]:
-        """The tools that the answer may call."""
-        if self.choice == "none":
-            return []
-        chosen = self.choice.name if isinstance(self.choice, ChosenFunction) else None
-        return [tool for tool in self.functions if chosen in (None, tool.function.name)]
+    def offered(self) -> Sequence[FunctionSpec]:
+        """The functions that the answer may call."""
+        if isinstance(self.choice, ChosenFunction):
+            return [one for one in self.functions if one.name == self.choice.name]
+        return [] if self.choice == "none" else self.functions
 
     @property
     def must_call(self) -> bool:
@@ -978,11 +958,8 @@ class Calling(Generation):
         """Calls where they are asked for; where the model decides, calls or what the request's own
         format says."""
         tools, asked = self.offered, self.asked_format
-        most = (
-            1
-            if self.parallel_tool_calls is False or isinstance(self.choice, ChosenFunction)
-            else MOST_CALLS
-        )
+        single = self.parallel_tool_calls is False or isinstance(self.choice, ChosenFunction)
+        most = 1 if single else MOST_CALLS
         calls = Format("tools", lambda own: calls_grammar(tools, own, most=most))
         if tools and self.must_call:
             return calls
@@ -993,7 +970,7 @@ class Calling(Generation):
                 lambda own: calls_grammar(tools, own, most=most, answer=rule()),
                 parts=(calls,),
             )
-        if tools and any(tool.function.strict for tool in tools):
+        if any(function.strict for function in tools):
             return Format("tools", lambda own: calls_grammar(tools, own, most=most, text=True))
         return asked
 
@@ -1001,19 +978,17 @@ class Calling(Generation):
         """With a single call at most, its end ends the answer."""
         if not self.offered or self.parallel_tool_calls is not False:
             return super().stops()
-        return FirstCall({tool.function.name for tool in self.offered}, self.stop_strings)
+        return FirstCall({function.name for function in self.offered}, self.stop_strings)
 
     def parser(self) -> ToolCallParser:
         """Takes the calls out of one answer's text."""
-        return ToolCallParser(
-            {tool.function.name for tool in self.offered},
-            1 if self.parallel_tool_calls is False else None,
-        )
+        most = 1 if self.parallel_tool_calls is False else None
+        return ToolCallParser({function.name for function in self.offered}, most)
 
     @property
-    def tool_options(self) -> dict[str, Any]:
-        """Keyword arguments for `ServedModel.encode_chat`."""
-        return {"tools": [tool.plain() for tool in self.functions]} if self.offered else {}
+    def template_options(self) -> dict[str, Any]:
+        tools = [function.plain() for function in self.functions]
+        return super().template_options | ({"tools": tools} if self.offered else {})
 
 
 class CompletionRequest(Generation):
@@ -1050,6 +1025,10 @@ class CompletionRequest(Generation):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    @property
+    def rates_prompt(self) -> bool:
+        return bool(self.echo) and self.logprobs is not None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -1091,20 +1070,13 @@ class ChatRequest(Calling, Messages):
         return self
 
     @property
-    def functions(self) -> list[Tool]:
-        return self.tools or []
+    def functions(self) -> Sequence[FunctionSpec]:
+        return [tool.function for tool in self.tools or ()]
 
     @property
     def choice(self) -> Choice:
-        return (
-            self.tool_choice
-            if self.tool_choice is None or isinstance(self.tool_choice, str)
-            else self.tool_choice.function
-        )
-
-    @property
-    def template_options(self) -> dict[str, Any]:
-        return super().template_options | self.tool_options
+        chosen = self.tool_choice
+        return chosen.function if isinstance(chosen, ChosenTool) else chosen
 
     @property
     def token_limit(self) -> int | None:

@@ -3,7 +3,6 @@ results, tools), the response object with its items, and the events of its strea
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -20,8 +19,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from draftwell.serving.server.http.conversation import AnswerChoice
-from draftwell.serving.server.http.errors import APIError
-from draftwell.serving.server.http.rendering import Answer, ChatShape, Found
+from draftwell.serving.server.http.errors import TOO_MANY_REQUESTS, APIError
+from draftwell.serving.server.http.rendering import Answer, Found, Json, sse
 from draftwell.serving.server.http.requests import (
     MOST_TOOLS,
     OTHER_FIELDS,
@@ -33,10 +32,8 @@ from draftwell.serving.server.http.requests import (
     FunctionSpec,
     Label,
     PastCall,
-    TemplateValues,
     Text,
     TextFormat,
-    Tool,
     contradiction,
 )
 from draftwell.serving.server.http.tool_calls import Call, Piece, TextPiece, ToolCallParser
@@ -152,11 +149,6 @@ FunctionTools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)]
 FunctionChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
-def tools_of(functions: Sequence[FunctionTool]) -> list[Tool]:
-    """The same tools in the shape of chats."""
-    return [Tool.model_construct(type="function", function=function) for function in functions]
-
-
 def turns_of(items: Sequence[InputMessage | InputCall | InputResult]) -> list[dict[str, Any]]:
     """The conversation as chat templates take it: calls in a row, and those that follow an
     assistant's text, are one turn."""
@@ -174,7 +166,7 @@ def joined_text(content: str | Sequence[InputPart]) -> str:
     return content if isinstance(content, str) else "".join(part.plain or "" for part in content)
 
 
-Event = tuple[str, dict[str, Any]]
+Event = tuple[str, Json]
 """Kind and fields of a stream's event."""
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -202,12 +194,12 @@ class OutputItems:
     """
 
     def __init__(self, response: str, parser: ToolCallParser | None = None):
-        self.items: list[dict[str, Any]] = []
+        self.items: list[Json] = []
         self._response, self._parser = response, parser
         self._open = False  # whether the last item may grow
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is not said yet
+        self._logprobs: list[Json] = []  # of tokens whose text is not said yet
 
-    def push(self, text: str, logprobs: Sequence[dict[str, Any]]) -> list[Event]:
+    def push(self, text: str, logprobs: Sequence[Json]) -> list[Event]:
         """What more text gives; log-probs of its tokens are listed where it is a message's."""
         self._logprobs += logprobs
         if self._parser is not None:
@@ -232,60 +224,42 @@ class OutputItems:
         return [] if self._parser is not None else [*self._begin_message()]
 
     def _events(self, pieces: Sequence[Piece]) -> list[Event]:
-        return [
-            event
-            for piece in pieces
-            for event in (
+        events: list[Event] = []
+        for piece in pieces:
+            events += (
                 self._said(piece.text) if isinstance(piece, TextPiece) else self._called(piece)
             )
-        ]
+        return events
 
     def _said(self, text: str) -> Iterator[Event]:
         if not self._open or self.items[-1]["type"] != "message":
             yield from self._close()
             yield from self._begin_message()
-        part, (logprobs, self._logprobs) = self.items[-1]["content"][0], (self._logprobs, [])
+        part, logprobs, self._logprobs = self.items[-1]["content"][0], self._logprobs, []
         part["text"] += text
         part["logprobs"] += logprobs
-        yield (
-            "response.output_text.delta",
-            self._place | {"content_index": 0, "delta": text, "logprobs": logprobs},
-        )
+        yield self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _called(self, call: Call) -> Iterator[Event]:
         self._logprobs = []
         if call.id is not None:
             yield from self._close()
-            yield self._begin(
-                "fc",
-                {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""},
-            )
+            yield self._begin("fc", "function_call", call_id=call.id, name=call.name, arguments="")
         if call.arguments:
             self.items[-1]["arguments"] += call.arguments
-            yield "response.function_call_arguments.delta", self._place | {"delta": call.arguments}
+            yield self._event("function_call_arguments.delta", delta=call.arguments)
 
     def _begin_message(self) -> Iterator[Event]:
-        yield self._begin("msg", {"type": "message", "role": "assistant", "content": []})
-        self.items[-1]["content"] = [part_of("", [])]
-        yield (
-            "response.content_part.added",
-            self._place | {"content_index": 0, "part": part_of("", [])},
-        )
+        yield self._begin("msg", "message", role="assistant", content=[])
+        self.items[-1]["content"] = [text_part()]
+        yield self._event("content_part.added", content_index=0, part=text_part())
 
-    def _begin(self, prefix: str, item: dict[str, Any]) -> Event:
+    def _begin(self, prefix: str, kind: str, **fields: Any) -> Event:
         made_of = f"{self._response} {len(self.items)}"
-        self.items.append(
-            {
-                "id": f"{prefix}_{uuid.uuid5(uuid.NAMESPACE_OID, made_of).hex}",
-                "status": "in_progress",
-            }
-            | item
-        )
+        name = f"{prefix}_{uuid.uuid5(uuid.NAMESPACE_OID, made_of).hex}"
+        self.items.append({"id": name, "status": "in_progress", "type": kind, **fields})
         self._open = True
-        return "response.output_item.added", {
-            "output_index": len(self.items) - 1,
-            "item": dict(self.items[-1]),
-        }
+        return self._item_event("added")
 
     def _close(self, status: Status = "completed") -> Iterator[Event]:
         """End the last item, if it may grow."""
@@ -295,27 +269,27 @@ class OutputItems:
         item["status"] = status
         if item["type"] == "message":
             part = item["content"][0]
-            yield (
-                "response.output_text.done",
-                self._place
-                | {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]},
-            )
-            yield "response.content_part.done", self._place | {"content_index": 0, "part": part}
+            said = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._event("output_text.done", content_index=0, **said)
+            yield self._event("content_part.done", content_index=0, part=part)
         else:
-            yield (
-                "response.function_call_arguments.done",
-                self._place | {"name": item["name"], "arguments": item["arguments"]},
-            )
-        yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
+            called = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("function_call_arguments.done", **called)
+        yield self._item_event("done")
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+    def _item_event(self, kind: str) -> Event:
+        fields = {"output_index": len(self.items) - 1, "item": dict(self.items[-1])}
+        return f"response.output_item.{kind}", fields
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        """An event about the last item."""
+        place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return f"response.{kind}", place | fields
 
 
-def part_of(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    """A message's content."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def text_part() -> Json:
+    """A message's content, empty as yet."""
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -363,9 +337,6 @@ class ResponsesRequest(Calling):
             "values add nothing here"
         ),
     )
-    chat_template_kwargs: TemplateValues | None = Field(
-        None, description="further values for the model's chat template, such as enable_thinking"
-    )
     metadata: Annotated[dict[Short, Short], Field(max_length=16)] | None = Field(
         None, description="returned as it is"
     )
@@ -411,14 +382,14 @@ class ResponsesRequest(Calling):
             for name, value in given.items():
                 if value is not None:
                     raise PydanticCustomError("unsupported_field", message, {"param": name})
-        asked = next((name for name in self.FORMATS if getattr(self, name) is not None), None)
-        if asked and self.text is not None and self.text.format is not None:
+        if self.format_fields and self.text_format is not None:
+            asked = self.format_fields[0]
             raise contradiction(asked, "cannot be combined with text.format: ask for one format")
         return self
 
     @property
-    def functions(self) -> list[Tool]:
-        return tools_of(self.tools or ())
+    def functions(self) -> Sequence[FunctionSpec]:
+        return self.tools or ()
 
     @property
     def choice(self) -> Choice:
@@ -426,12 +397,13 @@ class ResponsesRequest(Calling):
 
     @property
     def asked_format(self) -> Format | None:
-        own = (
-            self.text.format.format("text.format")
-            if self.text is not None and self.text.format is not None
-            else None
-        )
+        own = self.text_format and self.text_format.format("text.format")
         return own or super().asked_format
+
+    @property
+    def text_format(self) -> TextFormat | None:
+        """The text's format, where it names one."""
+        return self.text.format if self.text else None
 
     @property
     def token_limit(self) -> int | None:
@@ -439,52 +411,32 @@ class ResponsesRequest(Calling):
 
     @property
     def alternatives(self) -> int | None:
-        return (
-            self.top_logprobs or 0
-            if self.top_logprobs or LOGPROBS in (self.include or ())
-            else None
-        )
-
-    @property
-    def template_options(self) -> dict[str, Any]:
-        """Keyword arguments for `ServedModel.encode_chat`."""
-        return self.tool_options | (
-            {"values": self.chat_template_kwargs} if self.chat_template_kwargs else {}
-        )
+        listed = self.top_logprobs or LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if listed else None
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates take it; instructions and a system message that begins
         the input are one."""
-        turns = (
-            [{"role": "user", "content": self.input}]
-            if isinstance(self.input, str)
-            else turns_of(self.input)
-        )
+        if isinstance(self.input, str):
+            turns = [{"role": "user", "content": self.input}]
+        else:
+            turns = turns_of(self.input)
         if not self.instructions:
             return turns
+        instructions = self.instructions
         if turns[0]["role"] == "system":
-            return [
-                {"role": "system", "content": f"{self.instructions}\n\n{turns[0]['content']}"},
-                *turns[1:],
-            ]
-        return [{"role": "system", "content": self.instructions}, *turns]
-
-
-class ResponseShape(ChatShape):
-    """Id and date of a response."""
-
-    prefix = "resp"
+            instructions += f"\n\n{turns.pop(0)['content']}"
+        return [{"role": "system", "content": instructions}, *turns]
 
 
 class ResponseAnswer(Answer):
     """The events of a conversation as a response, whole or streamed."""
 
+    prefix = "resp"
     body: ResponsesRequest
 
-    def _assembled(
-        self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]
-    ) -> dict[str, Any]:
+    def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> Json:
         items = self._items
         if self.rated:
             for token in tokens[0]:
@@ -501,9 +453,8 @@ class ResponseAnswer(Answer):
 
         def event(kind: str, **fields: Any) -> str:
             nonlocal number
-            data = {"type": kind, "sequence_number": number} | fields
             number += 1
-            return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
+            return sse({"type": kind, "sequence_number": number - 1} | fields, kind)
 
         def written(found: Sequence[Event]) -> str:
             return "".join(event(kind, **fields) for kind, fields in found)
@@ -514,11 +465,9 @@ class ResponseAnswer(Answer):
         yield written(items.begin())
 
         def told(_: AnswerChoice, found: Delta | End) -> str:
-            return (
-                written(items.push(found.text, self._listed(found.tokens)))
-                if isinstance(found, Delta)
-                else ""
-            )
+            if isinstance(found, End):
+                return ""
+            return written(items.push(found.text, self._listed(found.tokens)))
 
         def ending() -> str:
             last = written(items.finish(self._status))
@@ -529,31 +478,24 @@ class ResponseAnswer(Answer):
             async for piece in self.sent(first, told):
                 yield piece
         except APIError as error:
-            said = error.body["error"]
-            failed = {"code": failure_code(error), "message": said["message"]}
-            yield event(
-                "response.failed", response=self._response("failed", []) | {"error": failed}
-            )
+            failed = {"code": failure_code(error), "message": error.body["error"]["message"]}
+            yield event("response.failed", response=self._response("failed", [], error=failed))
             return
         yield await self.apart(ending)
 
     @property
-    def _format(self) -> dict[str, Any]:
+    def _format(self) -> Json:
         """The text's format, as OpenAI's clients read it."""
-        asked = self.body.text.format if self.body.text is not None else None
+        asked = self.body.text_format
         if asked is None or asked.type != "json_schema":
-            return {"type": "text" if asked is None else asked.type}
-        return {
-            "type": asked.type,
-            "name": asked.name,
-            "schema": asked.json_schema or {},
-            "strict": asked.strict,
-        }
+            return {"type": asked.type if asked else "text"}
+        schema = asked.json_schema or {}
+        return {"type": asked.type, "name": asked.name, "schema": schema, "strict": asked.strict}
 
     @property
     def _items(self) -> OutputItems:
         """What makes items of the answer's text."""
-        return OutputItems(self.shape.id, self.body.parser() if self.body.offered else None)
+        return OutputItems(self.id, self.body.parser() if self.body.offered else None)
 
     @property
     def _status(self) -> Literal["completed", "incomplete"]:
@@ -562,21 +504,20 @@ class ResponseAnswer(Answer):
         assert end is not None
         return "incomplete" if end.finish_reason == "length" else "completed"
 
-    def _listed(self, tokens: Sequence[TokenInfo]) -> list[dict[str, Any]]:
+    def _listed(self, tokens: Sequence[TokenInfo]) -> list[Json]:
         """Log-probs of tokens, if they were asked for; unlike in a chat, bytes are always a
         list."""
-        if not self.rated:
-            return []
-        entries = self._logprobs[0].of([(token.id, token.rating) for token in tokens])["content"]
+        choice = self.conversation.choices[0]
+        listed = self._logprobs(choice, self._rated(choice, tokens, first=False))
+        entries: list[Json] = listed["content"] if listed else []
         for entry in entries:
             for one in (entry, *entry["top_logprobs"]):
                 one["bytes"] = one["bytes"] or []
-        return list(entries)
+        return entries
 
-    def _ended(self, items: OutputItems) -> dict[str, Any]:
+    def _ended(self, items: OutputItems) -> Json:
         """The complete response."""
-        status = self._status
-        usage = self._usage()
+        status, usage = self._status, self._usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         counts = {
             "input_tokens": usage["prompt_tokens"],
@@ -585,37 +526,24 @@ class ResponseAnswer(Answer):
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
         }
-        why = (
-            {"incomplete_details": {"reason": "max_output_tokens"}}
-            if status == "incomplete"
-            else {}
-        )
-        return (
-            self._response(status, items.items)
-            | why
-            | {"usage": counts}
-            | self._extension(self._stats())
-        )
+        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        response = self._response(status, items.items, incomplete_details=why, usage=counts)
+        return response | self._extension(self._stats())
 
-    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self, status: str, output: list[Json], **fields: Any) -> Json:
         body = self.body
         tools = [{"type": "function"} | tool.model_dump() for tool in body.tools or ()]
         choice = body.tool_choice or ("auto" if tools else "none")
-        calls = {
-            "tools": tools,
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            "parallel_tool_calls": bool(tools) and body.parallel_tool_calls is not False,
-        }
-        return {
-            "id": self.shape.id,
+        response = {
+            "id": self.id,
             "object": "response",
-            "created_at": self.shape.created,
+            "created_at": self.created,
             "status": status,
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
             "metadata": body.metadata or {},
-            "model": self.shape.model,
+            "model": self.served.name,
             "output": output,
             "temperature": body.used_temperature,
             "top_p": 1.0 if body.top_p is None else body.top_p,
@@ -627,16 +555,16 @@ class ResponseAnswer(Answer):
             "truncation": "disabled",
             "top_logprobs": body.top_logprobs or 0,
             "usage": None,
-        } | calls
+            "tools": tools,
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "parallel_tool_calls": bool(tools) and body.parallel_tool_calls is not False,
+        }
+        return response | fields
 
 
 def failure_code(error: APIError) -> str:
     """OpenAI's code of a response that failed; other errors than the server's keep theirs, such as
     the client's own timeout."""
-    if error.status == 429:
+    if error.status == TOO_MANY_REQUESTS:
         return "rate_limit_exceeded"
-    return (
-        "server_error"
-        if error.status >= 500
-        else str(error.body["error"]["code"] or "invalid_prompt")
-    )
+    return "server_error" if error.status >= 500 else error.code or "invalid_prompt"

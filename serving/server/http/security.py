@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -42,47 +41,6 @@ OWN_NAMES = ("localhost", ".localhost", "host.docker.internal", "host.containers
 """Names of this machine, the last two from within containers."""
 QUIET = frozenset({"/health", "/ready", "/metrics"})
 """Paths that are asked every few seconds; only what fails of them is logged."""
-
-
-class HostCheck:
-    """Answers 421 to a request whose Host is none of the server's names; probes and scrapers may
-    use any.
-
-    A page of another site can make its own name point to this machine; its requests then count as
-    the same site's and need no CORS, but they still name that site. That takes a name, so addresses
-    are let through.
-
-    Args:
-        hosts: names without port; one that begins with "." stands for all names that end so.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]):
-        self.app, self.hosts = app, {host.lower() for host in hosts}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] == "http"
-            and scope["path"] not in QUIET
-            and not self.knows(Headers(scope=scope).get("host", ""))
-        ):
-            error = APIError(
-                421,
-                (
-                    "this server does not answer under the name in the Host header: name it "
-                    "with --allowed-host"
-                ),
-                code="wrong_host",
-            )
-            await error.response(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
-
-    def knows(self, host: str) -> bool:
-        """Whether a Host header, with or without port, names this server; HTTP/1.0 needs none."""
-        name = without_port(host)
-        if not name or name in self.hosts or is_address(name):
-            return True
-        return any(own.startswith(".") and name.endswith(own) for own in self.hosts)
 
 
 def without_port(host: str) -> str:
@@ -105,7 +63,7 @@ def is_address(name: str) -> bool:
 
 class RequestLog:
     """Gives every request an id, the client's own if it sent a usable one, returns it in
-    `x-request-id`, and logs one line when the answer is over.
+    `x-request-id`, and logs one line when the answer is over; that of an error names its cause.
 
     Args:
         routes: what the request may be for, so that the line names it also where the request is
@@ -122,6 +80,7 @@ class RequestLog:
         asked = Headers(scope=scope).get(REQUEST_ID, "")
         name = asked if OWN_ID.fullmatch(asked) else uuid.uuid4().hex
         started, status, ended = time.monotonic(), 0, False
+        state = scope.setdefault("state", {})
 
         async def marked(message: Message) -> None:
             nonlocal status, ended
@@ -137,13 +96,13 @@ class RequestLog:
             await self.app(scope, receive, marked)
         finally:
             if scope["path"] not in QUIET or status >= 400:
-                state = scope.get("state", {})
+                cause = f" ({state['cause']})" if "cause" in state else ""
                 log.info(
                     "%s %s %d%s in %.3f s, client %s, request %s",
                     scope["method"],
                     self.path_of(scope),
                     status,
-                    "" if ended else " unfinished",
+                    cause + ("" if ended else " unfinished"),
                     time.monotonic() - started,
                     state.get("client") or "unknown",
                     name,
@@ -177,7 +136,10 @@ class Security:
         cors_origins: sites whose pages may send requests from a browser; "*": all.
         body_bytes: largest body.
         bodies_bytes: most bytes of all bodies together, of requests that are not answered yet.
-        hosts: names under which it answers, as in `HostCheck`; empty: any.
+        hosts: names under which it answers, without port; one that begins with "." stands for all
+            names that end so; empty: any. A page of another site can make its own name point to
+            this machine; its requests then count as the same site's and need no CORS, but they
+            still name that site. That takes a name, so addresses are let through.
     """
 
     keys: tuple[str, ...] = ()
@@ -190,6 +152,13 @@ class Security:
         """Whether a key is one of the server's. All are compared, each in constant time."""
         # a generator would stop at the first
         return any([hmac.compare_digest(key, own.encode()) for own in self.keys])  # noqa: C419
+
+    def answers_as(self, host: str) -> bool:
+        """Whether a Host header, with or without port, names this server; HTTP/1.0 needs none."""
+        name = without_port(host)
+        if not self.hosts or not name or is_address(name):
+            return True
+        return any(name == own or (own[:1] == "." and name.endswith(own)) for own in self.hosts)
 
 
 def read_keys(file: Path | None = None) -> tuple[str, ...]:
@@ -225,11 +194,8 @@ def read_keys(file: Path | None = None) -> tuple[str, ...]:
 
 def install_security(app: FastAPI, security: Security) -> None:
     """Add the middleware to an app. The last one added sees a request first."""
-    app.add_middleware(BodyLimit, limit=security.body_bytes, together=security.bodies_bytes)
-    app.add_middleware(KeyCheck, security=security)
-    if security.hosts:
-        app.add_middleware(HostCheck, hosts=security.hosts)
-    # outside of the others: a preflight carries no key, and a page may read why its request was
+    app.add_middleware(Gate, security=security)
+    # outside of the gate: a preflight carries no key, and a page may read why its request was
     # refused
     if security.cors_origins:
         app.add_middleware(
@@ -251,63 +217,107 @@ def is_open(path: str) -> bool:
 
 def client_of(request: Request) -> str:
     """Name by which the queue is fair between clients: derived from the key, or the address."""
-    return str(getattr(request.state, "client", ""))
+    return str(request.state.client)
 
 
 def tenant_of(request: Request) -> str | None:
     """Whose online state a request uses: a name derived from its key; None if the server needs no
     key."""
-    tenant: str | None = getattr(request.state, "tenant", None)
+    tenant: str | None = request.state.tenant
     return tenant
 
 
-def is_trusted(request: Request) -> bool:
-    """Whether a request carries a valid key, or the server needs none."""
-    return bool(getattr(request.state, "trusted", False))
-
-
-class KeyCheck:
-    """Answers 401 unless the request carries a key; notes who the client is.
+class Gate:
+    """Lets requests in that name this server (else 421; probes and scrapers may use any name),
+    carry a key (401), and have bodies within the limits: 413 by the content-length or by counting
+    chunks, 503 where all bodies that are there leave no room. Notes who the client is.
 
     The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and metrics
-    scrapers that support nothing else).
+    scrapers that support nothing else). A 401 does not request it, because a browser would store
+    the key; the page asks for it itself.
     """
 
     def __init__(self, app: ASGIApp, security: Security):
         self.app, self.security = app, security
+        self.held = 0
+        """Bytes of the bodies of all requests that are being answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        key = key_in(Headers(scope=scope).get("authorization", ""))
-        if self.security.keys and not is_open(scope["path"]) and not self.security.knows(key):
-            await self.refuse(key)(scope, receive, send)
+        headers = Headers(scope=scope)
+        key = key_in(headers.get("authorization", ""))
+        if error := self.refusal(scope["path"], headers, key):
+            await error.response(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
-        state["tenant"] = (
-            hashlib.sha256(b"draftwell tenant " + key).hexdigest()[:32]
-            if self.security.keys and key
-            else None
-        )
-        state["trusted"] = not self.security.keys or self.security.knows(key)
+        keys, state = self.security.keys, scope.setdefault("state", {})
+        digest = hashlib.sha256(b"draftwell tenant " + key).hexdigest()[:32]
+        state["tenant"] = digest if keys and key else None
+        state["trusted"] = not keys or self.security.knows(key)
         state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
-        await self.app(scope, receive, send)
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self.security.body_bytes:
+            await self.too_large().response(scope, receive, send)
+            return
+        seen = 0
 
-    def refuse(self, key: bytes) -> JSONResponse:
-        """The 401. It does not request basic authentication, because a browser would store the key;
-        the page asks for it itself."""
-        message = (
-            "this API key is not one of the server's"
-            if key
-            else "this server needs an API key: send the header Authorization: Bearer KEY"
-        )
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            more = len(message.get("body", b""))
+            seen += more
+            self.held += more
+            if seen > self.security.body_bytes:
+                raise passed_on(self.too_large())
+            if more and self.held > self.security.bodies_bytes:
+                raise passed_on(self.no_room())
+            return message
+
+        try:
+            await self.app(scope, counted, send)
+        finally:
+            self.held -= seen
+
+    def refusal(self, path: str, headers: Headers, key: bytes) -> APIError | None:
+        """Why a request is refused by its host or key; None: it is not."""
+        if path not in QUIET and not self.security.answers_as(headers.get("host", "")):
+            return APIError(
+                421,
+                "this server does not answer under the name in the Host header: name it "
+                "with --allowed-host",
+                code="wrong_host",
+            )
+        if self.security.keys and not is_open(path) and not self.security.knows(key):
+            return APIError(
+                401,
+                "this API key is not one of the server's"
+                if key
+                else "this server needs an API key: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": 'Bearer realm="draftwell"'},
+            )
+        return None
+
+    def too_large(self) -> APIError:
         return APIError(
-            401,
-            message,
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": 'Bearer realm="draftwell"'},
-        ).response
+            413,
+            f"the body is larger than {self.security.body_bytes} bytes: send a smaller one",
+            code="request_too_large",
+        )
+
+    def no_room(self) -> APIError:
+        return APIError(
+            503,
+            f"requests hold {self.security.bodies_bytes} bytes of this server: try again later",
+            code="too_many_requests",
+            headers=retry_after(BUSY_SECONDS),
+        )
+
+
+def passed_on(error: APIError) -> HTTPException:
+    """The only type that FastAPI passes on while it reads a body; handlers format it."""
+    return HTTPException(error.status, error.message, error.headers)
 
 
 def key_in(authorization: str) -> bytes:
@@ -321,55 +331,6 @@ def key_in(authorization: str) -> bytes:
         except (binascii.Error, ValueError):
             return b""
     return b""
-
-
-class BodyLimit:
-    """Answers 413 to a body larger than a limit, by its content-length or by counting chunks, and
-    503 to one for which all bodies that are there leave no room."""
-
-    def __init__(self, app: ASGIApp, limit: int, together: int):
-        self.app, self.limit, self.together, self.held = app, limit, together, 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        length, seen = Headers(scope=scope).get("content-length", ""), 0
-        if length.isdecimal() and int(length[:20]) > self.limit:
-            await self.refusal().response(scope, receive, send)
-            return
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            more = len(message.get("body", b""))
-            seen += more
-            self.held += more
-            if seen > self.limit or (more and self.held > self.together):
-                told = self.refusal() if seen > self.limit else self.no_room()
-                # FastAPI passes on only this type; handlers format it
-                raise HTTPException(told.status, told.message, told.headers)
-            return message
-
-        try:
-            await self.app(scope, counted, send)
-        finally:
-            self.held -= seen
-
-    def refusal(self) -> APIError:
-        return APIError(
-            413,
-            f"the body is larger than {self.limit} bytes: send a smaller one",
-            code="request_too_large",
-        )
-
-    def no_room(self) -> APIError:
-        return APIError(
-            503,
-            f"requests hold {self.together} bytes of this server: try again later",
-            code="too_many_requests",
-            headers=retry_after(BUSY_SECONDS),
-        )
 
 
 def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...]:
@@ -390,7 +351,7 @@ def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...
     """
     if "*" in allowed or (not allowed and (keys or not is_loopback(host))):
         return ()
-    return (*OWN_NAMES, socket.gethostname().lower(), *(without_port(name) for name in allowed))
+    return (*OWN_NAMES, socket.gethostname().lower(), *map(without_port, allowed))
 
 
 def is_loopback(host: str) -> bool:

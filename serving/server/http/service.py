@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,22 +18,19 @@ from fastapi.responses import Response
 
 from draftwell.serving.errors import DraftwellError, InvalidRequest
 from draftwell.serving.recording.prompt_ratings import RatedPrompt
-from draftwell.serving.runtime.grammar.protocols import Grammar
+from draftwell.serving.runtime.grammar.masks import Grammar
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.strategies import Strategy
-from draftwell.serving.server.http.capabilities import with_parameters
-from draftwell.serving.server.http.conversation import AnswerChoice, Conversation
-from draftwell.serving.server.http.deadline import Deadline
+from draftwell.serving.runtime.session.session import UNLIMITED
+from draftwell.serving.runtime.strategies import Strategy, build_strategy, describe
+from draftwell.serving.server.http.conversation import AnswerChoice, Conversation, Deadline
 from draftwell.serving.server.http.errors import APIError, queue_full, shutting_down, without_paths
 from draftwell.serving.server.http.prompts import ENCODERS, Prompt, Prompts, on_thread
 from draftwell.serving.server.http.rendering import (
     PING_SECONDS,
     Answer,
-    ChatShape,
-    CompletionShape,
+    ChatAnswer,
+    CompletionAnswer,
     EventStream,
-    Shape,
-    ToolAnswer,
 )
 from draftwell.serving.server.http.requests import (
     MOST_CHOICES,
@@ -40,12 +38,9 @@ from draftwell.serving.server.http.requests import (
     CompletionRequest,
     Format,
     Generation,
+    text_of,
 )
-from draftwell.serving.server.http.responses_api import (
-    ResponseAnswer,
-    ResponseShape,
-    ResponsesRequest,
-)
+from draftwell.serving.server.http.responses_api import ResponseAnswer, ResponsesRequest
 from draftwell.serving.server.http.security import client_of, tenant_of
 from draftwell.serving.server.model.served_model import Owner, ServedModel
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN
@@ -78,56 +73,73 @@ class Service:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
-        self.check_model(body.model)
-        body, deadline = (
-            body.with_defaults(self.served.sampling_defaults),
-            self._accept(body, request),
-        )
-        async with deadline.enforced():
-            prompt = await self.prompts.chat(
-                [m.plain() for m in body.messages], body.template_options
-            )
-            choices = self._choices(body, request, [prompt], None, await self._given(body, request))
-        kind = ToolAnswer if body.offered else Answer
-        return await self._respond(
-            body, request, deadline, choices, ChatShape(self.served.name, self.fingerprint), kind
-        )
+
+        async def prompts() -> list[Prompt]:
+            messages = [message.plain() for message in body.messages]
+            return [await self.prompts.chat(messages, body.template_options)]
+
+        return await self._answer(ChatAnswer, body, request, prompts)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""
-        self.check_model(body.model)
-        body, deadline = (
-            body.with_defaults(self.served.sampling_defaults),
-            self._accept(body, request, len(body.prompts)),
-        )
-        async with deadline.enforced():
-            prompts = [
-                await self.prompts.completion(prompt, bool(body.echo)) for prompt in body.prompts
-            ]
-            choices = self._choices(
-                body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request)
-            )
-        if body.echo and body.logprobs is not None:
-            for choice in choices:
-                choice.strategy = RatedPrompt()
-        for choice in choices:
-            choice.shows = body.max_tokens != 0
-        return await self._respond(
-            body, request, deadline, choices, CompletionShape(self.served.name, self.fingerprint)
+
+        async def prompts() -> list[Prompt]:
+            echo = bool(body.echo)
+            return [await self.prompts.completion(prompt, echo) for prompt in body.prompts]
+
+        return await self._answer(
+            CompletionAnswer, body, request, prompts, len(body.prompts), DEFAULT_COMPLETION_TOKENS
         )
 
     async def respond(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer `/v1/responses`."""
+
+        async def prompts() -> list[Prompt]:
+            return [await self.prompts.chat(body.messages, body.template_options, field="input")]
+
+        return await self._answer(ResponseAnswer, body, request, prompts)
+
+    async def _answer(
+        self,
+        kind: type[Answer],
+        body: Generation,
+        request: Request,
+        encode: Callable[[], Awaitable[list[Prompt]]],
+        prompts: int = 1,
+        default_tokens: int | None = None,
+    ) -> Response:
+        """The answer to one or several prompts.
+
+        Args:
+            encode: makes the prompts.
+            default_tokens: to generate; None: as many as the context leaves room for.
+        """
         self.check_model(body.model)
-        body, deadline = (
-            body.with_defaults(self.served.sampling_defaults),
-            self._accept(body, request),
-        )
+        body = body.with_defaults(self.served.sampling_defaults)
+        deadline = self._accept(body, request, prompts)
         async with deadline.enforced():
-            prompt = await self.prompts.chat(body.messages, body.template_options, field="input")
-            choices = self._choices(body, request, [prompt], None, await self._given(body, request))
-        shape = ResponseShape(self.served.name, self.fingerprint)
-        return await self._respond(body, request, deadline, choices, shape, ResponseAnswer)
+            encoded = await encode()
+            given = await self._given(body, request)
+            choices = self._choices(body, request, encoded, default_tokens, given)
+        conversation = Conversation(
+            self.scheduler,
+            request,
+            choices,
+            deadline=deadline,
+            client=client_of(request),
+            owner=owner_of(body, request),
+        )
+        conversation.submit()
+        answer = kind(self.served, self.fingerprint, conversation, body)
+        if not body.stream:
+            return await answer.whole()
+        try:
+            # an error until then gets its own HTTP status
+            first = await conversation.next(PING_SECONDS)
+        except BaseException:
+            conversation.close()
+            raise
+        return EventStream(answer, first)
 
     def _accept(self, body: Generation, request: Request, prompts: int = 1) -> Deadline:
         """When the request has to be answered, from now on.
@@ -140,10 +152,8 @@ class Service:
         if not 1 <= prompts * count <= MOST_CHOICES:
             raise APIError(
                 400,
-                (
-                    f"{prompts} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} "
-                    "answers in all"
-                ),
+                f"{prompts} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} "
+                "answers in all",
                 param="prompt" if prompts != 1 else "n",
             )
         try:
@@ -152,11 +162,11 @@ class Service:
             raise queue_full(str(error), error.retry_after_seconds) from error
         except SchedulerClosed as error:
             raise shutting_down() from error
-        return Deadline.of(body.timeout, getattr(request.app.state, "request_timeout", None))
+        return Deadline.of(body.timeout, request.app.state.request_timeout)
 
-    def check_model(self, name: str) -> None:
-        """Refuse a request for another model."""
-        if name != self.served.name:
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for another model; None: it names none."""
+        if name not in (None, self.served.name):
             raise APIError(
                 404,
                 f"the model '{name}' does not exist: this server has '{self.served.name}'",
@@ -167,18 +177,13 @@ class Service:
     async def _given(self, body: Generation, request: Request) -> dict[str, Any]:
         """Settings of the sampling that take time to make: the prediction, and the grammar of the
         format that is asked for."""
-        drafts = body.decoding.enabled is not False
-        grammar = (
-            None
-            if body.format is None
-            else await self._grammar(body.format, owner_of(body, request))
-        )
-        prediction = (
-            await self.prompts.prediction(body.prediction.text)
-            if body.prediction is not None and drafts
-            else ()
-        )
-        return {"prediction": prediction, "grammar": grammar, "draft_forced": drafts}
+        drafts, asked = body.decoding.enabled is not False, body.format
+        given: dict[str, Any] = {"draft_forced": drafts, "grammar": None, "prediction": ()}
+        if asked is not None:
+            given["grammar"] = await self._grammar(asked, owner_of(body, request))
+        if body.prediction is not None and drafts:
+            given["prediction"] = await self.prompts.prediction(text_of(body.prediction.content))
+        return given
 
     async def _grammar(self, asked: Format, owner: Owner) -> Grammar:
         try:
@@ -208,7 +213,7 @@ class Service:
         Args:
             given: as `_given` returns it.
         """
-        count = body.n or 1
+        count, ends = body.n or 1, given["grammar"] is not None
         rated = 0 if body.alternatives is None else 1 + body.alternatives  # entries for each token
         traced = int(body.decoding.trace is True)
         strategy = self._strategy(body, request)
@@ -224,24 +229,15 @@ class Service:
                 )
                 budget = max(1, min(budget, listed // (rated + traced)))
             for number in range(count):
-                sampling = replace(
-                    self._sampling(
-                        body, budget, derived_seed(seed, number), ends=given["grammar"] is not None
-                    ),
-                    **given,
-                )
+                own_seed = derived_seed(seed, number)
+                sampling = replace(self._sampling(body, budget, own_seed, ends=ends), **given)
                 text = TextStream(decode, body.stops(), prompt.ids, sampling.min_tokens)
-                choices.append(
-                    AnswerChoice(
-                        len(choices),
-                        prompt.ids,
-                        sampling,
-                        text,
-                        strategy,
-                        prompt.echoed,
-                        body=prompt.body,
-                    )
-                )
+                choice = AnswerChoice(len(choices), prompt.ids, sampling, text, strategy)
+                choice.before, choice.body = prompt.echoed, prompt.body
+                choice.shows = body.token_limit != 0
+                if body.rates_prompt:
+                    choice.strategy = RatedPrompt()
+                choices.append(choice)
         _check_listed(choices, rated, traced)
         return choices
 
@@ -263,23 +259,13 @@ class Service:
             raise APIError(
                 400, without_paths(error), param="speculation.strategy", code="strategy_not_found"
             ) from error
-        if not asked.parameters:
-            alone = (
-                name is None
-                and body.seed is not None
-                and body.used_temperature > 0
-                and strategy.lossless
-            )
-            return (
-                self.served.strategies.get(PLAIN, tenant_of(request), body.used_temperature)
-                if alone
-                else strategy
-            )
-        return with_parameters(
-            strategy,
-            asked.parameters,
-            allowed=getattr(request.app.state, "allow_parameters", False),
-        )
+        if asked.parameters:
+            allowed = request.app.state.allow_parameters
+            return with_parameters(strategy, asked.parameters, allowed=allowed)
+        repeatable = body.seed is not None and body.used_temperature > 0
+        if name is None and repeatable and strategy.lossless:
+            return self.served.strategies.get(PLAIN, tenant_of(request), body.used_temperature)
+        return strategy
 
     def _budget(self, body: Generation, prompt: Prompt, default_tokens: int | None) -> int:
         """Tokens to generate; default: the room that the context leaves."""
@@ -314,10 +300,8 @@ class Service:
             if wrong is not None:
                 raise APIError(
                     400,
-                    (
-                        f"token {wrong} is not in the vocabulary: the largest id is "
-                        f"{self.served.vocab_size - 1}"
-                    ),
+                    f"token {wrong} is not in the vocabulary: the largest id is "
+                    f"{self.served.vocab_size - 1}",
                     param=param,
                 )
         if settings["min_tokens"] > budget:
@@ -333,35 +317,24 @@ class Service:
             max_tokens=budget, seed=seed, stop_token_ids=stops, **settings
         )
 
-    async def _respond(
-        self,
-        body: Generation,
-        request: Request,
-        deadline: Deadline,
-        choices: list[AnswerChoice],
-        shape: Shape,
-        kind: type[Answer] = Answer,
-    ) -> Response:
-        conversation = Conversation(
-            self.scheduler,
-            request,
-            choices,
-            deadline=deadline.at,
-            own_deadline=deadline.own,
-            client=client_of(request),
-            owner=owner_of(body, request),
-        )
-        conversation.submit()
-        answer = kind(self.served, conversation, body, shape)
-        if not body.stream:
-            return await answer.whole()
-        try:
-            # an error until then gets its own HTTP status
-            first = await conversation.next(PING_SECONDS)
-        except BaseException:
-            conversation.close()
-            raise
-        return EventStream(answer, first)
+    def offer(self, request: Request) -> dict[str, Any]:
+        """Model, longest context, and every strategy with its parameters: their bounds, and the
+        values that it runs with at temperature 0.
+
+        `tuned` names the strategies that requests get which name none, by class of temperature;
+        `default` is that of greedy ones.
+        """
+        served, tenant = self.served, tenant_of(request)
+        return {
+            "model": served.name,
+            "default": served.strategy.name,
+            "tuned": served.tuned,
+            "max_context": served.max_context,
+            "allow_parameters": request.app.state.allow_parameters,
+            "strategies": [
+                described(served.strategies.get(name, tenant)) for name in served.strategies.names()
+            ],
+        }
 
 
 def owner_of(body: Generation, request: Request) -> Owner:
@@ -398,6 +371,53 @@ def system_fingerprint(served: ServedModel) -> str:
         ]
     )
     return f"fp_{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+
+
+def with_parameters(
+    strategy: Strategy, parameters: Mapping[str, Any], *, allowed: bool
+) -> Strategy:
+    """A strategy with some of its parameters changed, over the same artifacts and online state.
+
+    Raises:
+        APIError: 403 if the server does not allow it, 400 for an unknown parameter or a value out
+            of bounds.
+    """
+
+    def refused(status: int, message: str, code: str) -> APIError:
+        return APIError(status, message, param="speculation.parameters", code=code)
+
+    if not allowed:
+        raise refused(
+            403,
+            "this server does not let requests change parameters: leave them out, or start "
+            "it with --allow-parameters",
+            "parameters_not_allowed",
+        )
+    for name in strategy.bench_only:
+        if name in parameters:
+            message = f"{name} is for benches, whose state nobody keeps: leave it out"
+            raise refused(400, message, "invalid_parameters")
+    try:
+        changed = build_strategy(
+            strategy.name, {**strategy.config.model_dump(), **parameters}, strategy.resources
+        )
+    except DraftwellError as error:
+        raise refused(400, str(error), "invalid_parameters") from error
+    if table := strategy.draft_length_by_batch:
+        # alone it drafts as its parameters say, beside others as was measured
+        changed.draft_length_by_batch = {**table, 1: UNLIMITED}
+    return changed
+
+
+def described(strategy: Strategy) -> dict[str, Any]:
+    """A strategy as plain JSON; an infinite value (no bound) is null."""
+    facts = describe(type(strategy))
+    for name, parameter in facts["parameters"].items():
+        value = getattr(strategy.config, name)
+        parameter["value"] = (
+            None if isinstance(value, float) and not math.isfinite(value) else value
+        )
+    return {key: facts[key] for key in ("name", "lossless", "paper", "parameters")}
 
 
 def _check_listed(choices: Sequence[AnswerChoice], rated: int, traced: int) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from draftwell.serving.server.http.deadline import Deadline
+from draftwell.serving.server.http.conversation import Deadline
 from draftwell.serving.server.http.prompts import ENCODERS, on_thread
 from draftwell.serving.server.http.requests import Messages, Name, OpenAIFields, Text, Tokens, Tools
 from draftwell.serving.server.http.service import Service
@@ -45,9 +45,8 @@ class TokenizeMessages(Messages):
 
     @property
     def template_options(self) -> dict[str, Any]:
-        return super().template_options | (
-            {"tools": [tool.plain() for tool in self.tools]} if self.tools else {}
-        )
+        tools = [tool.function.plain() for tool in self.tools or ()]
+        return super().template_options | ({"tools": tools} if tools else {})
 
 
 class DetokenizeRequest(OpenAIFields):
@@ -95,14 +94,11 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
     async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeAnswer:
         """Tokens of a text, or of the prompt that the chat template makes of a conversation."""
         service = current()
-        check_model(service, body.model)
-        async with limit_of(request).enforced():
+        service.check_model(body.model)
+        async with Deadline.of(None, request.app.state.request_timeout).enforced():
             if isinstance(body, TokenizeMessages):
-                ids = (
-                    await service.prompts.chat(
-                        [m.plain() for m in body.messages], body.template_options
-                    )
-                ).ids
+                messages = [message.plain() for message in body.messages]
+                ids = (await service.prompts.chat(messages, body.template_options)).ids
             else:
                 ids = await on_thread(
                     ENCODERS, service.prompts.encode, body.prompt, special=body.add_special_tokens
@@ -117,21 +113,10 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeAnswer:
         """Text of tokens."""
         service = current()
-        check_model(service, body.model)
+        service.check_model(body.model)
         service.prompts.check_tokens(body.tokens, "tokens")
         decode = service.served.pair.tokenizer.decode
-        async with limit_of(request).enforced():
+        async with Deadline.of(None, request.app.state.request_timeout).enforced():
             return DetokenizeAnswer(prompt=await on_thread(ENCODERS, decode, body.tokens))
 
     return router
-
-
-def limit_of(request: Request) -> Deadline:
-    """When a request has to be answered at the latest: the server's limit alone."""
-    return Deadline.of(None, getattr(request.app.state, "request_timeout", None))
-
-
-def check_model(service: Service, name: str | None) -> None:
-    """Refuse a request for another model; none need be named."""
-    if name is not None:
-        service.check_model(name)

@@ -59,6 +59,18 @@ class Call:
 Piece = TextPiece | Call
 
 
+def joined(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    """Complete calls from their pieces."""
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if isinstance(piece, Call) and piece.id is not None:
+            function = {"name": piece.name, "arguments": ""}
+            calls.append({"id": piece.id, "type": "function", "function": function})
+        if isinstance(piece, Call):
+            calls[piece.index]["function"]["arguments"] += piece.arguments
+    return calls
+
+
 class ToolCallParser:
     """Takes the text of one answer in pieces.
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.server.deployment.deployments import Deployments
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FAMILIES = json.loads((Path(__file__).parent / "families.json").read_text(encoding="utf-8"))
 """All metrics: `counted` here, `read` by `ServingState`, and the `buckets` of histograms, which are
 vLLM's own where vLLM has them, so that quantiles of both engines are comparable."""
+KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 OUTCOMES = ("stop", "length", "abort", "error")
 """vLLM's names for how a request ended; abort: the client disconnected, or the server shut down."""
 GAPS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
@@ -63,8 +64,10 @@ class Metrics(Observer):
     def _family(
         self, name: str, kind: str, help: str, labels: list[str] | None = None, buckets: str = ""
     ) -> Any:
-        made: Any = partial(Histogram, buckets=FAMILIES["buckets"][buckets]) if buckets else Counter
-        family = made(name, help, ["model_name", *(labels or [])], registry=self.registry)
+        more = {"buckets": FAMILIES["buckets"][buckets]} if buckets else {}
+        family = KINDS[kind](
+            name, help, ["model_name", *(labels or [])], registry=self.registry, **more
+        )
         return partial(family.labels, self.model_name) if labels else family.labels(self.model_name)
 
     # Called by the application.

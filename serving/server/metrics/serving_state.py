@@ -14,6 +14,7 @@ from draftwell.serving.server.deployment.deployments import Deployments
 if TYPE_CHECKING:
     from draftwell.serving.server.feedback.feedback import Feedback
 
+KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 FEEDBACK = (
     "recorded",
     "written",
@@ -54,10 +55,11 @@ class ServingState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metric families with their current values."""
-        values = self._state() | self._load()
+        values = self._state()
         for name, about in self.families.items():
-            kind = GaugeMetricFamily if about["kind"] == "gauge" else CounterMetricFamily
-            family = kind(name, about["help"], labels=["model_name", *about.get("labels", ())])
+            family = KINDS[about["kind"]](
+                name, about["help"], labels=["model_name", *about.get("labels", ())]
+            )
             for labels, value in values.get(name, ()):
                 family.add_metric([self.model_name, *labels], value)
             yield family
@@ -86,24 +88,4 @@ class ServingState(Collector):
             # reported as 0 before the first
             "draftwell:feedback": [((outcome,), counts.get(outcome, 0)) for outcome in FEEDBACK],
             "draftwell:bundle_info": [(bundle, 1)],
-        }
-
-    def _load(self) -> Values:
-        """What is known of draft lengths under load; without values where drafts are not
-        limited."""
-        load = self.deployments.current.scheduler.load
-        if load is None:
-            return {"draftwell:draft_length_switches": [((), 0)]}
-        length = load.draft_length
-        return {
-            "draftwell:draft_length": [] if length is None else [((), length)],
-            "draftwell:draft_length_tokens_per_second": [
-                ((str(tokens),), found) for tokens, found in load.tokens_per_second().items()
-            ],
-            "draftwell:control_rounds_share": [((), load.control_share)],
-            "draftwell:draft_acceptance": [
-                ((name,), counted.rate) for name, counted in dict(load.acceptance).items()
-            ],
-            "draftwell:draft_tokens_given": [((), load.given)],
-            "draftwell:draft_length_switches": [((), load.switches)],
         }

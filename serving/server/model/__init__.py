@@ -1,5 +1,5 @@
 """What is served: a loaded pair, its strategies, and the state that they learn.
 
 loading (bundle to served model), served_model, strategy_pool (strategies and their online state),
-snapshot (a state and its file), snapshots (writing and reading them).
+snapshots (states on disk, written and read again).
 """

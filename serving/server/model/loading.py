@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
@@ -27,7 +26,6 @@ from draftwell.serving.device import cuda_problem, device_class, set_threads
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
 from draftwell.serving.runtime.machine_class import machine_class, without_layers
-from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
 from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 from draftwell.serving.runtime.strategies import (
     Strategy,
@@ -38,9 +36,8 @@ from draftwell.serving.runtime.strategies import (
     served_choice,
 )
 from draftwell.serving.server.model.served_model import ServedModel
-from draftwell.serving.server.model.snapshot import SnapshotOrigin
+from draftwell.serving.server.model.snapshots import SnapshotOrigin
 from draftwell.serving.server.model.strategy_pool import StrategyPool
-from draftwell.serving.server.scheduling.costs import BatchCosts, completed, from_profile, measure
 from draftwell.serving.server.settings import ServerSettings
 from draftwell.serving.temperature import SERVED_TEMPERATURE
 
@@ -156,12 +153,11 @@ def _served_model(
     serving_now: ServedModel | None,
 ) -> ServedModel:
     """What answers requests with a loaded pair."""
-    profile = artifacts.get(HardwareProfile.kind)
-    known = profile_costs(profile, pair) if isinstance(profile, HardwareProfile) else None
+    fits = profile_fits(artifacts, pair)
     usable = {
         kind: artifact
         for kind, artifact in artifacts.items()
-        if kind != HardwareProfile.kind or known is not None
+        if kind != HardwareProfile.kind or fits
     }
     mode = "off" if settings.deterministic else settings.state or "shared"
     pool = StrategyPool(pair, usable, config, mode=mode, offered=settings.offered)
@@ -173,13 +169,11 @@ def _served_model(
         settings.threads,
         governor,
         version=str(bundle.manifest.release_version),
-        costs=costs_of(pair, settings.slots, known, serving_now),
         strategies=pool,
         origin=SnapshotOrigin.of(bundle.manifest),
         artifacts=artifacts,
         model_defaults=settings.generation_config == "model",
         prompt_sharing=settings.prompt_sharing,
-        measured_lengths=settings.draft_lengths == "measured",
     )
 
 
@@ -434,40 +428,9 @@ def measured_on(artifacts: Mapping[str, Artifact]) -> str | None:
     return profile.provenance.device_class if profile else None
 
 
-def profile_costs(profile: HardwareProfile, pair: LoadedPair) -> BatchCosts | None:
-    """Costs from a bundle's profile; None if it was measured on another machine, or with other
-    layers."""
-    return (
-        from_profile(profile)
-        if profile.provenance.device_class in (None, machine_class(pair))
-        else None
+def profile_fits(artifacts: Mapping[str, Artifact], pair: LoadedPair) -> bool:
+    """Whether the hardware profile was measured on this machine and with these layers."""
+    return HardwareProfile.kind in artifacts and measured_on(artifacts) in (
+        None,
+        machine_class(pair),
     )
-
-
-def costs_of(
-    pair: LoadedPair, slots: int, known: BatchCosts | None, serving_now: ServedModel | None
-) -> BatchCosts | None:
-    """What batches cost: measured if the machine is idle, and completed from the bundle's profile.
-
-    Args:
-        known: costs from the profile; None without one.
-    Returns:
-        None where nothing is known; with one slot nothing has to be.
-    """
-    # measured when these models were loaded
-    if serving_now is not None and serving_now.pair is pair:
-        timed = serving_now.costs
-    # a busy machine measures worse than a profile
-    elif slots == 1 or (serving_now is not None and known is not None):
-        timed = None
-    else:
-        timed = measure(pair.models, slots, batched=batches(pair))
-    if known is None:
-        return timed
-    return replace(completed(timed, known) if timed else known, batched=batches(pair))
-
-
-def batches(pair: LoadedPair) -> bool:
-    """Whether a forward pass over several requests costs as much as its tokens, rather than one
-    forward pass per request."""
-    return not isinstance(pair.models["target"], UnbatchedModel)

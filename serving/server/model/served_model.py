@@ -13,12 +13,11 @@ from typing import Any
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
 from draftwell.serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
-from draftwell.serving.runtime.grammar.protocols import Grammar
+from draftwell.serving.runtime.grammar.masks import Grammar
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import Strategy
-from draftwell.serving.server.model.snapshot import SnapshotOrigin
+from draftwell.serving.server.model.snapshots import SnapshotOrigin
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, StrategyPool
-from draftwell.serving.server.scheduling.costs import BatchCosts
 from draftwell.serving.server.settings import PromptSharing
 from draftwell.serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
@@ -52,12 +51,10 @@ class ServedModel:
         created: Unix seconds, shown by `/v1/models`.
         strategies: what requests may choose from.
         version: of the bundle, for display.
-        costs: seconds of forward passes, which limit drafts under load; None: no limit.
         origin: identity of the bundle; None without one.
         artifacts: the bundle's.
         model_defaults: requests get the sampling defaults of the model's generation config.
         prompt_sharing: as in `Scheduler`.
-        measured_lengths: as `measured` of `LoadControl`.
     """
 
     name: str
@@ -69,12 +66,10 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     strategies: StrategyPool = field(kw_only=True)
     version: str | None = None
-    costs: BatchCosts | None = None
     origin: SnapshotOrigin | None = None
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     model_defaults: bool = True
     prompt_sharing: PromptSharing = "tenant"
-    measured_lengths: bool = True
 
     def __post_init__(self) -> None:
         self._spelt: dict[int, str] = {}  # at most the vocabulary

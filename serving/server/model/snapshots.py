@@ -15,24 +15,108 @@ import json
 import logging
 import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from draftwell.serving.bundle.bundle import Manifest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_atomically
-from draftwell.serving.server.model.snapshot import (
-    Snapshot,
-    SnapshotOrigin,
-    first_line,
-    name_of,
-    read_snapshot,
-)
-from draftwell.serving.server.model.strategy_pool import StrategyPool
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
 from draftwell.serving.server.settings import STATE_SECONDS
 
 log = logging.getLogger(__name__)
 
 NAMES = re.compile(r"(everybody|tenant-[0-9a-f]{32})\.json")
-HALF = re.compile(r"\.(everybody|tenant-[0-9a-f]{32})\.json\..+")
+SCHEMA = 2
+LARGEST = 16 << 20
+"""Bytes of the largest file that can be a snapshot: a full memory takes less than 2 MB."""
+HALF = re.compile(rf"\.{NAMES.pattern}\..+")
+
+
+@dataclass(frozen=True)
+class SnapshotOrigin:
+    """The bundle that state was learnt over.
+
+    Args:
+        version: of the release.
+        digest: of the bundle's manifest.
+        fingerprint: of the pair.
+    """
+
+    pair: str
+    version: int
+    digest: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> SnapshotOrigin:
+        """The origin that a bundle's manifest names."""
+        return cls(manifest.pair, manifest.release_version, manifest.digest, manifest.fingerprint)
+
+
+class Snapshot(BaseModel):
+    """The second line of a file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    schema_version: int
+    origin: SnapshotOrigin
+    tenant: str
+    learnt: Learnt
+
+    @field_validator("schema_version")
+    @classmethod
+    def is_read_here(cls, version: int) -> int:
+        """Refuse another schema."""
+        if version != SCHEMA:
+            raise ValueError(f"schema {version}, this server reads {SCHEMA}")
+        return version
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """A snapshot, checked.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or of another schema.
+    """
+    if path.stat().st_size > LARGEST:
+        raise ValueError("too large")
+    head, _, body = path.read_bytes().partition(b"\n")
+    if head != checksum_line(body):
+        raise ValueError("sha256 differs")
+    try:
+        snapshot = Snapshot.model_validate_json(body)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+    if name_of(snapshot.tenant) != path.name:
+        raise ValueError("it belongs to another tenant")
+    return snapshot
+
+
+def checksum_line(body: bytes) -> bytes:
+    """The first line of a file, without its end."""
+    return json.dumps({"sha256": hashlib.sha256(body.removesuffix(b"\n")).hexdigest()}).encode()
+
+
+def name_of(tenant: str) -> str:
+    """The file of a tenant's state.
+
+    >>> name_of("")
+    'everybody.json'
+    """
+    if tenant == EVERYBODY:
+        return "everybody.json"
+    return f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}.json"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, without the path that an OSError ends with."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class Snapshots:
@@ -48,7 +132,7 @@ class Snapshots:
     def __init__(self, folder: Path, every: float = STATE_SECONDS):
         self.folder, self.every = folder, every
         self._kept: tuple[StrategyPool, SnapshotOrigin] | None = None
-        self._written: dict[str, str] = {}  # file name → sha256 of what it holds
+        self._written: dict[str, bytes] = {}  # file name → its first line
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftwell-state", daemon=True)
@@ -82,7 +166,7 @@ class Snapshots:
         with self._saving:
             for snapshot in self._read(origin):
                 try:
-                    pool.resume(snapshot.tenant, snapshot.learnt())
+                    pool.resume(snapshot.tenant, snapshot.learnt)
                     resumed += 1
                 except (ValueError, DraftwellError) as error:
                     log.warning(
@@ -129,14 +213,14 @@ class Snapshots:
             return 0
         states, written = pool.learnt(), 0
         for tenant, learnt in states.items():
-            body = Snapshot.of(origin, tenant, learnt).model_dump_json(exclude_unset=True).encode()
-            digest, name = hashlib.sha256(body).hexdigest(), name_of(tenant)
-            if self._written.get(name) != digest:
-                write_atomically(
-                    self.folder / name,
-                    json.dumps({"sha256": digest}).encode() + b"\n" + body + b"\n",
-                )
-                self._written[name] = digest
+            snapshot = Snapshot.model_construct(
+                schema_version=SCHEMA, origin=origin, tenant=tenant, learnt=learnt
+            )
+            body = snapshot.model_dump_json().encode() + b"\n"
+            head, name = checksum_line(body), name_of(tenant)
+            if self._written.get(name) != head:
+                write_atomically(self.folder / name, head + b"\n" + body)
+                self._written[name] = head
                 written += 1
         for path in self._files():
             if path.name not in {name_of(tenant) for tenant in states}:

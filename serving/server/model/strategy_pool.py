@@ -16,14 +16,22 @@ scheduler's thread; any thread may copy it at any time.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from pydantic import AfterValidator, Field
+
+from draftwell.serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
 from draftwell.serving.artifacts.base import Artifact
-from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.correction_memory import (
+    MAX_PAIRS,
+    MOST_SEEN,
+    CorrectionMemory,
+)
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.pair import LoadedPair
@@ -50,27 +58,59 @@ EVERYBODY = ""
 """Name of the shared state; in mode `tenant` the state of requests without a key."""
 
 
+Count = Annotated[int, Field(ge=0)]
+Bins = Annotated[list[Count], Field(min_length=len(MIDPOINTS), max_length=len(MIDPOINTS))]
+
+
+def no_more_than_all(bins: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
+    """Refuse acceptance rates above 1."""
+    if any(accepted > total for total, accepted in zip(*bins, strict=True)):
+        raise ValueError("more tokens accepted than verified")
+    return bins
+
+
+Rejections = list[tuple[Count, Count, Annotated[int, Field(ge=1, le=MOST_SEEN)]]]
+
+
+def each_pair_once(memory: Rejections) -> Rejections:
+    """Refuse a memory that counts a pair twice."""
+    if len({(drafted, right) for drafted, right, _ in memory}) != len(memory):
+        raise ValueError("the memory names a pair twice")
+    return memory
+
+
+Table = Annotated[tuple[Bins, Bins], AfterValidator(no_more_than_all)]
+
+
 @dataclass(frozen=True)
 class Learnt:
-    """A copy of a state as plain data: what differs from the bundle.
+    """A copy of a state as plain data: what differs from the bundle. pydantic checks one that is
+    read from a file.
 
     Args:
         table: the acceptance table's (total, accepted) by bin; None if no strategy used one.
         sampled_table: the same of its counts for sampled requests; None where it has none.
-        memory: counts of the correction memory, in its order.
+        memory: draft token, correction and count of the correction memory, in its order.
         strategies: name, or `SAMPLED` key → what `Strategy.learnt` returned, if not empty.
     """
 
-    table: tuple[list[int], list[int]] | None = None
-    memory: dict[tuple[int, int], int] | None = None
+    table: Table | None = None
+    memory: (
+        Annotated[Rejections, Field(max_length=MAX_PAIRS), AfterValidator(each_pair_once)] | None
+    ) = None
     strategies: dict[str, dict[str, float]] = field(default_factory=dict)
-    sampled_table: tuple[list[int], list[int]] | None = None
+    sampled_table: Table | None = None
 
 
 class UnknownStrategy(DraftwellError):
     """A client named a strategy that this server does not offer."""
 
     code = "unknown_strategy"
+
+    def __init__(self, name: str | None, offered: Collection[str]):
+        super().__init__(
+            f"this server has no strategy {name!r}: choose one of {', '.join(offered)}"
+        )
 
 
 class State:
@@ -113,6 +153,8 @@ class State:
                 self._deterministic,
             )
             built = build_strategy(choice.name, dict(choice.parameters), resources)
+            if choice.draft_length_by_batch:
+                built.draft_length_by_batch = choice.draft_length_by_batch
             if key in self._resumed.strategies:
                 built.resume(self._resumed.strategies[key])
             self._strategies[key] = built
@@ -130,9 +172,12 @@ class State:
             if (found := strategy.learnt())
         }
         sampled = counts.sampled if counts else None
+        pairs = self._resumed.memory
+        if isinstance(memory, CorrectionMemory):
+            pairs = [(*pair, count) for pair, count in memory.copy().counts.items()]
         return Learnt(
             (counts.total, counts.accepted) if counts else self._resumed.table,
-            memory.copy().counts if isinstance(memory, CorrectionMemory) else self._resumed.memory,
+            pairs,
             {**self._resumed.strategies, **known},
             (sampled.total, sampled.accepted) if sampled else self._resumed.sampled_table,
         )
@@ -150,12 +195,10 @@ class State:
                 table.sampled = table.sampled.with_counts(*resumed.sampled_table)
             return table.with_counts(*resumed.table, table.sampled) if resumed.table else table
         if isinstance(artifact, CorrectionMemory):
-            memory = self._resumed.memory
-            return (
-                artifact.copy()
-                if memory is None
-                else CorrectionMemory(memory, artifact.provenance, artifact.max_pairs)
-            )
+            if self._resumed.memory is None:
+                return artifact.copy()
+            counts = {(drafted, right): count for drafted, right, count in self._resumed.memory}
+            return CorrectionMemory(counts, artifact.provenance, artifact.max_pairs)
         return artifact
 
 
@@ -186,6 +229,10 @@ class StrategyPool:
     ):
         self.mode, self.most_tenants = mode, most_tenants
         self._tuned, self._sampled = served_choice(config, 0), served_choice(config, 1)
+        tables = (choice.draft_length_by_batch for choice in (self._tuned, self._sampled))
+        # a choice that both classes share has one state
+        shared = self._tuned == self._sampled and operator.eq(*tables)
+        self._own_sampled = None if shared else self._sampled
         self._offered = offered
         self._bundle = dict(artifacts)
         self._special_tokens = pair.special_tokens if special_tokens is None else special_tokens
@@ -219,9 +266,7 @@ class StrategyPool:
         """
         choice, key = self._choice(name, temperature)
         if choice.name not in self._names:
-            raise UnknownStrategy(
-                f"this server has no strategy {name!r}: choose one of {', '.join(self._names)}"
-            )
+            raise UnknownStrategy(name, self._names)
         with self._lock:
             return self._state(tenant).strategy(choice, key)
 
@@ -235,10 +280,7 @@ class StrategyPool:
         if choice is None:
             assert name is not None
             return StrategyChoice(name), name
-        return (
-            choice,
-            f"{SAMPLED}{choice.name}" if choice == self._sampled != self._tuned else choice.name,
-        )
+        return choice, f"{SAMPLED}{choice.name}" if choice is self._own_sampled else choice.name
 
     def learnt(self) -> dict[str, Learnt]:
         """Tenant → a copy of its state, the least recently used first; `EVERYBODY` if all share

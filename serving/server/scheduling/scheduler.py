@@ -18,10 +18,13 @@ import torch
 
 from draftwell.serving.errors import DeviceLost
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.session.session import UNLIMITED
 from draftwell.serving.runtime.strategies import Strategy
 from draftwell.serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
-from draftwell.serving.server.scheduling.load_control import LoadControl
+from draftwell.serving.server.scheduling.draft_limits import (
+    PROBE_EVERY,
+    draft_limit,
+    limit_drafts,
+)
 from draftwell.serving.server.scheduling.observer import Observer, Observers
 from draftwell.serving.server.scheduling.ticket import (
     Cancelled,
@@ -58,7 +61,6 @@ class Scheduler:
             engine's governor makes of it.
         capacity: requests that may wait for a slot.
         observers: notified of every ticket (observer.py).
-        load: shortens drafts while many requests run; None: no limit.
         prompt_sharing: whose prompts and answers a request need not read again: those of tickets of
             the same owner (tenant), of tickets that were submitted together (request), or nobody's
             (off).
@@ -73,10 +75,9 @@ class Scheduler:
         threads: int | None = None,
         capacity: int = QUEUE,
         observers: Sequence[Observer] = (),
-        load: LoadControl | None = None,
         prompt_sharing: PromptSharing = "tenant",
     ):
-        self.engine, self.strategy, self.slots, self.load = engine, strategy, slots, load
+        self.engine, self.strategy, self.slots = engine, strategy, slots
         self._threads, self._prompt_sharing = threads, prompt_sharing
         self._observers = Observers(observers)
         self._rate = ServiceRate()
@@ -85,6 +86,7 @@ class Scheduler:
         self._queue = FairQueue(capacity)
         self._displaced: list[Ticket] = []
         self._running: list[Ticket] = []
+        self._rounds = 0
         self._closing = False
         self._aborting = False
         self._round_began: float | None = None
@@ -235,15 +237,13 @@ class Scheduler:
         if not self._running:
             return
         running = list(self._running)
-        if self.load:
-            self.load.apply(
-                self.engine,
-                [
-                    (ticket.job.session, ticket.strategy)
-                    for ticket in running
-                    if ticket.job and ticket.strategy
-                ],
-            )
+        self._rounds += 1
+        sessions = [
+            (ticket.job.session, ticket.strategy)
+            for ticket in running
+            if ticket.job and ticket.strategy
+        ]
+        limit_drafts(self.engine, sessions, probe=self._rounds % PROBE_EVERY == 0)
         started = time.perf_counter()
         self.engine.step()
         self._observers.notify("stepped", len(running), self.waiting, time.perf_counter() - started)
@@ -294,11 +294,7 @@ class Scheduler:
                 ticket.together.started = True
             ticket.strategy = ticket.strategy or self.strategy
             try:
-                limit = (
-                    self.load.limit(ticket.strategy, len(self._running) + 1, ticket.sampling)
-                    if self.load
-                    else UNLIMITED
-                )
+                limit = draft_limit(ticket.strategy, ticket.sampling, len(self._running) + 1)
                 ticket.job = self.engine.submit(
                     ticket.prompt, ticket.sampling, ticket.strategy, limit, self._owner(ticket)
                 )

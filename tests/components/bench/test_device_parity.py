@@ -6,9 +6,9 @@ from draftwell.components.bench.device_parity import check_against
 from draftwell.components.bench.runner import measure
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.resources import table_resources
+from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hello"])]

@@ -1,5 +1,7 @@
 """The acceptance table equals a slow recount."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,6 +11,7 @@ from draftwell.components.calibrate.acceptance_table import (
     build_sampled_table,
     with_sampled,
 )
+from draftwell.components.calibrate.plots import acceptance_plot, rejection_tail
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
@@ -19,7 +22,7 @@ from draftwell.serving.runtime.strategies import StrategyResources, build_strate
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop import trace_sets
-from tests.support.models.tiny import llama_pair, table_pair
+from tests.support.models.tiny import table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
 PROMPTS = [
@@ -126,12 +129,6 @@ def test_texts_of_one_token_hold_nothing_to_judge(tmp_path):
     traces = collect_traces(table_pair(), PROMPTS[:1], tmp_path / "t", max_tokens=1, rollout=3)
     with raises_code("no_judged_tokens", "target"):
         build_acceptance_table(traces, ORIGIN)
-
-
-def test_a_transformer_pairs_trace_makes_a_table(tmp_path):
-    traces = collect_traces(llama_pair(), PROMPTS, tmp_path / "t", max_tokens=16, rollout=4)
-    origin = ORIGIN.model_copy(update={"trace_digest": traces.digest()})
-    assert build_acceptance_table(traces, origin).provenance.trace_digest == traces.digest()
 
 
 WARM = ORIGIN.model_copy(update={"parameters": {"temperature": 0.7}, "training_prompts": ["b"]})
@@ -270,3 +267,14 @@ def test_prompts_that_one_side_does_not_record_stay_unknown():
         ).provenance.training_prompts
         is None
     )
+
+
+def test_plots_are_png_files_even_of_nothing(tmp_path: Path) -> None:
+    for number, table in enumerate(
+        (AcceptanceTable([4] * 20, [2] * 20, ORIGIN), AcceptanceTable.empty())
+    ):
+        path = acceptance_plot(table, tmp_path / f"{number}.png")
+        assert path.read_bytes().startswith(b"\x89PNG")
+    for number, rejections in enumerate(([5, 1, 1], [])):
+        path = rejection_tail(rejections, tmp_path / f"tail{number}.png")
+        assert path.read_bytes().startswith(b"\x89PNG")

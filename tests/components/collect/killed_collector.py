@@ -9,17 +9,15 @@ after a file was written but before it is safe on disk (fsync), before a finishe
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from draftwell.components.collect import work as collection
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.recording.trace import TraceSet
-from draftwell.serving.runtime.models.table_model import TableModel
 from tests.support.collecting import collect_traces
+from tests.support.killing import deadly
+from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [
@@ -45,23 +43,6 @@ def collect(folder: Path) -> TraceSet:
         turns=0,
         batch=4,
     )
-
-
-def deadly(real: Callable[..., Any], number: int, *, after: bool = False) -> Callable[..., Any]:
-    """The same function, whose `number`-th call is the last thing that this process does."""
-    calls = 0
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == number and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        value = real(*args, **kwargs)
-        if calls == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return value
-
-    return call
 
 
 def main(folder: str, point: str, number: str) -> None:

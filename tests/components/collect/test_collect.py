@@ -69,15 +69,6 @@ def ask(pair: LoadedPair, role: Role, ids: list[int]) -> Output:
         model.close(slot)
 
 
-def test_a_raw_prompt_is_another_input_than_a_chat(pair: LoadedPair, tmp_path: Path) -> None:
-    collect_traces(pair, [PROMPTS[1]], tmp_path, max_tokens=4, rollout=2)
-    with raises_code("foreign_trace", str(tmp_path)):
-        collect_traces(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2)
-    collect_traces(
-        pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2, fresh=True
-    )
-
-
 def test_texts_are_the_targets_own_as_if_each_ran_alone(pair: LoadedPair, trace: TraceSet) -> None:
     texts = texts_of(trace)
     assert [rows[0]["prompt_id"] for rows in texts] == [p.id for p in PROMPTS]
@@ -257,8 +248,7 @@ def test_a_cut_run_resumes_and_ends_with_the_same_digest(
         progress=lambda done, total, words: seen.append((done, words)),
         **settings,
     )
-    # two texts are written, then observed; then the shard is kept
-    assert [done for done, _ in seen] == [2, 3, 3, 4, 4]
+    assert [done for done, _ in seen] == [3, 4]
     assert seen[-1][1].endswith("tokens/s, 0.0 min left")
     assert resumed.shard(0).stat().st_mtime_ns == written
     assert (resumed.digest(), resumed.header.batch) == (whole.digest(), 2)
@@ -272,18 +262,6 @@ def test_a_cut_run_resumes_and_ends_with_the_same_digest(
     ]
 
 
-def test_a_run_with_other_texts_at_once_is_another_collection(
-    pair: LoadedPair, tmp_path: Path
-) -> None:
-    """Its further texts could differ."""
-    collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
-    with raises_code("foreign_trace", str(tmp_path), "texts at once"):
-        collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)
-    assert (
-        collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=2, fresh=True).header.batch == 2
-    )
-
-
 def test_two_collections_do_not_share_a_folder(pair: LoadedPair, tmp_path: Path) -> None:
     with (
         exclusive_folder(tmp_path),
@@ -294,23 +272,33 @@ def test_two_collections_do_not_share_a_folder(pair: LoadedPair, tmp_path: Path)
     assert len(collect_traces(pair, PROMPTS, tmp_path, max_tokens=4).shards) == 1
 
 
-def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: TraceSet) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompts": PROMPTS[:3]},
+        {"prompts": [replace(PROMPTS[0], raw=True), *PROMPTS[1:]]},
+        {"rollout": 4},
+        {"hidden": False},
+        {"seed": 1},
+        {"batch": 2},  # its further texts could differ
+    ],
+)
+def test_other_inputs_in_the_same_folder_are_refused(
+    pair: LoadedPair, trace: TraceSet, changes: dict[str, Any]
+) -> None:
     digest = trace.digest()
-    for prompts, settings in (
-        (PROMPTS[:3], {}),
-        (PROMPTS, {"rollout": 4}),
-        (PROMPTS, {"hidden": False}),
-        (PROMPTS, {"seed": 1}),
-    ):
-        with raises_code("foreign_trace", str(trace.folder)):
-            collect_traces(
-                pair, prompts, trace.folder, **{"max_tokens": 16, "rollout": 5, **settings}
-            )
-    (trace.folder / "plan.json").rename(trace.folder / "elsewhere")
-    with raises_code("foreign_trace", str(trace.folder), "plan.json"):
-        collect_traces(pair, PROMPTS, trace.folder, max_tokens=16, rollout=5)
-    (trace.folder / "elsewhere").rename(trace.folder / "plan.json")
+    settings = {"max_tokens": 16, "rollout": 5, "batch": 3, **changes}
+    prompts = settings.pop("prompts", PROMPTS)
+    with raises_code("foreign_trace", str(trace.folder), "texts at once"):
+        collect_traces(pair, prompts, trace.folder, **settings)
     assert trace.digest() == digest
+
+
+def test_shards_without_a_plan_are_refused(pair: LoadedPair, tmp_path: Path) -> None:
+    collect_traces(pair, PROMPTS[:1], tmp_path, max_tokens=4)
+    (tmp_path / "plan.json").unlink()
+    with raises_code("foreign_trace", str(tmp_path), "plan.json"):
+        collect_traces(pair, PROMPTS[:1], tmp_path, max_tokens=4)
 
 
 def test_a_fresh_start_keeps_the_old_trace_until_its_prompts_are_read(
@@ -327,12 +315,6 @@ def test_a_fresh_start_keeps_the_old_trace_until_its_prompts_are_read(
             collect_traces(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True)
     assert TraceSet(tmp_path).digest() == old
     assert collect_traces(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True).digest() != old
-
-
-def test_a_seed_below_zero_is_refused(pair: LoadedPair, tmp_path: Path) -> None:
-    with raises_code("bad_collection_settings", "seed", "-1"):
-        collect_traces(pair, PROMPTS, tmp_path, max_tokens=4, seed=-1)
-    assert not list(tmp_path.iterdir())
 
 
 class WholeHead(TransformersModel):
@@ -382,20 +364,14 @@ def test_only_the_kinds_asked_for_have_rollouts(
         pair, PROMPTS, tmp_path, max_tokens=16, rollout=5, batch=3, prefix_kinds=("draft", "target")
     )
     assert mixed.header.rollout_kinds == ("target",)
-    own, drafted = (
-        [row for rows in texts_of(mixed) if rows[0]["kind"] == kind for row in rows]
-        for kind in ("target", "draft")
-    )
-    assert (
-        {row["rollout_tokens"] is None for row in drafted}
-        == {row["rollout_entropy"] is None for row in drafted}
-        == {True}
-    )
+    rows = [row for rows in texts_of(mixed) for row in rows]
+    own, drafted = ([row for row in rows if row["kind"] == kind] for kind in ("target", "draft"))
+    assert {(row["rollout_tokens"], row["rollout_entropy"]) for row in drafted} == {(None, None)}
     assert [row["rollout_tokens"] for row in own] == [
         row["rollout_tokens"] for rows in texts_of(trace) for row in rows
     ]
-    prefix, rows = [], [row for row in drafted if row["prompt_id"] == "p2"]
-    for row in rows:  # their states are kept all the same
+    prefix: list[int] = []
+    for row in (row for row in drafted if row["prompt_id"] == "p2"):  # states are kept all the same
         prefix = prefix or list(row["prompt_tokens"])
         state = ask(pair, "draft", [*prefix, row["draft_token"]]).hidden
         assert state is not None
@@ -414,18 +390,16 @@ def test_prefix_kinds_come_in_equal_parts_and_are_what_they_say(
     assert [rows[0]["kind"] for rows in texts] == list(kinds) * len(PROMPTS)
     assert trace.read().column("hidden_before").null_count == trace.read().num_rows
     mixed = [row for rows in texts for row in rows if row["kind"] == "mixed"]
-    foreign = [row["token"] != row["target_token"] for row in mixed]
-    assert any(foreign)  # the draft wrote some of it
-    assert any(row["token"] != row["draft_token"] for row in mixed)  # and the target the rest
+    assert any(row["token"] != row["target_token"] for row in mixed), "the draft wrote some of it"
+    assert any(row["token"] != row["draft_token"] for row in mixed), "and the target the rest"
+    asked = {prompt.id: pair.encode_prompt(prompt.prompt) for prompt in PROMPTS}
     for rows in texts:
+        said = [row["token"] for row in rows]
         if rows[0]["kind"] == "draft":
-            assert [row["token"] for row in rows[:]] == [row["draft_token"] for row in rows]
-            assert any(row["token"] != row["target_token"] for row in rows)
+            assert said == [row["draft_token"] for row in rows]
+            assert said != [row["target_token"] for row in rows]
         if rows[0]["kind"] == "bare":
-            prompt = next(p for p in PROMPTS if p.id == rows[0]["prompt_id"])
-            assert rows[0]["prompt_tokens"] + [row["token"] for row in rows] == pair.encode_prompt(
-                prompt.prompt
-            )
+            assert rows[0]["prompt_tokens"] + said == asked[rows[0]["prompt_id"]]
 
 
 def test_further_turns_read_the_targets_answers(pair: LoadedPair, tmp_path: Path) -> None:
@@ -518,15 +492,18 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(
     pair: LoadedPair, tmp_path: Path
 ) -> None:
     target_only = pair_of(pair.models["target"], None)
-    twice = [PROMPTS[0], PROMPTS[0]]
+    lossless = {"prefix_kinds": ("lossy",), "strategy": build_strategy("vanilla_sd")}
     cases: list[tuple[LoadedPair, list[Prompt], dict[str, Any], str, str]] = [
         (pair, [], {}, "no_prompts", ""),
         (target_only, PROMPTS, {}, "no_draft", "tiny"),
-        (pair, twice, {}, "duplicate_prompt_id", ""),
+        (pair, [PROMPTS[0], PROMPTS[0]], {}, "duplicate_prompt_id", ""),
         (pair, PROMPTS, {"prefix_kinds": ("dratf",)}, "unknown_prefix_kind", "dratf"),
         (pair, PROMPTS, {"prefix_kinds": ()}, "unknown_prefix_kind", "none"),
         (pair, PROMPTS, {"max_tokens": 250}, "no_room", "250"),
         (pair, PROMPTS, {"rollout": 0}, "bad_collection_settings", "rollout"),
+        (pair, PROMPTS, {"seed": -1}, "bad_collection_settings", "-1"),
+        (pair, PROMPTS, {"prefix_kinds": ("lossy",)}, "no_lossy_strategy", "lossy"),
+        (pair, PROMPTS, lossless, "lossless_strategy", "vanilla_sd"),
     ]
     for which, prompts, settings, code, name in cases:
         with raises_code(code, name) as error:
@@ -542,57 +519,33 @@ def lossy(name: str = "lossy_sd", **parameters: Any) -> Strategy:
 
 
 def test_texts_of_a_lossy_strategy_are_what_it_decodes(pair: LoadedPair, tmp_path: Path) -> None:
-    trace = collect_traces(
-        pair,
-        PROMPTS,
-        tmp_path,
-        max_tokens=16,
-        rollout=1,
-        prefix_kinds=("lossy",),
-        strategy=lossy(tau=0.2),
-    )
-    for rows in texts_of(trace):
+    strategy = lossy(tau=0.2)
+    kinds = {"prefix_kinds": ("lossy",), "strategy": strategy}
+    texts = texts_of(collect_traces(pair, PROMPTS, tmp_path, max_tokens=16, rollout=1, **kinds))
+    for rows in texts:
         alone = pair.engine().generate(rows[0]["prompt_tokens"], GREEDY, lossy(tau=0.2)).output
         assert [row["token"] for row in rows] == alone
         assert {row["kind"] for row in rows} == {"lossy"}
         assert [row["correction"] for row in rows] == [row["target_token"] for row in rows]
-    everything = [row for rows in texts_of(trace) for row in rows]
-    assert any(row["token"] != row["correction"] for row in everything), (
+    assert any(row["token"] != row["correction"] for rows in texts for row in rows), (
         "or it is the target's own text"
     )
 
 
 def test_another_config_does_not_resume_a_collection(pair: LoadedPair, tmp_path: Path) -> None:
-    def again(strategy: Strategy) -> TraceSet:
-        return collect_traces(
-            pair,
-            PROMPTS[:1],
-            tmp_path / "trace",
-            max_tokens=4,
-            rollout=1,
-            prefix_kinds=("lossy",),
-            strategy=strategy,
-        )
+    def again(learnt: int, name: str = "csd", **parameters: Any) -> str:
+        strategy = lossy(name, **parameters)
+        memory: Any = strategy.resources.artifacts["correction_memory"]
+        memory.update(3, learnt)
+        memory.save(tmp_path / f"memory{learnt}")
+        settings = {"max_tokens": 4, "rollout": 1, "prefix_kinds": ("lossy",)}
+        folder = tmp_path / "trace"
+        return collect_traces(pair, PROMPTS[:1], folder, strategy=strategy, **settings).digest()
 
-    learnt = lossy("csd", use_memory=False)
-    learnt.resources.artifacts["correction_memory"].save(tmp_path / "one")
-    digest = again(learnt).digest()
-    assert again(learnt).digest() == digest
-    other = lossy("csd", use_memory=False)
-    other.resources.artifacts["correction_memory"].update(3, 4)  # type: ignore[attr-defined]
-    other.resources.artifacts["correction_memory"].save(tmp_path / "other")
-    for strategy in (lossy("csd", use_memory=False, tau=0.5), lossy("fuzzy_sd"), other):
+    assert again(4) == again(4)
+    for learnt, name, parameters in ((5, "csd", {}), (4, "csd", {"tau": 0.5}), (4, "fuzzy_sd", {})):
         with raises_code("foreign_trace", str(tmp_path)):
-            again(strategy)
-
-
-def test_the_kind_of_a_lossy_strategy_needs_one(pair: LoadedPair, tmp_path: Path) -> None:
-    for strategy, code, name in (
-        (None, "no_lossy_strategy", "lossy"),
-        (build_strategy("vanilla_sd"), "lossless_strategy", "vanilla_sd"),
-    ):
-        with raises_code(code, name):
-            collect_traces(pair, PROMPTS, tmp_path, prefix_kinds=("lossy",), strategy=strategy)
+            again(learnt, name, **parameters)
 
 
 def test_prompts_of_a_trace_are_collected_on_again_token_by_token(
@@ -600,27 +553,19 @@ def test_prompts_of_a_trace_are_collected_on_again_token_by_token(
 ) -> None:
     """Conversations with their turns, and prompts that were cut."""
     asked = [Prompt("a", "qa", ["one", "two"]), Prompt("b", None, ["x" * 400])]
-    first = collect_traces(
-        pair,
-        asked,
-        tmp_path / "first",
-        max_tokens=8,
-        rollout=1,
-        turns=0,
-        prefix_kinds=("bare", "target"),
-    )
+    settings: dict[str, Any] = {"max_tokens": 8, "rollout": 1, "turns": 0}
+    kinds = ("bare", "target")
+    first = collect_traces(pair, asked, tmp_path / "first", prefix_kinds=kinds, **settings)
     assert cuts(first)[0] == 1
     found = prompts_of_trace(first)
     assert [(prompt.id, prompt.task, len(prompt.turns)) for prompt in found] == [
         ("a", "qa", 2),
         ("b", None, 1),
     ]
-    second = collect_traces(pair, found, tmp_path / "second", max_tokens=8, rollout=1, turns=0)
+    second = collect_traces(pair, found, tmp_path / "second", **settings)
     mine, theirs = (
-        [rows for rows in texts_of(trace) if rows[0]["kind"] == "target"]
+        [row for rows in texts_of(trace) for row in rows if row["kind"] == "target"]
         for trace in (second, first)
     )
     for name in ("prompt_id", "turn", "prompt_tokens", "token", "correction"):
-        assert [[row[name] for row in rows] for rows in mine] == [
-            [row[name] for row in rows] for rows in theirs
-        ]
+        assert [row[name] for row in mine] == [row[name] for row in theirs]

@@ -3,9 +3,6 @@ of an unbroken one."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +10,9 @@ import pytest
 
 from draftwell.components.collect import work as collection
 from draftwell.components.collect.plan import is_complete, read_plan
-from draftwell.serving.runtime.models.table_model import TableModel
 from tests.components.collect.killed_collector import FILES, POINTS, SHARDS, collect
-from tests.support.paths import REPO
+from tests.support.killing import child
+from tests.support.models.table_model import TableModel
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,24 +32,8 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def kill(folder: Path, point: str, number: int) -> bool:
-    """Run a child until it dies by its own hand; False where it ended before that."""
-    # A fresh interpreter, not a fork: pyarrow's threads do not survive a fork.
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.components.collect.killed_collector",
-            str(folder),
-            point,
-            str(number),
-        ],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode in (-signal.SIGKILL, 0), done.stderr
-    return done.returncode != 0
+    """Run a child until it dies; False where it ended before that."""
+    return child("tests.components.collect.killed_collector", folder, point, number).returncode != 0
 
 
 def check_end(folder: Path, digest: str) -> None:

@@ -36,7 +36,6 @@ def test_settings_do_not_change() -> None:
         {"rollout": 0},
         {"batch": 0},
         {"turns": -1},
-        {"seed": -1},
         {"rollout": 2.5},
         {"rollout": "3"},
         {"rolout": 3},

@@ -8,36 +8,24 @@ one.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from draftwell.components.distil.distil import distil_draft
 from draftwell.components.distil.training import Recipe
 from draftwell.serving.artifacts.base import digest_of
+from tests.support.killing import deadly
 from tests.support.models.families import tiny_source
-
-
-def die_at(what: str, when: str, count: int) -> None:
-    """Kill this process, as `kill -9` does, at the rename with that number of files named so."""
-    rename, seen = os.replace, 0
-
-    def replace(source: Any, to: Any) -> None:
-        nonlocal seen
-        seen += Path(to).name.startswith(what)
-        if when == "before" and seen == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(source, to)
-        if when == "behind" and seen == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    os.replace = replace  # type: ignore[assignment]
 
 
 def main(folder: Path, *point: str) -> None:
     if point:
-        die_at(point[0], point[1], int(point[2]))
+        os.replace = deadly(
+            os.replace,
+            int(point[2]),
+            after=point[1] == "behind",
+            counts=lambda source, to: Path(to).name.startswith(point[0]),
+        )
     recipe = Recipe(
         layers=(0, 3),
         head_tokens=48,

@@ -21,7 +21,6 @@ from draftwell.components.distil.corpus import (
     read_corpus,
     write_corpus,
 )
-from draftwell.components.distil.eagle3 import unroll as unrolling
 from draftwell.components.distil.eagle3.distil import distil_head
 from draftwell.components.distil.eagle3.measure import reach
 from draftwell.components.distil.eagle3.network import (
@@ -182,39 +181,6 @@ def test_training_unrolls_what_drafting_does(network, target, corpus):
     assert furthest(network, target, group) < 1e-4
 
 
-def without_diagonal(
-    own: Any, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor
-) -> torch.Tensor:
-    """The naive mask: every step sees the keys of step 0 only."""
-    scores = (own[-1].query * keys.shape[-1] ** -0.5 @ keys.transpose(2, 3)).masked_fill(
-        ~visible, -torch.inf
-    )
-    return scores.softmax(-1) @ values
-
-
-def test_the_naive_key_set_is_another_draft(network, target, corpus, monkeypatch):
-    monkeypatch.setattr(unrolling, "attend", without_diagonal)
-    assert furthest(network, target, corpus[:3]) > 0.1
-
-
-def test_the_naive_position_is_another_draft(network, target, corpus, monkeypatch):
-    """Rotary position i, and not i + j, at step j; steps after the first are told by their table of
-    two axes."""
-    real = Eagle3Network.project
-    starts = {"seen": 0}
-
-    def unmoved(
-        self: Any, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor
-    ) -> Any:
-        starts["seen"] = 0 if positions.dim() == 1 else starts["seen"] + 1
-        return real(
-            self, hidden, embedded, positions - starts["seen"] if starts["seen"] else positions
-        )
-
-    monkeypatch.setattr(Eagle3Network, "project", unmoved)
-    assert furthest(network, target, corpus[:3]) > 0.1
-
-
 STEADY = HeadRecipe(
     layers=LAYERS,
     head_tokens=48,
@@ -236,13 +202,6 @@ def begun(
     network = Eagle3Network(config, target.get_input_embeddings().weight.detach())
     start_from_target(network, target, corpus)
     return network, head
-
-
-def trained(
-    target: Any, corpus: list[Conversation], folder: Path, recipe: HeadRecipe = STEADY
-) -> tuple[Eagle3Network, dict[str, Any]]:
-    network, head = begun(target, corpus)
-    return network, train_head(network, corpus, head, recipe, folder, donor="d" * 64, say=quiet)
 
 
 def test_training_learns(target, corpus, tmp_path):
@@ -287,27 +246,29 @@ def test_acceptance_is_that_of_drafting(network, target, corpus):
         )
 
 
-@pytest.mark.parametrize("stops", [(1,), (6, 4)])
-def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeypatch, stops):
+def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeypatch):
     """Bit for bit: weights, moments, rate, noise, order of the batches and the place in the pass
     are all resumed."""
-    whole, expected = trained(target, corpus, tmp_path / "whole")
-    assert expected["passes"] >= 1, "the stops lie in more than one pass"
-    real = Checkpoint.save
-    for count in stops:
-        seen = [0]
 
-        def stopping(*arguments: Any, limit: int = count, seen: list[int] = seen) -> None:
-            real(*arguments)
-            seen[0] += 1
-            if seen[0] == limit:
-                raise KeyboardInterrupt
+    def trained(folder: Path) -> tuple[Eagle3Network, dict[str, Any]]:
+        network, head = begun(target, corpus)
+        return network, train_head(network, corpus, head, STEADY, folder, donor="d", say=quiet)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Checkpoint, "save", stopping)
-            with pytest.raises(KeyboardInterrupt):
-                trained(target, corpus, tmp_path / "broken")
-    network, found = trained(target, corpus, tmp_path / "broken")
+    whole, expected = trained(tmp_path / "whole")
+    assert expected["passes"] >= 1, "the stop lies in more than one pass"
+    real, seen = Checkpoint.save, [0]
+
+    def stopping(*arguments: Any) -> None:
+        real(*arguments)
+        seen[0] += 1
+        if seen[0] == 6:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "broken")
+    network, found = trained(tmp_path / "broken")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, network.state_dict()[name]), name
     assert {**found, "minutes": 0} == {**expected, "minutes": 0}
@@ -345,40 +306,6 @@ def test_targets_that_a_head_cannot_start_from_are_refused_before_any_text(kind,
     with raises_code("unsupported_architecture", kind):
         distil_head(source, STEADY, tmp_path, say=quiet)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model_type": "qwen2"},
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8,
-            }
-        },
-    ],
-)
-def test_states_of_other_targets_that_a_head_starts_from(changes):
-    """Of Qwen 2, whose configuration names no size of a head, and of scaled rotary positions."""
-    module = other_target(
-        changes.get("model_type", "llama"),
-        **{k: v for k, v in changes.items() if k != "model_type"},
-    )
-    check_startable(module)
-    ids = torch.arange(3, 43)
-    with torch.no_grad():
-        expected = module.model(ids[None], output_hidden_states=True).hidden_states[-2][0]
-    (found,) = entering_last(module, [ids])
-    assert float((found - expected).norm() / expected.norm()) < 0.1, (
-        "bfloat16 is 0.03 off, other rotary positions 0.6"
-    )
-    corpus = [Conversation(ids, 3, torch.randn(39, 4 * 32))]
-    start_from_target(Eagle3Network(head_config(module.config, 48, LAYERS)), module, corpus)
 
 
 def other_target(kind: str, **changes: Any) -> Any:
@@ -456,13 +383,40 @@ def test_a_head_survives_a_round_trip(head, network, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "tokens",
-    [torch.arange(47), torch.arange(48).flip(0), torch.arange(60, 108), torch.arange(48) - 1],
-)
+@pytest.mark.parametrize("tokens", [torch.arange(47), torch.arange(48).flip(0)])
 def test_tokens_that_do_not_fit_are_refused(head, tokens):
     with raises_code("bad_head", "ascending"):
         Eagle3Head(head.state, head.config, tokens, LAYERS, "d" * 64, head.provenance)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("llama", {}), ("qwen2", {}), ("llama", {"rope_parameters": LLAMA3})],
+)
+def test_states_of_targets_that_a_head_starts_from(kind, changes):
+    """Of Llama, with scaled rotary positions too, and of Qwen 2, whose configuration names no size
+    of a head."""
+    module = other_target(kind, **changes)
+    check_startable(module)
+    ids = torch.arange(3, 43)
+    with torch.no_grad():
+        expected = module.model(ids[None], output_hidden_states=True).hidden_states[-2][0]
+    (found,) = entering_last(module, [ids])
+    assert float((found - expected).norm() / expected.norm()) < 0.1, (
+        "bfloat16 is 0.03 off, other rotary positions 0.6"
+    )
+    corpus = [Conversation(ids, 3, torch.randn(39, 4 * 32))]
+    start_from_target(Eagle3Network(head_config(module.config, 48, LAYERS)), module, corpus)
 
 
 def test_a_head_in_8_bits_is_half_as_large_and_saves_to_the_same_bytes(head, tmp_path):
@@ -546,11 +500,3 @@ def test_other_layers_are_named_for_both_servers(target):
         not {"eagle_config", "eagle_aux_hidden_state_layer_ids"}
         & head_config(deep, 48, (2, 15, 27)).keys()
     )
-
-
-def test_states_that_enter_the_last_layer(target):
-    ids = torch.randint(3, 97, (11,))
-    with torch.no_grad():
-        expected = target.model(ids[None], output_hidden_states=True).hidden_states[-2][0]
-    (found,) = entering_last(target, [ids])
-    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)  # bfloat16

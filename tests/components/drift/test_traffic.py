@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -134,6 +135,15 @@ def test_newest_keeps_order_and_whole_prompts() -> None:
     table = newest(rows(0, 5), 2)
     assert list(dict.fromkeys(table.column("prompt_id").to_pylist())) == ["p3", "p4"]
     assert table.num_rows == 96
+
+
+def test_prompts_that_are_taken_keep_all_of_their_rows() -> None:
+    found = traffic(rows(0, 4))
+    taken = found.take([found.names[1], found.names[3]])
+    assert taken.names == (found.names[1], found.names[3])
+    of_them = np.isin(found.unit, [1, 3])
+    assert taken.confidence.tolist() == found.confidence[of_them].tolist()
+    assert taken.unit.tolist() == (found.unit[of_them] // 2).tolist()
 
 
 def test_kinds_that_both_have() -> None:

@@ -187,7 +187,7 @@ def test_contenders_are_interleaved_and_only_one_is_awake(start: Starter) -> Non
 def test_an_engine_that_fails_is_named_in_a_line(
     start: Starter, fault: str, code: str, names: tuple[str, ...]
 ) -> None:
-    process = start(fault=fault, answer_seconds=0.5)
+    process = start(fault=fault, answer_seconds=0.5 if fault == "hang" else 60.0)
     with raises_code(code, *names) as caught:
         process.decode([[5]], sampling(2))
     assert "\n" not in str(caught.value)

@@ -13,8 +13,7 @@ import pytest
 from draftwell.components.engines.environments import INSTALLED
 from draftwell.components.engines.port import Decoded, EngineSettings
 from draftwell.components.engines.vllm import VllmEngine
-from draftwell.components.engines.vllm_methods import Method, VllmFiles
-from draftwell.components.tune.engines.schedule import Level, schedule_of
+from draftwell.components.engines.vllm_methods import Method, VllmFiles, schedule_of
 from draftwell.serving.runtime.requests import Sampling
 
 TOKENS = 24
@@ -43,10 +42,8 @@ def test_vllms_own_reader_takes_our_schedules(peers: Path) -> None:
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    levels = [Level(at_once=at_once, k=k, open=(k,)) for at_once, k in ((1, 5), (4, 3), (16, 0))]
-    read = module.build_dynamic_sd_schedule_lookup(
-        [list(part) for part in schedule_of(levels)], 32, 5
-    )
+    schedule = [list(part) for part in schedule_of({1: 5, 4: 3, 16: 0})]
+    read = module.build_dynamic_sd_schedule_lookup(schedule, 32, 5)
     assert read[1:] == [5] + [3] * 3 + [0] * 28
 
 
@@ -174,7 +171,7 @@ def test_the_gate_catches_what_is_planted(peers: Path, planted: str) -> None:
     from draftwell.components.bench.engines.measure import groups_of, measure_beside
     from draftwell.components.bench.peers.model_files import model_folder
     from draftwell.components.gate.engine_checks import differences, judge_engine
-    from draftwell.components.gate.verdict import Thresholds
+    from draftwell.serving.bundle.verdict import Thresholds
     from tests.support.models.default_pair import default_pair, generated
 
     pair = default_pair()

@@ -141,6 +141,51 @@ def test_llama_cpp_is_told_in_a_note_which_target_to_convert(strategy: str) -> N
     assert sum("target was tuned at revision v1" in note for note in notes) == 1
 
 
+def test_draft_lengths_by_requests_at_once_in_the_form_of_engines_that_have_them() -> None:
+    table = {1: 5, 2: 3, 4: 3, 8: 0}
+    found = {
+        engine: export_config(
+            engine,
+            "eagle3",
+            {"num_speculative_tokens": 4},
+            WEIGHTS,
+            draft_length_by_batch=table,
+        )
+        for engine in HEADS
+    }
+    assert found["vllm"]["settings"]["num_speculative_tokens_per_batch_size"] == [
+        [1, 1, 4],
+        [2, 4, 3],
+        [5, 8, 0],
+    ]
+    (note,) = [note for note in found["sglang"]["notes"] if "adaptive.json" in note]
+    assert '"1": {"candidate_steps": [4]}, "2": {"candidate_steps": [3]}' in note
+    suffix = export_config("vllm", "suffix", {}, WEIGHTS, draft_length_by_batch=table)
+    assert "num_speculative_tokens_per_batch_size" not in suffix["settings"], "it has one length"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters", "draft_tokens"),
+    [
+        ("eagle3", {"num_speculative_tokens": 3, "top_k": 2, "tree_tokens": 7}, None),
+        ("svip", {}, 5),
+    ],
+    ids=["a tree", "a rule that is left out"],
+)
+def test_lengths_of_something_else_than_a_chain_are_left_out(
+    strategy: str, parameters: dict[str, int], draft_tokens: int | None
+) -> None:
+    found = export_config(
+        "vllm",
+        strategy,
+        parameters,
+        WEIGHTS,
+        draft_tokens=draft_tokens,
+        draft_length_by_batch={1: 7, 2: 4, 8: 0},
+    )
+    assert "num_speculative_tokens_per_batch_size" not in found["settings"]
+
+
 def test_a_head_in_the_settings_of_engines_that_load_one() -> None:
     vllm = export_config("vllm", "eagle3", {"num_speculative_tokens": 3}, WEIGHTS)
     assert vllm["settings"] == {
@@ -252,6 +297,11 @@ def test_prompt_lookup_needs_no_draft() -> None:
         ]
         == 8
     )
+
+
+def test_lookahead_looks_up_what_follows_a_single_token() -> None:
+    settings = export_config("vllm", "lookahead", {"ngram": 4}, Weights("org/target"))["settings"]
+    assert (settings["num_speculative_tokens"], settings["prompt_lookup_max"]) == (3, 1)
 
 
 def test_suffix_decoding_is_vllms_own_and_prompt_lookup_elsewhere() -> None:

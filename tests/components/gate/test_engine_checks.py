@@ -9,7 +9,7 @@ from draftwell.components.bench.engines.figures import figure_of
 from draftwell.components.bench.engines.measure import Beside, Side
 from draftwell.components.engines.port import EngineSettings
 from draftwell.components.gate.engine_checks import Difference, differences, judge_engine
-from draftwell.components.gate.verdict import Thresholds
+from draftwell.serving.bundle.verdict import Thresholds
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.fake_engine import FakeEngine

@@ -14,9 +14,9 @@ from draftwell.components.gate.baseline_counts import deterministic_report, fixe
 from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.footprint import footprint, startup_seconds
 from draftwell.components.gate.losslessness import identity_entry, judge_texts
-from draftwell.components.gate.verdict import Thresholds
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.artifacts.pair_files import PairFiles
+from draftwell.serving.bundle.verdict import Thresholds
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import STRATEGIES, StrategyChoice, build_strategy

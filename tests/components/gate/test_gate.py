@@ -15,7 +15,8 @@ from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.evidence import Interval, at_least, at_most, prompts_to_decide
 from draftwell.components.gate.footprint import Footprint, judge_footprint
 from draftwell.components.gate.settings import GateSettings
-from draftwell.components.gate.verdict import (
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.bundle.verdict import (
     FAILED,
     PASSED,
     UNDECIDED,
@@ -23,7 +24,6 @@ from draftwell.components.gate.verdict import (
     GateVerdict,
     Thresholds,
 )
-from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from draftwell.components.gate.own_prompts import JudgingPrompts
-from draftwell.components.gate.verdict import FAILED, UNDECIDED, Check, GateVerdict, Thresholds
 from draftwell.components.prompts.overlap import TrainingPrompts, hashes_of
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.bundle.verdict import FAILED, UNDECIDED, Check, GateVerdict, Thresholds
 
 ROWS = [Prompt(f"p{i}", None, [f"question {i}"]) for i in range(24)]
 NOBODY = TrainingPrompts()

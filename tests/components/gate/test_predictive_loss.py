@@ -22,12 +22,12 @@ from draftwell.components.gate.predictions import (
     predictions,
     scores_of,
 )
-from draftwell.components.gate.verdict import FAILED, UNDECIDED, Check, Thresholds
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.train.examples import Examples, read_examples, split_by_prompt
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.bundle.verdict import FAILED, UNDECIDED, Check, Thresholds
 from draftwell.serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code

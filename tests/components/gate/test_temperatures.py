@@ -17,7 +17,10 @@ from draftwell.components.gate.temperatures import (
     sampled_temperature,
     untuned,
 )
-from draftwell.components.gate.verdict import (
+from draftwell.flows.steps.verdict import only_sampled
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from draftwell.serving.bundle.verdict import (
     FAILED,
     PASSED,
     UNDECIDED,
@@ -25,9 +28,6 @@ from draftwell.components.gate.verdict import (
     GateVerdict,
     Thresholds,
 )
-from draftwell.flows.steps.verdict import only_sampled
-from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from draftwell.serving.runtime.strategies import StrategyChoice
 from tests.support.models.resources import ORIGIN
 

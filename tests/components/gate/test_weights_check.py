@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from draftwell.components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
 from draftwell.components.gate.weights_check import judge_weights, weights_agreement
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED, Thresholds
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from tests.support.models.tiny import llama, near, pair_of
 

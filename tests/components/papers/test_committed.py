@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -17,13 +18,14 @@ from draftwell.components.papers.asides import (
 )
 from draftwell.components.papers.catalogue import PAPERS
 from draftwell.components.papers.cell_file import CellFile, counted_texts
-from draftwell.components.papers.cells import FULL, Cell
+from draftwell.components.papers.cells import FULL, Scale
 from draftwell.components.papers.comparison import results
 from draftwell.components.papers.page import CONFIDENCE, POINTS, further, render
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.public import STAND_IN
-from draftwell.components.papers.tables import without_replayed
+from draftwell.components.papers.tables import Paper, without_replayed
 from draftwell.components.papers.verdicts import Verdict
+from tests.support.papers import changed, with_entry
 from tests.support.paths import REPO
 
 CELLS = {table.cell.name: table.cell for paper in PAPERS.values() for table in paper.tables(FULL)}
@@ -42,27 +44,33 @@ def test_every_kept_file_is_a_cell_of_now() -> None:
     assert {"csd-code", "spide-code-smollm2-135m-near-copy-29"} <= KEPT.keys()
 
 
-def test_the_page_is_what_the_command_makes_of_them() -> None:
-    """Nobody edits it by hand, and no run that lacks a cell turns its values into "open"."""
-    names = [
-        table.name
-        for paper in PAPERS.values()
-        for table in paper.tables(FULL)
-        if table.cell.name in KEPT
-        and any("speed" in row.what and row.paper is not None for row in table.rows)
+def shown(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) -> list[str]:
+    """Names of tables that have a picture."""
+    tables = [
+        table for paper in papers for table in paper.tables(scale) if table.cell.name in cells
     ]
-    names += [
+    return [table.name for table in tables] + [
         table.name + end
-        for paper in PAPERS.values()
-        for table in paper.tables(FULL)
-        if table.cell.name in KEPT
-        for end, data in further(table, KEPT[table.cell.name]).items()
+        for table in tables
+        for end, data in further(table, cells[table.cell.name]).items()
         if data
     ]
+
+
+def test_the_page_is_what_the_command_makes_of_them() -> None:
+    """Nobody edits it by hand, and no run that lacks a cell turns its values into "open"."""
+    papers = list(PAPERS.values())
+    without_speeds = {
+        table.name
+        for paper in papers
+        for table in paper.tables(FULL)
+        if not any("speed" in row.what and row.paper is not None for row in table.rows)
+    }
+    names = [name for name in shown(papers, FULL, KEPT) if name not in without_speeds]
     names += [CONFIDENCE] if counted_texts(list(CELLS.values()), KEPT) else []
     pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
     assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
-    made = render(list(PAPERS.values()), FULL, KEPT, pictures=pictures)
+    made = render(papers, FULL, KEPT, pictures=pictures)
     assert made == (REPO / "docs" / "papers.md").read_text(encoding="utf-8"), (
         "run `draftwell papers --kept --page docs/papers.md`"
     )
@@ -76,23 +84,9 @@ def test_the_page_of_another_padding_is_what_the_command_makes_of_its_cells() ->
     assert sorted(found) == sorted(
         path.stem for path in (committed.FOLDER / "padded-7b").glob("*.json")
     )
-    shown = [
-        table.name for paper in papers for table in paper.tables(scale) if table.cell.name in found
-    ]
-    shown += [
-        table.name + end
-        for paper in papers
-        for table in paper.tables(scale)
-        if table.cell.name in found
-        for end, data in further(table, found[table.cell.name]).items()
-        if data
-    ]
-    made = render(
-        papers,
-        scale,
-        found,
-        pictures={name: Path(f"images/papers-padded-7b-{name}.png") for name in (*shown, POINTS)},
-    )
+    names = (*shown(papers, scale, found), POINTS)
+    pictures = {name: Path(f"images/papers-padded-7b-{name}.png") for name in names}
+    made = render(papers, scale, found, pictures=pictures)
     assert made == (REPO / "docs" / "papers-gpu.md").read_text(encoding="utf-8"), (
         "run `draftwell papers --kept --pad-target 7e9 --page docs/papers-gpu.md`"
     )
@@ -159,7 +153,7 @@ def test_a_runs_own_cell_takes_the_place_of_the_kept_one_unless_it_is_the_same(
         "it has the remarks"
     )
     assert committed.with_committed({}, [cell])[cell.name] == spide
-    other = Cell.model_validate({**cell.model_dump(), "max_tokens": 65})
+    other = changed(cell, max_tokens=65)
     assert committed.with_committed({}, [other]) == {}, "another cell of that name"
 
 
@@ -174,20 +168,10 @@ def test_what_is_kept_of_a_cell_is_all_that_the_page_needs(spide: CellFile, tmp_
 
 def test_numbers_of_sequences_survive_their_file(spide: CellFile, tmp_path: Path) -> None:
     """JSON's keys are text; a row without any has no such part."""
-    [label, entry], *others = spide.report.strategies.items()
+    label, entry = next(iter(spide.report.strategies.items()))
     first, *rest = entry.per_prompt
-    counted = entry.model_copy(
-        update={
-            "per_prompt": (first.model_copy(update={"sequences": {1: (3, 2), 4: (0, 5)}}), *rest)
-        }
-    )
-    file = spide.model_copy(
-        update={
-            "report": spide.report.model_copy(
-                update={"strategies": {label: counted, **dict(others)}}
-            )
-        }
-    )
+    rows = (first.model_copy(update={"sequences": {1: (3, 2), 4: (0, 5)}}), *rest)
+    file = with_entry(spide, label, per_prompt=rows)
     (tmp_path / "b.json").write_text(committed.compact(file))
     again = committed.read_kept(tmp_path / "b.json")
     assert again is not None

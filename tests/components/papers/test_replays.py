@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.tiny import llama_pair
+from tests.support.papers import changed, measured_cell, write_sets
 
 TINY = Scale(
     "tiny",
@@ -56,13 +56,8 @@ CELL = sized(
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sets")
-    rows = "".join(
-        json.dumps({"prompt": text}) + "\n"
-        for text in ("the man in the inn", "ten men", "an onion")
-    )
-    (folder / "humaneval.jsonl").write_text(rows)
-    return folder
+    texts = ("the man in the inn", "ten men", "an onion")
+    return write_sets(tmp_path_factory.mktemp("sets"), {"humaneval.jsonl": texts})
 
 
 def open_pair(cells: Sequence[Cell]) -> Any:
@@ -72,8 +67,7 @@ def open_pair(cells: Sequence[Cell]) -> Any:
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> CellFile:
     run = runner.Run(tmp_path_factory.mktemp("cells"), data=sets)
-    assert runner.run_cells([CELL], run, open_pair) == {}
-    return runner.measured_cells([CELL], run)["tiny-counts"]
+    return measured_cell(CELL, run, open_pair)
 
 
 def test_counts_are_those_of_a_real_run(counts: CellFile, sets: Path) -> None:
@@ -142,10 +136,9 @@ def test_first_choices_are_those_of_the_draft_and_kept_where_the_target_wrote_th
 def test_a_cell_that_asks_for_them_keeps_rejected_tokens(
     counts: CellFile, sets: Path, tmp_path: Path
 ) -> None:
-    cell = Cell.model_validate({**CELL.model_dump(), "name": "tiny-rejections", "rejections": True})
+    cell = changed(CELL, name="tiny-rejections", rejections=True)
     run = runner.Run(tmp_path / "cells", data=sets)
-    assert runner.run_cells([cell], run, open_pair) == {}
-    file = runner.measured_cells([cell], run)["tiny-rejections"]
+    file = measured_cell(cell, run, open_pair)
     assert sum(len(one.exponents) for one in file.rejections) > 0
     assert counts.rejections == ()
     rare = RejectedPair("a", "the", (-11.25, -0.5))

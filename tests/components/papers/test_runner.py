@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +47,15 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
+from tests.support.papers import (
+    changed,
+    measured_cell,
+    page_of,
+    paper_of,
+    with_costs,
+    with_entry,
+    write_sets,
+)
 
 TINY = Scale(
     "tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), gammas_all=(1,), taus=(0.7,)
@@ -102,23 +110,15 @@ def table_of(cell: Cell) -> PaperTable:
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data sets of prompts that fit the tiny pair's context."""
     folder = tmp_path_factory.mktemp("sets")
-    for name in ("humaneval.jsonl", "gsm8k_test.jsonl.gz"):
-        rows = "".join(
-            json.dumps({"prompt": text}) + "\n"
-            for text in ("the man in the inn", "ten men", "an onion", "the end")
-        )
-        (folder / name).write_bytes(
-            gzip.compress(rows.encode()) if name.endswith(".gz") else rows.encode()
-        )
-    return folder
+    texts = ("the man in the inn", "ten men", "an onion", "the end")
+    return write_sets(folder, dict.fromkeys(("humaneval.jsonl", "gsm8k_test.jsonl.gz"), texts))
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path, CellFile]:
     folder = tmp_path_factory.mktemp("cells")
     run = runner.Run(folder, data=sets)
-    assert runner.run_cells([CELL], run, opened) == {}
-    return folder, runner.measured_cells([CELL], run)["tiny-code"]
+    return folder, measured_cell(CELL, run, opened)
 
 
 def opened(cells: Sequence[Cell]) -> Any:
@@ -137,20 +137,20 @@ def test_a_second_run_measures_nothing(measured: tuple[Path, CellFile], sets: Pa
 
 
 @pytest.mark.parametrize(
-    "changed", [{"max_tokens": 9}, {"prompts": 2}, {"seed": 1}, {"pad_target": None}]
+    "settings", [{"max_tokens": 9}, {"prompts": 2}, {"seed": 1}, {"pad_target": None}]
 )
 def test_other_settings_are_another_cell(
-    measured: tuple[Path, CellFile], sets: Path, changed: dict[str, Any]
+    measured: tuple[Path, CellFile], sets: Path, settings: dict[str, Any]
 ) -> None:
     folder, _ = measured
-    other = Cell.model_validate({**CELL.model_dump(), **changed})
+    other = changed(CELL, **settings)
     assert runner.measured_cells([other], runner.Run(folder, data=sets)) == {}
 
 
 def test_each_prompt_is_decoded_with_so_many_seeds(
     tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = Cell.model_validate({**CELL.model_dump(), "prompts": 2, "seeds": 3, "temperature": 0.7})
+    cell = changed(CELL, prompts=2, seeds=3, temperature=0.7)
     seeds: dict[str, list[int]] = {}
     generate = StrategyContender.generate
 
@@ -160,9 +160,8 @@ def test_each_prompt_is_decoded_with_so_many_seeds(
 
     monkeypatch.setattr(StrategyContender, "generate", noting)
     run = runner.Run(tmp_path, data=sets)
-    assert runner.run_cells([cell], run, opened) == {}
+    file = measured_cell(cell, run, opened)
     assert all(each[1:] == [0, 1, 2, 3, 4, 5] for each in seeds.values()), "behind the warm-up"
-    file = runner.measured_cells([cell], run)["tiny-code"]
     assert file.report.prompt_ids == ("line-1", "line-2") * 3
     assert "Each prompt was decoded with 3 seeds" in asides(file)
     assert "prompts: line-1, line-2." in asides(file)
@@ -174,13 +173,7 @@ def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(
     """A draft that costs more than twice the paper's, or less than half; and plain decoding by
     passes that were others in the texts."""
     _, file = measured
-    assert file.costs is not None
-    plain = file.report.strategies["autoregressive"].model_copy(
-        update={"decode_tokens_per_second": 10.0}
-    )
-    report = file.report.model_copy(
-        update={"strategies": {**file.report.strategies, "autoregressive": plain}}
-    )
+    slow = with_entry(file, "autoregressive", decode_tokens_per_second=10.0)
     rows = (
         Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE),
         Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
@@ -188,17 +181,11 @@ def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(
     )
 
     def compared(draft: float, target: float, cost: float | None) -> list[bool]:
-        costs = file.costs.model_copy(
-            update={
-                "t_draft": draft,
-                "t_verify": {1: target},
-                "t_rest": 0.0,
-                "alone": (draft, {1: target}),
-            }
+        times = with_costs(
+            slow, t_draft=draft, t_verify={1: target}, t_rest=0.0, alone=(draft, {1: target})
         )
         table = PaperTable("tiny", "Table", "", "", CELL, rows, "", cost=cost)
-        found = results(table, file.model_copy(update={"costs": costs, "report": report}))
-        return [one.verdict != Verdict.NOT_COMPARABLE for one in found]
+        return [one.verdict != Verdict.NOT_COMPARABLE for one in results(table, times)]
 
     assert compared(0.019, 0.1, 0.1) == compared(0.0051, 0.1, 0.1) == [True, True, True]
     assert compared(0.021, 0.1, 0.1) == compared(0.0049, 0.1, 0.1) == [False, False, True], (
@@ -230,16 +217,13 @@ def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(
 ) -> None:
     """Not with all cores, and not beside a busy draft model; the time outside passes is added."""
     _, file = measured
-    assert file.costs is not None
-    costs = file.costs.model_copy(
-        update={
-            "t_verify": {1: 0.3},
-            "t_rest": 0.01,
-            "alone": (0.001, {1: 0.5, 8: 0.7}),
-            "busy": (0.002, {1: 0.9, 8: 1.1}),
-        }
-    )
-    found = file.model_copy(update={"costs": costs}).measured()
+    found = with_costs(
+        file,
+        t_verify={1: 0.3},
+        t_rest=0.01,
+        alone=(0.001, {1: 0.5, 8: 0.7}),
+        busy=(0.002, {1: 0.9, 8: 1.1}),
+    ).measured()
     row = Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE)
     ours, pace = found.estimate(row), found.entry("SD").decode_tokens_per_second
     assert ours is not None
@@ -255,8 +239,7 @@ def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(
 def test_passes_are_timed_between_the_texts_of_a_cell(tmp_path: Path, sets: Path) -> None:
     """The profile's, made for this test, are neither of this machine nor of this minute."""
     run = runner.Run(tmp_path, data=sets, times=2)
-    assert runner.run_cells([CELL], run, opened) == {}
-    file = runner.measured_cells([CELL], run)["tiny-code"]
+    file = measured_cell(CELL, run, opened)
     made = Costs.of(resources().artifacts["hardware_profile"])  # type: ignore[arg-type]
     assert file.costs is not None
     assert file.costs.alone is not None
@@ -266,9 +249,7 @@ def test_passes_are_timed_between_the_texts_of_a_cell(tmp_path: Path, sets: Path
     assert file.costs.t_verify[1] != made.t_verify[1]
     assert file.costs.alone[1][8] != made.alone[1][8]
     assert file.chosen_by == made, "what strategies choose by stays known"
-    page = render(
-        [Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))], TINY, {"tiny-code": file}
-    )
+    page = page_of(TINY, table_of(CELL), file)
     assert "Passes were timed 2 times between the texts:" in page
 
 
@@ -278,41 +259,25 @@ def test_what_duodecoding_drafts_is_told_by_the_times_that_it_chose_by(
     """By the profile's the target reads eight tokens in the time of one, by those between the texts
     four."""
     _, file = measured
-    assert file.costs is not None
     label, entry = next(iter(file.report.strategies.items()))
-    counted = entry.model_copy(
-        update={
-            "strategy": "duo_decoding",
-            "parameters": {},
-            "per_prompt": tuple(
-                row.model_copy(update={"sequences": {1: (1, 1)}}) for row in entry.per_prompt
-            ),
-        }
-    )
-    report = file.report.model_copy(
-        update={"strategies": {**file.report.strategies, label: counted}}
-    )
+    rows = tuple(row.model_copy(update={"sequences": {1: (1, 1)}}) for row in entry.per_prompt)
+    counted = with_entry(file, label, strategy="duo_decoding", parameters={}, per_prompt=rows)
     chosen, timed = (
-        file.costs.model_copy(update={"busy": (0.1, {1: 1.0, 4: 1.1, 8: eight, 16: 9.0})})
-        for eight in (1.2, 1.3)
+        with_costs(counted, busy=(0.1, {1: 1.0, 4: 1.1, 8: eight, 16: 9.0})) for eight in (1.2, 1.3)
     )
     assert "at most 8 tokens here" in sequence_words(
-        file.model_copy(update={"report": report, "costs": timed, "chosen_by": chosen})
+        timed.model_copy(update={"chosen_by": chosen.costs})
     )
-    assert "at most 4 tokens here" in sequence_words(
-        file.model_copy(update={"report": report, "costs": timed})
-    )
+    assert "at most 4 tokens here" in sequence_words(timed)
 
 
 def test_rejections_are_of_replays() -> None:
     with pytest.raises(ValidationError, match="set replay"):
-        Cell.model_validate({**CELL.model_dump(), "rejections": True})
+        changed(CELL, rejections=True)
 
 
 def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: Path) -> None:
-    cell = Cell.model_validate(
-        {**CELL.model_dump(), "temperature": 1.0, "contenders": {"SPRINTER": ("sprinter:tau=0.5",)}}
-    )
+    cell = changed(CELL, temperature=1.0, contenders={"SPRINTER": ("sprinter:tau=0.5",)})
     verifier = Verifier(
         torch.tensor([1.0, 1.0, 0.0, 0.0]),
         0.0,
@@ -323,8 +288,7 @@ def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: 
     )
     used = StrategyResources({**resources().artifacts, "verifier": verifier})
     run = runner.Run(tmp_path, data=sets)
-    assert runner.run_cells([cell], run, lambda cells: (llama_pair(), used)) == {}
-    file = runner.measured_cells([cell], run)["tiny-code"]
+    file = measured_cell(cell, run, lambda cells: (llama_pair(), used))
     assert set(file.roc) == {"1", "1.2", "1.5"}
     rows = (Row("SPRINTER: speed over plain", 1.5, "speed", "SPRINTER", PLAIN),)
     table = PaperTable(
@@ -344,7 +308,7 @@ def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: 
         0.9,
         file.roc["1.2"].auc[0],
     )
-    text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {"tiny-code": file})
+    text = page_of(TINY, table, file)
     assert "AUC of the draft's confidence" in text
     assert "Figure 4. Here, the milliseconds of a round" in text
 
@@ -352,7 +316,7 @@ def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: 
 def test_seeds_are_of_samples_and_leave_other_cells_as_they_are() -> None:
     assert "seeds" not in CELL.settings()
     with pytest.raises(ValidationError, match="the same with every seed"):
-        Cell.model_validate({**CELL.model_dump(), "seeds": 2})
+        changed(CELL, seeds=2)
 
 
 def test_the_spread_is_of_the_seeds() -> None:
@@ -595,7 +559,7 @@ def test_the_page_has_values_formulas_and_verdicts(
 def test_a_page_of_nothing_says_that_it_is_open() -> None:
     table = table_of(CELL)
     text = render(
-        [Paper("tiny", "Tiny paper", lambda scale: (table,))],
+        [paper_of(table)],
         TINY,
         {},
         failed={"tiny-code": "no such pair"},
@@ -617,17 +581,9 @@ def test_a_machine_that_changed_since_its_profile_is_named(
     _, file = measured
     assert file.costs is not None
     expected = file.costs.t_verify[1] + file.costs.t_rest
-    plain = file.report.strategies["autoregressive"].model_copy(
-        update={"decode_tokens_per_second": 1 / (share * expected)}
-    )
-    report = file.report.model_copy(
-        update={"strategies": {**file.report.strategies, "autoregressive": plain}}
-    )
-    changed = file.model_copy(update={"report": report})
-    assert (changed.drift is None) == (not word)
-    text = render(
-        [Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))], TINY, {"tiny-code": changed}
-    )
+    later = with_entry(file, "autoregressive", decode_tokens_per_second=1 / (share * expected))
+    assert (later.drift is None) == (not word)
+    text = page_of(TINY, table_of(CELL), later)
     assert (
         f"The machine was {word} in the texts than when passes were timed: plain decoding took"
         in text
@@ -650,7 +606,7 @@ def test_a_file_with_fields_of_another_version_is_measured_again(
 
 def test_acceptance_is_drawn_against_cost(measured: tuple[Path, CellFile], tmp_path: Path) -> None:
     _, file = measured
-    paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
+    paper = paper_of(table_of(CELL))
     points = measured_points([paper], TINY, {"tiny-code": file})
     assert file.costs is not None
     assert points["tiny-code"].c == pytest.approx(0.001 / 0.004)
@@ -666,7 +622,7 @@ def test_acceptance_is_drawn_against_cost(measured: tuple[Path, CellFile], tmp_p
 
 
 def test_a_quick_page_says_that_it_decides_little_and_each_paper_names_its_command() -> None:
-    paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
+    paper = paper_of(table_of(CELL))
     quick = render([paper], QUICK, {})
     assert "its verdicts decide little" in quick
     assert "Made by `draftwell papers --quick --only tiny --data data`." in quick

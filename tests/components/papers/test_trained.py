@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from draftwell.components.papers.asides import tried
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
 from draftwell.components.papers.comparison import results
-from draftwell.components.papers.page import render
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.sprinter import tables
-from draftwell.components.papers.tables import Paper, PaperTable, Row
+from draftwell.components.papers.tables import PaperTable, Row
 from draftwell.components.papers.trained import contender
 from draftwell.components.prompts.overlap import hash_of
 from draftwell.components.train.examples import read_examples
@@ -31,6 +30,7 @@ from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
+from tests.support.papers import changed, page_of, write_sets
 
 TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1,), gammas_all=(1,), taus=(0.7,))
 CELL = sized(
@@ -56,20 +56,19 @@ TEXTS = {
 }
 
 
+def opened(cells: Sequence[Cell]) -> Any:
+    return llama_pair(), StrategyResources()
+
+
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sets")
-    for name, texts in TEXTS.items():
-        (folder / name).write_bytes(
-            gzip.compress("".join(json.dumps({"prompt": text}) + "\n" for text in texts).encode())
-        )
-    return folder
+    return write_sets(tmp_path_factory.mktemp("sets"), TEXTS)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> runner.Run:
     found = runner.Run(tmp_path_factory.mktemp("cells"), data=sets)
-    assert runner.run_cells([CELL], found, lambda cells: (llama_pair(), StrategyResources())) == {}
+    assert runner.run_cells([CELL], found, opened) == {}
     return found
 
 
@@ -120,7 +119,7 @@ def test_a_cell_is_another_one_with_other_training_prompts(
             gzip.compress(b"".join(b'{"prompt": "%d men"}\n' % i for i in range(4)))
         )
         assert runner.Run(run.folder, data=tmp_path).planned(CELL).path != path
-    fewer = Cell.model_validate({**CELL.model_dump(), "training_prompts": 3})
+    fewer = changed(CELL, training_prompts=3)
     assert run.planned(fewer).path != path
 
 
@@ -200,8 +199,8 @@ def test_the_bench_gets_a_contender_for_each_role(
 
     monkeypatch.setattr(runner, "trained_verifiers", train)
     monkeypatch.setattr(runner, "contender", play)
-    cell = Cell.model_validate({**CELL.model_dump(), "name": "tiny-again", "max_tokens": 4})
-    assert runner.run_cells([cell], run, lambda cells: (llama_pair(), StrategyResources())) == {}
+    cell = changed(CELL, name="tiny-again", max_tokens=4)
+    assert runner.run_cells([cell], run, opened) == {}
     assert list(used) == ["here", "elsewhere"]
     assert all(used[role] is made[role] for role in made)
 
@@ -229,22 +228,15 @@ def test_another_cell_takes_the_traces_that_are_there(run: runner.Run, file: Cel
     before = [
         path.stat().st_mtime_ns for trace in traces for path in sorted(trace.rglob("*.parquet"))
     ]
-    turned = Cell.model_validate(
-        {
-            **CELL.model_dump(),
-            "name": "tiny-turned",
-            "max_tokens": 6,
-            "contenders": {"SD": ("vanilla_sd",)},
-        }
-    )
-    assert runner.run_cells([turned], run, lambda cells: (llama_pair(), StrategyResources())) == {}
+    turned = changed(CELL, name="tiny-turned", max_tokens=6, contenders={"SD": ("vanilla_sd",)})
+    assert runner.run_cells([turned], run, opened) == {}
     assert before == [
         path.stat().st_mtime_ns for trace in traces for path in sorted(trace.rglob("*.parquet"))
     ]
     assert before
     assert sorted((run.folder / "traces").iterdir()) == traces
-    warmer = Cell.model_validate({**turned.model_dump(), "temperature": 1.5})
-    assert runner.run_cells([warmer], run, lambda cells: (llama_pair(), StrategyResources())) == {}
+    warmer = changed(turned, temperature=1.5)
+    assert runner.run_cells([warmer], run, opened) == {}
     assert len(list((run.folder / "traces").iterdir())) == 4, "texts of another temperature"
 
 
@@ -261,9 +253,7 @@ def test_it_is_shown(file: CellFile) -> None:
     assert shown[0].settings == "τ 0.5; here: τ 0.5"
     assert "| here | τ 0.5 |" in tried(file)
     assert "| elsewhere | τ 0.5 |" in tried(file)
-    text = render(
-        [Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {"tiny-transfer": file}
-    )
+    text = page_of(TINY, table, file)
     assert "| AUC of | λ 1 | λ 1.2 | λ 1.5 |" in text
     assert "| AUC of here, λ 1.2 | 0.90 |" in text
     assert "| the draft's confidence |" in text
@@ -272,12 +262,12 @@ def test_it_is_shown(file: CellFile) -> None:
 
 def test_a_role_has_one_meaning_and_other_cells_stay_as_they_are() -> None:
     with pytest.raises(ValidationError, match="SD: a role has contenders or a verifier, not both"):
-        Cell.model_validate({**CELL.model_dump(), "verifiers": {"SD": "maths-train"}})
+        changed(CELL, verifiers={"SD": "maths-train"})
     with pytest.raises(ValidationError, match="a replay trains no verifiers"):
-        Cell.model_validate({**CELL.model_dump(), "replay": 20})
-    settings = Cell.model_validate({**CELL.model_dump(), "verifiers": {}}).settings()
+        changed(CELL, replay=20)
+    settings = changed(CELL, verifiers={}).settings()
     assert not {"verifiers", "training_prompts", "training_tokens"} & set(settings)
-    full = Cell.model_validate({**CELL.model_dump(), "training_tokens": 64}).settings()
+    full = changed(CELL, training_tokens=64).settings()
     assert "training_tokens" not in full, "the kept cells are from before it could be set"
 
 
@@ -296,7 +286,7 @@ def test_a_ratio_that_one_verifier_lacks_is_a_dash(file: CellFile) -> None:
 
 
 def test_their_pair_has_a_slot_for_every_text() -> None:
-    plain = Cell.model_validate({**CELL.model_dump(), "verifiers": {}})
+    plain = changed(CELL, verifiers={})
     assert (CELL.collects, plain.collects) == (True, False)
     assert runner.needs(CELL) != runner.needs(plain)
 

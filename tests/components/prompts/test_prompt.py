@@ -120,9 +120,7 @@ def test_other_keys_are_kept_for_those_who_check_answers(tmp_path: Path) -> None
         ({"test": 5, "entry_point": "f"}, "`test`"),
         ({"test": "def check(f): pass", "entry_point": ["f"]}, "`entry_point`"),
         ({"test_list": "assert f() == 1"}, "`test_list`"),
-        ({"test_list": ["assert f()", 5]}, "`test_list`"),
         ({"test_list": ["assert f()"], "test_setup_code": ["import os"]}, "`test_setup_code`"),
-        ({"answer_key": "B", "choices": 5}, "`choices`"),
         ({"answerKey": "B", "choices": {"text": "bank"}}, "`choices`"),
         ({"answer": "B", "options": "A)bank B)library"}, "`options`"),
     ],
@@ -140,12 +138,9 @@ def test_what_no_checker_can_read_is_found_before_anything_is_measured(
     "fields",
     [
         {"test": 5},
-        {"entry_point": 5},
         {"choices": 5},
-        {"options": "none"},
         {"choices": 5, "answer_key": "Boston"},
         {"test_list": []},
-        {"test_setup_code": 5},
         {"answer": ["1", "2"]},
     ],
 )
@@ -174,11 +169,11 @@ def test_choices_that_pass_the_check_grade_an_answer(
     assert (checker(prompt, "A"), checker(prompt, "B")) == (True, False)
 
 
-def test_limit_and_skip_pick_a_window_and_read_no_further(tmp_path: Path) -> None:
+def test_a_limit_reads_no_further(tmp_path: Path) -> None:
     path = write(
         tmp_path / "p.jsonl", "".join(f'{{"prompt": "{i}"}}\n' for i in range(5)) + "broken"
     )
-    assert [p.prompt for p in read_prompts(path, limit=2, skip=3)] == ["3", "4"]
+    assert [p.prompt for p in read_prompts(path, limit=5)] == list("01234")
     with raises_code("bad_prompt", "line 6"):
         read_prompts(path)
 
@@ -204,7 +199,6 @@ def test_limit_and_skip_pick_a_window_and_read_no_further(tmp_path: Path) -> Non
             ["line 1", "`role`", "`content`"],
         ),
         ('{"messages": [{"role": "user", "content": " "}]}', "bad_prompt", ["line 1", "empty"]),
-        (GOOD + '{"prompt": "  "}', "bad_prompt", ["line 2", "empty"]),
         ('{"turns": []}', "bad_prompt", ["line 1", "empty"]),
         ('{"turns": ["a", 3]}', "bad_prompt", ["line 1", "`prompt`"]),
         ('{"prompt": {"a": 1}}', "bad_prompt", ["line 1", "`prompt`"]),
@@ -214,7 +208,6 @@ def test_limit_and_skip_pick_a_window_and_read_no_further(tmp_path: Path) -> Non
             ["'1'", "twice"],
         ),
         ("", "no_prompts", []),
-        ("\n \n", "no_prompts", []),
         (GOOD.encode() + b"\xff\n", "not_utf8", ["line 2", "UTF-8"]),
     ],
 )
@@ -238,10 +231,8 @@ def test_missing_folder_truncated_and_short_files_are_refused(tmp_path: Path) ->
     path.write_bytes(GOOD.encode())
     with raises_code("bad_gzip", str(path)):
         read_prompts(path)
-    with raises_code("no_prompts", "only 1", "1 are skipped"):
-        read_prompts(write(tmp_path / "p.jsonl", GOOD), skip=1)
     with raises_code("bad_limit", "not 0"):
-        read_prompts(tmp_path / "p.jsonl", limit=0)
+        read_prompts(write(tmp_path / "p.jsonl", GOOD), limit=0)
 
 
 def test_demo_prompts_come_with_the_package() -> None:

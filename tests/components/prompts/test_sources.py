@@ -139,18 +139,13 @@ def test_a_column_can_be_named(tmp_path: Path) -> None:
             load_prompts(table, column=column)
 
 
-def test_a_window_counts_what_is_not_empty_and_ids_stay(tmp_path: Path) -> None:
+def test_a_limit_counts_what_is_not_empty_and_ids_stay(tmp_path: Path) -> None:
     path = parquet(tmp_path / "t.parquet", text=["a", "", None, "  ", "b", "c"])
-    assert [(prompt.id, prompt.prompt) for prompt in load_prompts(path, skip=1, limit=1)] == [
-        ("t/4", "b")
-    ]
-    with raises_code("no_prompts", "only 3", "3 are skipped"):
-        load_prompts(path, skip=3)
+    assert [(p.id, p.prompt) for p in load_prompts(path, limit=2)] == [("t/0", "a"), ("t/4", "b")]
     with raises_code("no_prompts", "none.parquet"):
         load_prompts(parquet(tmp_path / "none.parquet", text=["", None]))
-    for wrong in ({"limit": 0}, {"skip": -1}):
-        with raises_code("bad_limit", str(*wrong.values())):
-            load_prompts(path, **wrong)
+    with raises_code("bad_limit", "0"):
+        load_prompts(path, limit=0)
 
 
 def test_csv_with_quotes_newlines_and_every_script(tmp_path: Path) -> None:

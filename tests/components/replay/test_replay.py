@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.replay.replay import replay_strategy
+from draftwell.components.replay.replay import ReplayResult, replay_strategy
 from draftwell.components.replay.texts import Texts, read_texts
 from draftwell.components.replay.trace_model import (
     NotInTrace,
@@ -19,6 +19,7 @@ from draftwell.components.replay.trace_model import (
     TracedText,
     TraceModel,
 )
+from draftwell.components.tune.search.space import REPLAYED
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.hardware_profile import (
@@ -84,6 +85,17 @@ def profile_of(resources: StrategyResources) -> HardwareProfile:
     return profile
 
 
+def replay(
+    trace: TraceSet | Texts,
+    name: str,
+    parameters: dict[str, Any],
+    resources: StrategyResources,
+    **settings: Any,
+) -> ReplayResult:
+    """With the resources' own profile."""
+    return replay_strategy(trace, name, parameters, resources, profile_of(resources), **settings)
+
+
 def real_runs(
     pair: LoadedPair,
     name: str,
@@ -143,7 +155,7 @@ def test_replay_equals_a_real_run(
     resources = resources_of(deterministic)
     rounds = rounds_of(monkeypatch)
     # first: replay must not write to them
-    result = replay_strategy(trace, name, parameters, resources, profile_of(resources))
+    result = replay(trace, name, parameters, resources)
     replayed = rounds.take()
     over_traces = engine_runs(read_texts(trace), name, parameters, resources.private())
     assert rounds.take() == replayed
@@ -161,9 +173,7 @@ def test_what_looks_into_a_datastore_is_refused(traced: tuple[LoadedPair, TraceS
     """It is made of the very texts that a replay reads."""
     resources = resources_of()
     with raises_code("not_in_trace", "measure"):
-        replay_strategy(
-            traced[1], "prompt_lookup", {"use_datastore": True}, resources, profile_of(resources)
-        )
+        replay(traced[1], "prompt_lookup", {"use_datastore": True}, resources)
 
 
 def engine_runs(
@@ -190,14 +200,9 @@ def test_the_traces_end_both_ways_and_drafts_are_kept_and_dropped(
     lengths = [len(text.output) for text in read_texts(trace).texts]
     assert MAX_TOKENS in lengths
     assert min(lengths) < MAX_TOKENS
-    stats = replay_strategy(
-        trace, "vanilla_sd", {"num_speculative_tokens": 4}, resources, profile_of(resources)
-    ).stats
+    stats = replay(trace, "vanilla_sd", {"num_speculative_tokens": 4}, resources).stats
     assert 0.1 < stats.accepted / stats.judged < 0.9
-    assert (
-        replay_strategy(trace, "prompt_lookup", {}, resources, profile_of(resources)).stats.accepted
-        > 0
-    )
+    assert replay(trace, "prompt_lookup", {}, resources).stats.accepted > 0
 
 
 def test_carried_state_matters_and_replay_leaves_it_alone(
@@ -209,14 +214,10 @@ def test_carried_state_matters_and_replay_leaves_it_alone(
     assert isinstance(table, AcceptanceTable)
     before = list(table.total)
     parameters = {"tau": 0.3, "parallel": False}
-    first = replay_strategy(trace, "spide", parameters, carried, profile_of(carried))
+    first = replay(trace, "spide", parameters, carried)
     assert table.total == before
-    assert counters(
-        replay_strategy(trace, "spide", parameters, carried, profile_of(carried)).stats
-    ) == counters(first.stats)
-    assert counters(
-        replay_strategy(trace, "spide", parameters, copied, profile_of(copied)).stats
-    ) != counters(first.stats)
+    assert counters(replay(trace, "spide", parameters, carried).stats) == counters(first.stats)
+    assert counters(replay(trace, "spide", parameters, copied).stats) != counters(first.stats)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_the_replayed_rules_stop_some_drafts_and_not_all(
     """A rule that never stopped a draft, or always, would replay exactly whatever it read."""
     _, trace = traced
     resources = resources_of()
-    stats = replay_strategy(trace, name, parameters, resources, profile_of(resources)).stats
+    stats = replay(trace, name, parameters, resources).stats
     assert stats.judged_at[0] > stats.judged_at[1] > stats.judged_at[2] > 0
 
 
@@ -245,7 +246,7 @@ def test_drafts_that_no_trace_holds_are_measured_not_replayed(
     """Or the draft model's tokens would be taken for the qualifier's, and called exact."""
     resources = resources_of()
     with raises_code("not_in_trace", "measure instead", error=NotInTrace):
-        replay_strategy(traced[1], "vanilla_sd", parameters, resources, profile_of(resources))
+        replay(traced[1], "vanilla_sd", parameters, resources)
 
 
 def test_a_trained_head_is_measured_not_replayed(
@@ -254,7 +255,7 @@ def test_a_trained_head_is_measured_not_replayed(
     pair, trace = traced
     resources = with_head(resources_of(), pair)
     with raises_code("not_in_trace", "hidden", error=NotInTrace):
-        replay_strategy(trace, "specdec_pp", {}, resources, profile_of(resources))
+        replay(trace, "specdec_pp", {}, resources)
 
 
 EVERY = {name: (parameters, deterministic) for name, parameters, deterministic in reversed(CASES)}
@@ -270,9 +271,7 @@ def test_a_smaller_budget_is_that_of_a_real_run(
     texts, rounds = read_texts(trace), rounds_of(monkeypatch)
     for name, (parameters, deterministic) in EVERY.items():
         resources = resources_of(deterministic)
-        result = replay_strategy(
-            texts, name, parameters, resources, profile_of(resources), max_tokens=budget
-        )
+        result = replay(texts, name, parameters, resources, max_tokens=budget)
         replayed = rounds.take()
         real = real_runs(pair, name, parameters, resources, budget)
         assert [counters(one.stats) for one in result.per_prompt] == [
@@ -284,9 +283,7 @@ def test_a_smaller_budget_is_that_of_a_real_run(
 def test_a_larger_budget_than_the_traces_is_refused(traced: tuple[LoadedPair, TraceSet]) -> None:
     _, trace = traced
     with raises_code("texts_too_short", "20 tokens", "21"):
-        replay_strategy(
-            trace, "autoregressive", {}, resources_of(), profile_of(resources_of()), max_tokens=21
-        )
+        replay(trace, "autoregressive", {}, resources_of(), max_tokens=21)
 
 
 def test_prompt_lookup_meets_repetition(traced: tuple[LoadedPair, TraceSet]) -> None:
@@ -294,9 +291,7 @@ def test_prompt_lookup_meets_repetition(traced: tuple[LoadedPair, TraceSet]) -> 
     budget and by a stop token."""
     _, trace = traced
     resources = resources_of()
-    stats = replay_strategy(
-        trace, "prompt_lookup", {"max_matching_ngram_size": 2}, resources, profile_of(resources)
-    ).stats
+    stats = replay(trace, "prompt_lookup", {"max_matching_ngram_size": 2}, resources).stats
     assert stats.accepted_at[2] > 0
     assert 0 < stats.accepted < stats.judged
 
@@ -308,29 +303,20 @@ def test_rollouts_bound_the_drafts_that_can_be_replayed(
     resources, texts = resources_of(), read_texts(trace)
     cut_texts = [replace(text, tokens=[row[:4] for row in text.tokens]) for text in texts.texts]
     short = replace(texts, texts=cut_texts, rollout=4)
-    whole = replay_strategy(
-        texts, "vanilla_sd", {"num_speculative_tokens": 4}, resources, profile_of(resources)
-    )
-    cut = replay_strategy(
-        short, "vanilla_sd", {"num_speculative_tokens": 4}, resources, profile_of(resources)
-    )
+    whole = replay(texts, "vanilla_sd", {"num_speculative_tokens": 4}, resources)
+    cut = replay(short, "vanilla_sd", {"num_speculative_tokens": 4}, resources)
     assert counters(cut.stats) == counters(whole.stats)
     with raises_code("rollout_exhausted", "rollouts of 4", error=RolloutExhausted) as error:
-        replay_strategy(
-            short, "vanilla_sd", {"num_speculative_tokens": 5}, resources, profile_of(resources)
-        )
+        replay(short, "vanilla_sd", {"num_speculative_tokens": 5}, resources)
     assert (error.value.needed, error.value.recorded) == (5, 4)
-    on = replay_strategy(
+    on = replay(
         short,
         "vanilla_sd",
         {"num_speculative_tokens": 7},
         resources,
-        profile_of(resources),
         extend=True,
     )
-    full = replay_strategy(
-        texts, "vanilla_sd", {"num_speculative_tokens": 7}, resources, profile_of(resources)
-    )
+    full = replay(texts, "vanilla_sd", {"num_speculative_tokens": 7}, resources)
     assert not on.exact
     assert (on.stats.accepted, on.stats.target_calls) == (
         full.stats.accepted,
@@ -523,11 +509,9 @@ def test_unfit_traces_and_strategies_are_refused_in_one_line(
     pair, trace = traced
     resources = resources_of()
     with raises_code("cannot_replay_lossy", "csd"):
-        replay_strategy(trace, "csd", {}, resources, profile_of(resources))
+        replay(trace, "csd", {}, resources)
     with raises_code("bad_parameter", "num_speculative_tokens"):
-        replay_strategy(
-            trace, "vanilla_sd", {"num_speculative_tokens": 0}, resources, profile_of(resources)
-        )
+        replay(trace, "vanilla_sd", {"num_speculative_tokens": 0}, resources)
     drafted = collect_traces(
         pair, PROMPTS[:1], tmp_path / "d", max_tokens=4, rollout=1, prefix_kinds=("draft",)
     )
@@ -559,3 +543,7 @@ def test_unfit_traces_and_strategies_are_refused_in_one_line(
         )
         with pytest.raises(DraftwellError, match=words):
             read_texts(bad)
+
+
+def test_every_replayed_strategy_is_compared_with_real_runs() -> None:
+    assert {name for name, *_ in CASES} - {"autoregressive"} == set(REPLAYED)

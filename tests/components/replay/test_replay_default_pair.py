@@ -66,7 +66,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("pearl", {}),
     ("pearl", {"num_speculative_tokens": 8}),
 ]
-"""Every replayed strategy."""
+"""Every replayed strategy (test_search_spaces.py)."""
 REPLAYED_CONFIGS = (
     CONFIGS
     if WHOLE
@@ -307,3 +307,7 @@ def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
     rate = 60 * len(space) / (time.perf_counter() - started)
     print(f"{rate:.0f} configurations a minute")
     assert rate >= 100
+
+
+def test_every_replayed_strategy_is_compared_with_real_runs() -> None:
+    assert {name for name, *_ in CONFIGS} - {"autoregressive"} == set(REPLAYED)

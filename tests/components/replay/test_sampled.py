@@ -18,9 +18,9 @@ from draftwell.components.replay.replay import replay_strategy
 from draftwell.components.replay.sampled import SampledTexts, read_sampled, settled
 from draftwell.components.replay.texts import Texts, read_texts
 from draftwell.components.replay.trace_model import TracedText
+from draftwell.components.tune.search.space import REPLAYED
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.recording.trace_schema import TraceError
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import residual, warp
 from draftwell.serving.runtime.session.stats import Stats
@@ -31,6 +31,7 @@ from tests.support.expected_replay import replay_expected
 from tests.support.models import tiny
 from tests.support.models.enumeration import Oracle, law_of, run_once
 from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.table_model import TableModel
 
 PROMPT, EOS = [1, 2], 0
 COUNTED = ("target_calls", "draft_calls", "drafted", "judged", "accepted", "sampled")
@@ -212,35 +213,6 @@ def test_lots_follow_the_ratio_and_the_seed() -> None:
     )
 
 
-def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
-    texts, resources = sampled_texts(50), table_resources()
-    profile = resources.artifacts["hardware_profile"]
-    assert isinstance(profile, HardwareProfile)
-    result = replay_expected(
-        texts, "pearl", {"num_speculative_tokens": 1}, resources, profile, seeds=range(2, 7)
-    )
-    accepted = [
-        replay_strategy(
-            texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, resources, profile
-        ).stats.accepted
-        for i in range(5)
-    ]
-    assert [run.stats.accepted for run in result.runs] == accepted
-    assert len(set(accepted)) > 1
-    assert result.mean["accepted"] == pytest.approx(np.mean(accepted))
-    assert result.error["accepted"] == pytest.approx(np.std(accepted, ddof=1) / math.sqrt(5))
-    assert result.mean["emitted"] == 100
-    assert result.error["emitted"] == 0
-    assert result.exact
-    assert math.isnan(
-        replay_expected(texts, "autoregressive", {}, resources, profile, seeds=[0]).error[
-            "target_calls"
-        ]
-    )
-    with raises_code("no_seeds"):
-        replay_expected(texts, "autoregressive", {}, resources, profile, seeds=[])
-
-
 def test_a_trace_at_temperature_0_is_refused(tmp_path: Path) -> None:
     pair = tiny.table_pair()
     greedy = collect_traces(
@@ -329,3 +301,7 @@ def test_a_collected_trace_is_read_and_read_texts_refuses_it(tmp_path: Path) -> 
         assert all(text.tokens[i][0] != text.output[i] for i in rejectable)
     with raises_code("sampled_trace", "temperature 0.7"):
         read_texts(trace)
+
+
+def test_every_replayed_strategy_is_compared_with_real_runs() -> None:
+    assert {name for name, *_ in STRATEGIES} - {"autoregressive"} == set(REPLAYED)

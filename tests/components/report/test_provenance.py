@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from draftwell.components.report import provenance as module
+from draftwell.components.report.drawing import drawing, drawn_of, note_artifact
 from draftwell.components.report.provenance import (
     code_digest,
     device_class,
@@ -35,6 +36,14 @@ def test_provenance_names_pair_libraries_and_commit_and_is_json():
     assert made.metrics == {"auc": 0.8}
     assert made.library_versions["torch"]
     assert Provenance.model_validate_json(made.model_dump_json()) == made
+
+
+def test_a_picture_says_which_artifact_it_shows(tmp_path):
+    with drawing(tmp_path / "a.png", "title", "x", "y") as axes:
+        axes.plot([0, 1])
+    assert drawn_of(tmp_path / "a.png") is None
+    note_artifact(tmp_path / "a.png", "d" * 64)
+    assert drawn_of(tmp_path / "a.png") == "d" * 64
 
 
 def test_the_commit_is_the_checkouts_own(monkeypatch, tmp_path):

@@ -50,10 +50,10 @@ def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSe
 
 
 def separable(rows: int = 8000, width: int = 8, seed: int = 0) -> Examples:
-    """Ratios that depend on a curve in one direction of the states, at scales far from 1."""
+    """Ratios that depend on one direction of the states, at scales far from 1."""
     rng = np.random.default_rng(seed)
     states = rng.normal(3.0, 7.0, size=(rows, width)).astype(np.float32)
-    ratio = np.where(np.abs(states[:, 0] - 3.0) < 4.7, 0.8, 5.0).astype(np.float32)
+    ratio = np.where(states[:, 0] < 3.0, 0.8, 5.0).astype(np.float32)
     return Examples(
         {"after": states},
         ratio,
@@ -63,44 +63,19 @@ def separable(rows: int = 8000, width: int = 8, seed: int = 0) -> Examples:
     )
 
 
-@pytest.mark.slow
-def test_blocks_learn_what_a_line_cannot() -> None:
-    examples, unseen = separable(), separable(seed=1)
-    label = torch.from_numpy(labels_of(unseen))
-    losses = {}
-    for blocks in (0, 3):
-        head = train_network(examples, ORIGIN, blocks=blocks)
-        losses[blocks] = float(
-            weighted_loss(head.logit(torch.from_numpy(unseen.parts["after"])), label)
-        )
-    assert losses[3] < 0.85 * losses[0]
-    head = train_network(examples, ORIGIN, blocks=3)
-    assert (
-        head.acceptance(torch.full((8,), 3.0))
-        > 0.5
-        > 0.2
-        > head.acceptance(torch.tensor([17.0] + [3.0] * 7))
-    )
-    assert all(
-        torch.equal(a, b)
-        for one, two in zip(
-            head.blocks,
-            train_network(examples, ORIGIN, blocks=3).blocks,
-            strict=True,
-        )
-        for a, b in zip(one, two, strict=True)
-    ), "the same seed trains the same head"
-
-
 def test_accepted_tokens_are_ranked_before_others_where_a_constant_ranks_nothing() -> None:
     examples, unseen = separable(), separable(seed=1)
-    found = head_metrics(train_network(examples, ORIGIN, blocks=3), examples, unseen)
+    head = train_network(examples, ORIGIN)
+    found = head_metrics(head, examples, unseen)
     assert found.auc > 0.8 > found.baseline_auc == 0.5
+    assert found.loss < 0.9 * found.constant_loss
     low, high = found.intervals["auc"]
     assert 0.5 < low < found.auc < high
     assert sum(part.count for part in found.reliability) == len(unseen)
     observed = sum(part.count * part.observed for part in found.reliability) / len(unseen)
     assert observed == pytest.approx(found.mean_label, abs=1e-5)
+    again = train_network(examples, ORIGIN)
+    assert torch.equal(again.weight, head.weight), "the same seed trains the same head"
 
 
 def test_a_chance_counts_on_both_sides() -> None:
@@ -109,32 +84,18 @@ def test_a_chance_counts_on_both_sides() -> None:
     chance, score = rng.random(60).astype(np.float32), rng.normal(size=60)
     chance[:10], chance[10:20] = 1.0, 0.0
     score += 2 * chance
-    examples = Examples(
-        {},
-        chance,
-        score.astype(np.float32),
-        np.repeat([f"p{i}" for i in range(6)], 10),
-        accepted=chance,
-    )
+    prompts = np.repeat([f"p{i}" for i in range(6)], 10)
+    examples = Examples({}, chance, score.astype(np.float32), prompts, accepted=chance)
     drawn = rng.random((4000, 60)) < chance
+    found = ranking(examples, score, VerifierLabel(LabelKind.SOFT))
     expected = roc_auc_score(drawn.ravel(), np.tile(score, 4000))
-    accepted = VerifierLabel(LabelKind.SOFT)
-    found = ranking(examples, score, accepted)
     assert found.auc == pytest.approx(expected, abs=0.01)
     assert found.prevalence == pytest.approx(drawn.mean(), abs=0.01)
-    certain = Examples({}, chance, chance, examples.prompt, accepted=np.ones(60, np.float32))
-    none = ranking(certain, score, accepted)
-    assert (none.prevalence, none.auc, none.baseline_auc, none.intervals) == (1.0, None, None, None)
 
 
 def test_the_label_is_the_raw_chance_of_acceptance() -> None:
-    examples = separable(4).take(np.arange(4))
-    examples = Examples(
-        examples.parts,
-        np.array([0.5, 1.0, 4.0, np.inf], np.float32),
-        examples.confidence,
-        examples.prompt,
-    )
+    ratios = np.array([0.5, 1.0, 4.0, np.inf], np.float32)
+    examples = Examples({}, ratios, ratios, np.array(["p"] * 4))
     assert labels_of(examples).tolist() == [1.0, 1.0, 0.25, 0.0]
 
 
@@ -183,26 +144,19 @@ def test_a_real_trace_trains_a_head_that_decodes(
     head, report = train_acceptance_head(pair, trace, ORIGIN)
     assert not set(report.prompts["train"]) & set(report.prompts["test"])
     assert set(report.prompts["train"]) | set(report.prompts["test"]) == {p.id for p in PROMPTS}
-    assert report.mixing == 0.15
-    assert report.mismatch_weight == 6
-    assert all(
-        np.isfinite(getattr(report.metrics, name))
-        for name in ("loss", "constant_loss", "kl", "correlation")
-    )
+    assert (report.mixing, report.mismatch_weight) == (0.15, 6)
+    plain = report.to_json()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert head.provenance.trace_digest == "d"
     assert head.provenance.parameters["epochs"] == 3
-    assert head.provenance.metrics["loss"] == report.metrics.loss
+    assert head.provenance.metrics["loss"] == report.metrics.loss == plain["loss"]
     head.save(tmp_path / "head")
     loaded = AcceptanceHead.load(tmp_path / "head", fingerprint="f" * 64)
     sampling, ids = pair.sampling(max_tokens=30), pair.encode_prompt("some words")
     engine = pair.engine()
-    plain = engine.generate(ids, sampling, build_strategy("autoregressive"))
-    job = engine.generate(
-        ids,
-        sampling,
-        build_strategy("specdec_pp", {}, StrategyResources({"acceptance_head": loaded})),
-    )
-    assert job.output == plain.output
+    resources = StrategyResources({"acceptance_head": loaded})
+    job = engine.generate(ids, sampling, build_strategy("specdec_pp", {}, resources))
+    assert job.output == engine.generate(ids, sampling, build_strategy("autoregressive")).output
     assert job.session.stats.drafted >= 2 * (job.session.stats.rounds - 1)
 
 
@@ -226,6 +180,22 @@ def test_a_test_trace_of_other_prompts(pair: LoadedPair, trace: TraceSet, tmp_pa
         train_acceptance_head(pair, trace, ORIGIN, test=trace)
 
 
+class Stateless:
+    """A model that gives no hidden states."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, rows: list[Forward]) -> Any:
+        outputs = self.model.forward(rows)
+        for output in outputs:
+            output.hidden = None
+        return outputs
+
+
 def test_what_cannot_be_trained_on_is_refused_in_a_line(
     pair: LoadedPair, trace: TraceSet, tmp_path: Path
 ) -> None:
@@ -234,41 +204,13 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(
     )
     few = collect_traces(pair, PROMPTS[:2], tmp_path / "few", max_tokens=4, rollout=1)
     alone = pair_of(pair.models["target"], None)
+    stateless = pair_of(pair.models["target"], Stateless(pair.models["draft"]))
     for which, traces, code, named in (
         (pair, bare, "no_target_texts", "collect"),
         (pair, few, "too_few_prompts", "at least 3"),
         (alone, trace, "no_draft", alone.name),
+        (stateless, trace, "no_hidden_states", "another pair"),
     ):
         with raises_code(code, named) as error:
             train_acceptance_head(which, traces, ORIGIN)
         assert "\n" not in str(error.value)
-
-
-def test_the_report_is_plain_json(pair: LoadedPair, trace: TraceSet) -> None:
-    report = train_acceptance_head(pair, trace, ORIGIN)[1].to_json()
-    assert set(report) == {
-        "blocks",
-        "mixing",
-        "mismatch_weight",
-        "epochs",
-        "rows",
-        "prompts",
-        "left_out",
-        "test_trace",
-        "loss",
-        "constant_loss",
-        "kl",
-        "correlation",
-        "mean_label",
-        "mean_prediction",
-        "test_rows",
-        "test_prompts",
-        "prevalence",
-        "auc",
-        "baseline_auc",
-        "gain",
-        "intervals",
-        "reliability",
-        "calibration_error",
-    }
-    assert json.loads(json.dumps(report, allow_nan=False)) == report

@@ -26,13 +26,14 @@ from draftwell.components.train.metrics import auc_of
 from draftwell.components.train.reports import VerifierReport
 from draftwell.components.train.settings import LabelKind, VerifierSettings
 from draftwell.components.train.verifier import choose_threshold, train_verifier
-from draftwell.serving.artifacts.verifier import Verifier, scalar_features
+from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import KINDS, TraceHeader, trace_schema
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.verifier_trace import ORIGIN, trace
+from tests.support.models.resources import whole_scalars
 from tests.support.models.tiny import llama_pair
 
 
@@ -118,17 +119,9 @@ def test_three_prompts_are_enough():
     assert (len(set(train.prompt)), len(set(test.prompt)), len(folds(train, 0))) == (2, 1, 2)
 
 
-def test_what_is_taken_shares_its_features_and_has_the_right_ones():
-    examples = read_examples(trace(rows=900))
-    whole = examples.features(("after", "scalars"))
-    part = examples.take(np.arange(len(examples)) % 3 == 1).take(np.array([5, 0, 7]))
-    assert part.parts["after"] is examples.parts["after"]
-    assert (part.features(("after", "scalars")) == whole[[16, 1, 22]]).all()
-    assert (part.ratio == examples.ratio[[16, 1, 22]]).all()
-    assert part.kind is not None
-    assert part.kind.tolist() == [KINDS[i % 4] for i in (16, 1, 22)]
-    assert whole.dtype == np.float32
-    assert examples.parts["after"].dtype == np.float16
+def test_a_single_prompt_is_too_few_beside_a_test_trace_too():
+    with raises_code("too_few_prompts", "at least 2"):
+        train_verifier(trace(prompts=1, name="p"), ORIGIN, test=trace(prompts=3, name="q"))
 
 
 def test_a_trace_on_disk_is_read_in_small_parts_and_says_the_same(tmp_path, monkeypatch):
@@ -181,14 +174,15 @@ def test_the_artifact_scores_raw_features_as_training_did(trained, tmp_path):
     verifier, report = trained
     verifier.save(tmp_path / "v")
     loaded = Verifier.load(tmp_path / "v", fingerprint="f" * 64)
-    examples = read_examples(trace())
-    x = examples.features(tuple(report.features))[:200]
-    from_torch = torch.sigmoid(torch.from_numpy(x) @ loaded.weight + loaded.bias).numpy()
-    trained_on = torch.sigmoid(torch.from_numpy(x) @ verifier.weight + verifier.bias).numpy()
-    assert np.abs(from_torch - trained_on).max() < 1e-5
-    assert loaded.threshold == report.threshold
-    assert loaded.provenance.metrics["auc"] == pytest.approx(report.metrics.auc)
-    assert loaded.provenance.trace_digest == "d"
+    assert torch.equal(loaded.weight, verifier.weight)
+    assert (loaded.threshold, loaded.provenance.trace_digest) == (report.threshold, "d")
+    metrics = loaded.provenance.metrics
+    assert {"auc", "gain", "prevalence", "baseline_auc"} <= metrics.keys()
+    assert {name: getattr(report.metrics, name) for name in metrics} == metrics
+    seen = np.isin(read_examples(trace()).prompt, report.prompts["test"])
+    raw = read_examples(trace()).take(seen)
+    score = expit(raw.features(loaded.features) @ loaded.weight.numpy() + loaded.bias)
+    assert auc_of(raw.ratio <= 1.2, score) == pytest.approx(report.metrics.auc, abs=1e-6)
 
 
 def test_the_runtime_scores_what_the_trace_recorded():
@@ -209,7 +203,7 @@ def test_the_runtime_scores_what_the_trace_recorded():
         }
     )
     expected = torch.stack(
-        [scalar_features(raw, t) for raw, t in zip(raws, tokens, strict=True)]
+        [whole_scalars(raw, t) for raw, t in zip(raws, tokens, strict=True)]
     ).numpy()
     assert np.allclose(read_examples(table).parts["scalars"], expected, atol=1e-6)
 
@@ -300,27 +294,17 @@ def test_a_test_trace_is_not_learnt_from_and_its_known_prompts_are_left_out():
 
 
 def test_a_large_trace_is_compared_on_some_rows_and_fitted_to_all(monkeypatch):
-    table, fitted = trace(rows=4000, prompts=40), []
-    real = verifier_training.fit
-    monkeypatch.setattr(
-        verifier_training,
-        "fit",
-        lambda examples, *more: fitted.append(len(examples)) or real(examples, *more),
-    )
     compared = []
-    real_check = verifier_training.cross_validate
+    real = verifier_training.cross_validate
     monkeypatch.setattr(
         verifier_training,
         "cross_validate",
-        lambda examples, held, names, ratio: (
-            compared.append((len(examples), names)) or real_check(examples, held, names, ratio)
-        ),
+        lambda examples, *more: compared.append((len(examples), more[1])) or real(examples, *more),
     )
     monkeypatch.setattr(verifier_training, "SELECTION_ROWS", 1000)
-    verifier, report = train_verifier(table, ORIGIN)
+    verifier, report = train_verifier(trace(rows=4000, prompts=40), ORIGIN)
     assert [size for size, _ in compared] == [800] * 7 + [3200]
     assert compared[-1][1] == verifier.features
-    assert set(fitted) == {3200}
     assert report.metrics.auc > 0.95
 
 
@@ -350,11 +334,8 @@ def with_state(value: float) -> pa.Table:
         (with_column(trace(), "ratio", [0.5] * 3000), {}, "one_class", "acceptable"),
         (with_column(trace(), "ratio", [float("inf")] * 3000), {}, "one_class", "unacceptable"),
         (with_column(trace(), "confidence", [float("nan")] * 3000), {}, None, "confidence"),
-        (with_column(trace(), "entropy", [float("inf")] * 3000), {}, None, "entropy"),
-        (with_column(trace(), "ratio", [None] * 3000), {}, None, "ratio"),
         (with_column(trace(), "ratio", [float("-inf")] * 3000), {}, None, "ratio"),
         (with_state(float("nan")), {}, None, "hidden_after"),
-        (with_state(float("inf")), {}, None, "hidden_after"),
         (trace(prompts=2), {}, "too_few_prompts", "at least 3"),
         (trace(hidden=False), {"features": ("after",)}, "no_hidden_states", "after"),
         (trace(), {"features": ("befor",)}, "unknown_features", "befor"),
@@ -396,7 +377,7 @@ def test_a_real_trace_trains_a_verifier(tmp_path):
     assert np.isfinite(column(rows, "confidence")).all()
 
 
-def test_the_label_is_what_is_predicted():
+def test_the_label_is_what_is_predicted(tmp_path):
     """The target's choice depends on another state than the ratio does: each label finds its
     own."""
     table = trace(matches=0.7, temperature=0.0)
@@ -410,6 +391,10 @@ def test_the_label_is_what_is_predicted():
     ) == ("argmax", "argmax", 0.0)
     # of the tokens that are not the target's choice
     assert report.metrics.eta_fp == pytest.approx(0.1, abs=0.06)
+    choice.save(tmp_path / "choice")
+    assert Verifier.load(tmp_path / "choice").label == "argmax"
+    with raises_code("unknown_label"):
+        Verifier(choice.weight, 0.0, ("after",), 0.5, 1.2, ORIGIN, "rank")
     by_ratio, other = train_verifier(table, ORIGIN)
     assert (by_ratio.label, other.features, other.metrics.auc > 0.9) == ("ratio", ["before"], True)
     greedy, _ = train_verifier(table, ORIGIN, VerifierSettings(label="soft"))
@@ -430,15 +415,6 @@ def test_a_soft_label_gives_chances():
     assert np.corrcoef(wanted, given)[0, 1] > 0.9
 
 
-def test_a_verifier_keeps_its_label(tmp_path):
-    verifier = train_verifier(trace(), ORIGIN, VerifierSettings(features=("before",)))[0]
-    for label in ("ratio", "argmax", "soft"):
-        Verifier(verifier.weight, 0.0, ("before",), 0.5, 1.2, ORIGIN, label).save(tmp_path / label)
-        assert Verifier.load(tmp_path / label).label == label
-    with raises_code("unknown_label"):
-        Verifier(verifier.weight, 0.0, ("before",), 0.5, 1.2, ORIGIN, "rank")
-
-
 def test_many_noisy_states_do_not_drown_the_scalars():
     """With few rows and hundreds of useless state dimensions the union must rank as the scalars
     alone do."""
@@ -452,7 +428,10 @@ def test_many_noisy_states_do_not_drown_the_scalars():
         )
         states = generator.normal(size=(rows, 300)).astype(np.float32)
         return Examples(
-            {"before": states, "scalars": scalars}, ratio, confidence, np.array(["p"] * rows)
+            {"before": states, "scalars": scalars},
+            ratio,
+            confidence,
+            np.array(["p"] * rows),
         )
 
     train, test = examples(1200), examples(4000)
@@ -513,3 +492,13 @@ def test_scaling_finds_the_best_line_whatever_the_spread_of_the_scores(spread: f
     around = [loss(slope + a, shift + b) for a in (-0.02, 0.02) for b in (-0.02, 0.02)]
     assert loss(slope, shift) < min(around)
     assert platt(-z, target) == (1.0, 0.0), "an order that is worse than chance is not reversed"
+
+
+def test_what_is_taken_has_the_right_features():
+    examples = read_examples(trace(rows=900))
+    whole = examples.features(("after", "scalars"))
+    part = examples.take(np.arange(len(examples)) % 3 == 1).take(np.array([5, 0, 7]))
+    assert (part.features(("after", "scalars")) == whole[[16, 1, 22]]).all()
+    assert (part.ratio == examples.ratio[[16, 1, 22]]).all()
+    assert part.kind.tolist() == [KINDS[i % 4] for i in (16, 1, 22)]
+    assert (whole.dtype, examples.parts["after"].dtype) == (np.float32, np.float16)

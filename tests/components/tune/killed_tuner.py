@@ -8,7 +8,6 @@ of a line of the file of trials (trials) or of that of what was measured (rungs)
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from draftwell.components.results import Results
 from draftwell.components.tune.search import search
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.strategies import StrategyResources
-from tests.components.collect.killed_collector import deadly
+from tests.support.killing import deadly
 from tests.support.loop.scripted_clock import Clock
 from tests.support.loop.tuning import PROFILE, run_tuner
 from tests.support.models.tiny import table_pair
@@ -46,29 +45,18 @@ def run(trace: Path, folder: Path, clock: Clock) -> Any:
     )
 
 
-def half_written(name: str, number: int) -> None:
-    """The number-th result of a file is cut short in the middle of its line, and the process dies
-    there."""
-    real, count = Results.put, [0]
-
-    def put(self: Results[Any], key: str, result: Any) -> None:
-        real(self, key, result)
-        if self.file is None or self.file.stem != name:
-            return
-        count[0] += 1
-        if count[0] == number:
-            os.truncate(self.file, self.file.stat().st_size - 20)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Results.put = put  # type: ignore[method-assign]
-
-
 def main(trace: str, folder: str, point: str, number: str) -> None:
     """Set the trap and walk into it."""
     if point == "replay":
         search.replay_strategy = deadly(search.replay_strategy, int(number))
     else:
-        half_written(point, int(number))
+        Results.put = deadly(  # type: ignore[method-assign]
+            Results.put,
+            int(number),
+            after=True,
+            counts=lambda results, *_: results.file is not None and results.file.stem == point,
+            last=lambda results, *_: os.truncate(results.file, results.file.stat().st_size - 20),
+        )
     run(Path(trace), Path(folder), Clock({"vanilla_sd": 1.3}))
 
 

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.intervals import FEWEST_PROMPTS
@@ -99,23 +97,11 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
         raise DraftwellError("far enough")
 
     monkeypatch.setattr(module, "load_pair", load_pair)
-    folders = [
-        word
-        for role in ("target", "draft", "qualifier")
-        for word in (f"--{role}", str(tmp_path / role))
-    ]
-    app = typer.Typer()
-    app.command()(module.main)
-    done = CliRunner().invoke(
-        app,
-        [*folders, "--artifacts", str(tmp_path), "--traces", str(tmp_path), "--pad-target", "1e9"],
-    )
-    assert str(done.exception) == "far enough", done.output
+    folders = {role: tmp_path / role for role in ("target", "draft", "qualifier")}
+    with pytest.raises(DraftwellError, match="far enough"):
+        module.main(**folders, artifacts=tmp_path, traces=tmp_path, pad_target=1e9)
     assert loaded == [
-        (
-            {role: tmp_path / role for role in ("target", "draft", "qualifier")},
-            LoadSettings(dtype="bfloat16", pad_target=1e9, qualifier=False),
-        )
+        (folders, LoadSettings(dtype="bfloat16", pad_target=1e9, qualifier=False)),
     ]
 
 

@@ -101,13 +101,14 @@ def test_few_prompts_and_few_configs() -> None:
 
 
 def test_behind_the_last_rung_all_but_two_are_recorded_as_dropped() -> None:
-    for noise in (0.5, 0.0):
-        rungs, confirmation = halve(Clock(by_gamma, noise=noise), CONFIGS, PROMPTS[:2])
-        dropped = gammas(rungs[0].dropped)
-        assert len(dropped) == 6
-        assert dropped | gammas(confirmation.figures) == set(range(1, 9)), (
-            "whoever is not confirmed was dropped"
-        )
+    rungs, confirmation = halve(Clock(by_gamma, noise=0.5), CONFIGS, PROMPTS[:2])
+    dropped = gammas(rungs[0].dropped)
+    assert len(dropped) == 6
+    assert dropped | gammas(confirmation.figures) == set(range(1, 9)), (
+        "whoever is not confirmed was dropped"
+    )
+    places = [gone.why.partition("place ")[2] for gone in rungs[0].dropped]
+    assert places == [f"{place} of 8" for place in range(3, 9)]
 
 
 def test_luck_in_the_rungs_is_not_confirmed() -> None:
@@ -186,23 +187,16 @@ def test_a_kill_costs_one_rung_at_most(tmp_path: Path) -> None:
 
 def test_another_question_is_measured_anew(tmp_path: Path) -> None:
     file = tmp_path / "rungs.jsonl"
-    ResumableEvaluator(Clock(by_gamma), file, {"trace": 1})(CONFIGS, PROMPTS)
-    same = Clock(by_gamma)
-    ResumableEvaluator(same, file, {"trace": 1})(CONFIGS, PROMPTS)
-    assert same.calls == []
-    questions: list[tuple[dict[str, int], dict[str, Any]]] = [
-        ({"trace": 1}, {"fresh": True}),
-        ({"trace": 1}, {"max_tokens": 8}),
-        ({"trace": 2}, {}),
-    ]
-    for subject, asked in questions:
+
+    def calls(trace: int = 1, **asked: Any) -> int:
         clock = Clock(by_gamma)
-        ResumableEvaluator(clock, file, subject)(CONFIGS, PROMPTS, **asked)
-        assert len(clock.calls) == 1
+        ResumableEvaluator(clock, file, {"trace": trace})(CONFIGS, PROMPTS, **asked)
+        return len(clock.calls)
+
+    assert [calls(), calls()] == [1, 0]
+    assert [calls(fresh=True), calls(max_tokens=8), calls(trace=2)] == [1, 1, 1]
     file.write_text('{"subject": ')
-    clock = Clock(by_gamma)
-    ResumableEvaluator(clock, file, {"trace": 1})(CONFIGS, PROMPTS)
-    assert len(clock.calls) == 1, "a file that cannot be read is begun again"
+    assert calls() == 1, "a file that cannot be read is begun again"
 
 
 def test_figures_are_over_all_tokens() -> None:

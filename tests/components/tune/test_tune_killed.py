@@ -3,9 +3,6 @@ replays and measures little twice."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +11,11 @@ import pytest
 from draftwell.components.tune.search import search
 from tests.components.tune.killed_tuner import PROMPTS, run
 from tests.support.collecting import collect_traces
+from tests.support.killing import child
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import table_pair
-from tests.support.paths import REPO
 
 SPEEDS = {"vanilla_sd": 1.3}
-
-
-def kill(trace: Path, folder: Path, point: str, number: int) -> None:
-    """Run a child until it dies by its own hand."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.components.tune.killed_tuner",
-        str(trace),
-        str(folder),
-        point,
-        str(number),
-    ]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @pytest.mark.slow
@@ -53,7 +35,8 @@ def test_killed_while_it_searches_and_while_it_measures(
     replays.clear()
     broken.mkdir()
     for point, number in (("replay", 5), ("trials", 3), ("rungs", 2)):
-        kill(trace, broken, point, number)
+        done = child("tests.components.tune.killed_tuner", trace, broken, point, number)
+        assert done.returncode != 0
     clock = Clock(SPEEDS)
     found = run(trace, broken, clock)
     assert found.choice == expected.choice

@@ -27,18 +27,13 @@ def vllm(
     """Runs a command with a fake vLLM that is faster with drafts."""
     install(tmp_path / "peers", monkeypatch, ("vllm",))
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(SPEEDS))
-    return lambda command, *more: run(
-        command,
-        "--engine",
-        "vllm",
-        "--pair",
-        pair_file,
-        "--prompts",
-        prompts_file,
-        "--max-tokens",
-        8,
-        *more,
-    )
+    fixed = f"--engine vllm --pair {pair_file} --prompts {prompts_file} --max-tokens 8"
+
+    def called(command: str, *more: Any) -> Any:
+        name, _, options = command.partition(" ")
+        return run(f"{name} {fixed} {options}", *more)
+
+    return called
 
 
 @pytest.fixture

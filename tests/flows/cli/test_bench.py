@@ -213,9 +213,9 @@ def test_the_draft_can_compute_elsewhere(
         return load(files, settings)
 
     replace_everywhere(monkeypatch, pair_module, "load_pair", watched)
-    for command in (("generate", "--prompt", "ten men"), ("bench", "--limit", 1)):
-        for more in ((), ("--draft-device", "cpu")):
-            done = run(*command, "--pair", pair_file, "--device", "cpu", "--max-tokens", 4, *more)
+    for command in ("generate --prompt 'ten men'", "bench --limit 1"):
+        for more in ("", "--draft-device cpu"):
+            done = run(command, f"--pair {pair_file} --device cpu --max-tokens 4", more)
             assert done.exit_code == 0, done.output
     assert places == [None, "cpu", None, "cpu"]
     workspace = Workspace(str(pair_file), say=lambda line: None)
@@ -249,51 +249,42 @@ def test_plots_are_drawn(written: tuple[dict[str, Any], Path]) -> None:
 
 
 def test_generate_says_that_the_target_is_padded(run: Any, pair_file: Path) -> None:
-    arguments = (
-        "generate",
-        "--pair",
-        pair_file,
-        "--prompt",
-        "the man in the inn",
-        "--max-tokens",
-        12,
-    )
+    arguments = f"generate --pair {pair_file} --prompt 'the man in the inn' --max-tokens 12"
     plain, padded = (
-        json.loads(run(*arguments, "--json", *more).stdout)
-        for more in ((), ("--pad-target", PADDED))
+        json.loads(run(arguments, "--json", more).stdout) for more in ("", f"--pad-target {PADDED}")
     )
     assert plain["padded_to"] is None
     assert padded["padded_to"] > plain["stats"]["emitted"]
     assert padded["token_ids"] == plain["token_ids"]
-    assert "padded to" in run(*arguments, "--pad-target", PADDED).stderr
+    assert "padded to" in run(arguments, f"--pad-target {PADDED}").stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--strategies", "spide,spide"), "twice"),
-        (("--pad-target", "5"), "larger number"),
-        (("--pad-target", "1e15"), "fewer parameters"),
-        (("--concurrency", "4", "--markdown", "r.md"), "throughput only"),
-        (("--max-prompt-tokens", "1"), "at most 1 tokens"),
-        (("--check-cpu", "--device", "cpu"), "--device cuda"),
-        (("--draft-device", "tpu"), "choose cpu or cuda"),
-        (("--device", "cpu", "--draft-device", "cuda"), "--device cuda too"),
-        (("--plots", "nowhere/plots"), "nowhere"),
-        (("--markdown", "nowhere/r.md"), "nowhere"),
-        (("--strategies", "vanilla_sd:tau=1"), "tau"),
+        ("--strategies spide,spide", "twice"),
+        ("--pad-target 5", "larger number"),
+        ("--pad-target 1e15", "fewer parameters"),
+        ("--concurrency 4 --markdown r.md", "throughput only"),
+        ("--max-prompt-tokens 1", "at most 1 tokens"),
+        ("--check-cpu --device cpu", "--device cuda"),
+        ("--draft-device tpu", "choose cpu or cuda"),
+        ("--device cpu --draft-device cuda", "--device cuda too"),
+        ("--plots nowhere/plots", "nowhere"),
+        ("--markdown nowhere/r.md", "nowhere"),
+        ("--strategies vanilla_sd:tau=1", "tau"),
     ],
 )
 def test_mistakes_are_one_line(
     run: Any,
     pair_file: Path,
-    arguments: tuple[str, ...],
+    arguments: str,
     words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run("bench", "--pair", pair_file, *arguments)
+    done = run(f"bench --pair {pair_file}", arguments)
     assert done.exit_code == 2, done.output
     lines = [line for line in done.stderr.splitlines() if line.startswith("Error:")]
     assert len(lines) == 1
@@ -305,7 +296,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(
     run: Any, pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
-    done = run("bench", "--pair", pair_file, "--plots", tmp_path / "plots")
+    done = run(f"bench --pair {pair_file} --plots {tmp_path}/plots")
     assert done.exit_code == 2, done.output
     assert done.stderr.splitlines() == [
         "Error: plots need the package matplotlib: pip install 'draftwell[pipeline]'"
@@ -315,7 +306,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_gpu_bench_is_refused_where_there_is_none(run: Any, pair_file: Path) -> None:
-    done = run("bench", "--pair", pair_file, "--device", "cuda", "--check-cpu")
+    done = run(f"bench --pair {pair_file} --device cuda --check-cpu")
     assert done.exit_code == 2
     assert "CUDA" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -26,21 +26,8 @@ def traces(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> P
     """Greedy traces of a few prompts."""
     out = own_stores / "traces"
     done = run(
-        "collect",
-        "--pair",
-        pair_file,
-        "--prompts",
-        prompts_file,
-        "--limit",
-        4,
-        "--max-tokens",
-        8,
-        "--rollout",
-        3,
-        "--kinds",
-        "target",
-        "--out",
-        out,
+        f"collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 8 "
+        f"--rollout 3 --kinds target --out {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     return out
@@ -92,32 +79,14 @@ def test_bad_traces_change_nothing(
 
     def calibrate(folder: Path) -> Any:
         return run(
-            "calibrate",
-            "--pair",
-            pair_file,
-            "--prompts",
-            prompts_file,
-            "--limit",
-            2,
-            "--no-publish",
-            "--traces",
-            folder,
+            f"calibrate --pair {pair_file} --prompts {prompts_file} --limit 2 "
+            f"--no-publish --traces {folder}",
         )
 
     def tune(folder: Path) -> Any:
         return run(
-            "tune",
-            "--pair",
-            pair_file,
-            "--prompts",
-            prompts_file,
-            "--limit",
-            2,
-            "--max-tokens",
-            4,
-            "--no-publish",
-            "--traces",
-            folder,
+            f"tune --pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 4 "
+            f"--no-publish --traces {folder}",
         )
 
     done = calibrate(traces)
@@ -136,19 +105,8 @@ def test_bad_traces_change_nothing(
     assert table.provenance.training_prompts == hashes_of(read_prompts(prompts_file)[:4])
     sampled = own_stores / "sampled"
     done = run(
-        "collect",
-        "--pair",
-        pair_file,
-        "--prompts",
-        prompts_file,
-        "--limit",
-        2,
-        "--max-tokens",
-        4,
-        "--temperature",
-        0.7,
-        "--out",
-        sampled,
+        f"collect --pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 4 "
+        f"--temperature 0.7 --out {sampled}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     long = own_stores / "long.jsonl"
@@ -169,9 +127,7 @@ def test_bad_traces_change_nothing(
                 error.add_note(f"{command.__name__}, {name}")
                 raise
     refused(tune(with_nan("rollout_entropy")(traces, own_stores / "entropy")), "rollout_entropy")
-    done = run(
-        "calibrate", "--pair", pair_file, "--prompts", long, "--no-publish", "--traces", traces
-    )
+    done = run(f"calibrate --pair {pair_file} --prompts {long} --no-publish --traces {traces}")
     refused(done, "the long one")
     assert contents(space) == old
 
@@ -185,59 +141,33 @@ def test_sampled_texts_are_counted_into_the_same_table(
     folder = (
         own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts" / "acceptance_table"
     )
-    few = ("--pair", pair_file, "--prompts", prompts_file)
+    few = f"--pair {pair_file} --prompts {prompts_file}"
     done = run(
         "collect",
-        *few,
-        "--limit",
-        2,
-        "--max-tokens",
-        12,
-        "--temperature",
-        0.7,
-        "--rollout",
-        2,
-        "--kinds",
-        "target",
+        few,
+        "--limit 2 --max-tokens 12 --temperature 0.7 --rollout 2 --kinds target",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     refused(
-        run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish"),
+        run(f"calibrate --pair {pair_file} --temperature 0.7 --no-publish"),
         "draftwell calibrate --pair",
     )
     assert not folder.exists()
-    greedy = (
-        "calibrate",
-        *few,
-        "--limit",
-        2,
-        "--max-tokens",
-        4,
-        "--no-publish",
-        "--traces",
-        traces,
-    )
-    assert run(*greedy).exit_code == 0
+    greedy = f"calibrate {few} --limit 2 --max-tokens 4 --no-publish --traces {traces}"
+    assert run(greedy).exit_code == 0
     alone = AcceptanceTable.load(folder)
     refused(
         run(
-            "calibrate",
-            "--pair",
-            pair_file,
-            "--temperature",
-            0.7,
-            "--no-publish",
-            "--traces",
-            traces,
+            f"calibrate --pair {pair_file} --temperature 0.7 --no-publish --traces {traces}",
         ),
         "temperature 0,",
     )
     refused(
-        run("calibrate", "--pair", pair_file, "--temperature", 1, "--no-publish"),
+        run(f"calibrate --pair {pair_file} --temperature 1 --no-publish"),
         "temperature 0.7,",
         "--temperature 1",
     )
-    done = run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish")
+    done = run(f"calibrate --pair {pair_file} --temperature 0.7 --no-publish")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "at temperature 0.7" in done.stdout
     both = AcceptanceTable.load(folder)
@@ -247,7 +177,7 @@ def test_sampled_texts_are_counted_into_the_same_table(
     assert both.at(1.0).provenance.training_prompts == sorted(
         hashes_of(read_prompts(prompts_file)[:2])
     )
-    assert run(*greedy).exit_code == 0
+    assert run(greedy).exit_code == 0
     kept = AcceptanceTable.load(folder)
     assert (kept.at(1.0).total, kept.at(1.0).accepted) == (
         both.at(1.0).total,

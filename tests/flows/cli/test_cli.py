@@ -4,6 +4,7 @@ nothing behind."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.store import Store
+from draftwell.serving.bundle.verdict import Check
 from tests.support.bench_reports import REPORT
 from tests.support.loop.publishing import release, table
 from tests.support.loop.refusals import refused
@@ -104,7 +106,7 @@ def test_every_command_shows_an_example(help_pages: tuple[list[str], list[str]])
 
 
 def test_strategies_as_json(run: Any) -> None:
-    done = run("strategies", "--json")
+    done = run("strategies --json")
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert {"autoregressive", "vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide"} <= set(
         rows
@@ -125,7 +127,7 @@ def test_tables_keep_their_brackets(run: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pairs(run: Any) -> None:
-    names = [row["name"] for row in json.loads(run("pairs", "--json").stdout)]
+    names = [row["name"] for row in json.loads(run("pairs --json").stdout)]
     assert names[0] == "smollm2-135m"
     assert "smollm2-135m" in run("pairs").stdout
 
@@ -154,60 +156,58 @@ def refused_at_once(done: Any, *words: str) -> None:
     assert len(done.stderr.split("\n")) == 2 + done.stderr.startswith("\n")
 
 
-GENERATE = ("generate", "--prompt", "hi")
+GENERATE = "generate --prompt hi"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (
-            (*GENERATE, "--pair", "smolm2-135m"),
+            f"{GENERATE} --pair smolm2-135m",
             ("unknown pair smolm2-135m", "did you mean smollm2-135m"),
         ),
-        ((*GENERATE, "--pair", "nowhere.yaml"), ("nowhere.yaml",)),
-        ((*GENERATE, "--strategy", "vanila_sd"), ("vanila_sd", "vanilla_sd")),
-        ((*GENERATE, "--set", "tau"), ("'tau'", "key=value")),
-        ((*GENERATE, "--set", "tau=1"), ("tau", "vanilla_sd")),
-        ((*GENERATE, "--set", "num_speculative_tokens=0"), ("num_speculative_tokens", "1")),
-        ((*GENERATE, "--set", "num_speculative_tokens=many"), ("num_speculative_tokens", "many")),
+        (f"{GENERATE} --pair nowhere.yaml", ("nowhere.yaml",)),
+        (f"{GENERATE} --strategy vanila_sd", ("vanila_sd", "vanilla_sd")),
+        (f"{GENERATE} --set tau", ("'tau'", "key=value")),
+        (f"{GENERATE} --set tau=1", ("tau", "vanilla_sd")),
+        (f"{GENERATE} --set num_speculative_tokens=0", ("num_speculative_tokens", "1")),
+        (f"{GENERATE} --set num_speculative_tokens=many", ("num_speculative_tokens", "many")),
         (
-            (*GENERATE, "--strategy", "adaedl"),
+            f"{GENERATE} --strategy adaedl",
             ("adaedl", "threshold and max_draft", "--set threshold="),
         ),
         (
-            ("bench", "--strategies", "vanilla_sd,adaedl", "--set", "adaedl.threshold=0.4"),
+            "bench --strategies vanilla_sd,adaedl --set adaedl.threshold=0.4",
             ("max_draft", "--set adaedl.max_draft="),
         ),
-        ((*GENERATE, "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
-        (("generate", "--prompt", "  "), ("--prompt is empty",)),
-        (("bench", "--strategies", "vanilla_sd,spied"), ("spied", "spide")),
-        (("bench", "--set", "tau=1"), ("strategy.key=value",)),
-        (("bench", "--set", "spide.tau=1"), ("strategy.key=value",)),
-        (("bench", "--set", "vanilla_sd.tau=1"), ("tau", "vanilla_sd")),
-        (("bench", "--peer", "sglang"), ("sglang", "transformers, vllm, llama.cpp")),
-        (("bench", "--peer", "vllm"), ("vllm", "make peers")),
-        (("bench", "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
-        (("bench", "--json", "nowhere/report.json"), ("nowhere", "does not exist")),
-        (("bench", "--json", "."), ("folder",)),
-        (("bench", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
-        (("collect", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
-        (("demo", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
-        (("demo", "--pair", "smolm2"), ("unknown pair smolm2",)),
-        (("gate", "--pair", "smolm2-135m"), ("did you mean",)),
-        (("gate", "--junit", "nowhere/gate.xml"), ("nowhere", "does not exist")),
-        (("promote", "--pair", "smolm2-135m"), ("did you mean",)),
-        (("rollback", "--pair", "smolm2-135m", "--reason", "slow"), ("did you mean",)),
-        (("deploy", "--pair", "smolm2-135m"), ("did you mean",)),
-        (("serve", "--pair", "smolm2-135m"), ("did you mean",)),
-        (("serve",), ("smollm2-135m", "draftwell deploy")),
-        (("serve", "--bundle", "nowhere"), ("nowhere", "draftwell deploy")),
+        (f"{GENERATE} --artifacts nowhere", ("nowhere", "--artifacts")),
+        ("generate --prompt '  '", ("--prompt is empty",)),
+        ("bench --strategies vanilla_sd,spied", ("spied", "spide")),
+        ("bench --set tau=1", ("strategy.key=value",)),
+        ("bench --set spide.tau=1", ("strategy.key=value",)),
+        ("bench --set vanilla_sd.tau=1", ("tau", "vanilla_sd")),
+        ("bench --peer sglang", ("sglang", "transformers, vllm, llama.cpp")),
+        ("bench --peer vllm", ("vllm", "make peers")),
+        ("bench --artifacts nowhere", ("nowhere", "--artifacts")),
+        ("bench --json nowhere/report.json", ("nowhere", "does not exist")),
+        ("bench --json .", ("folder",)),
+        ("bench --prompts nowhere.jsonl", ("nowhere.jsonl",)),
+        ("collect --prompts nowhere.jsonl", ("nowhere.jsonl",)),
+        ("demo --prompts nowhere.jsonl", ("nowhere.jsonl",)),
+        ("demo --pair smolm2", ("unknown pair smolm2",)),
+        ("gate --pair smolm2-135m", ("did you mean",)),
+        ("gate --junit nowhere/gate.xml", ("nowhere", "does not exist")),
+        ("promote --pair smolm2-135m", ("did you mean",)),
+        ("rollback --pair smolm2-135m --reason slow", ("did you mean",)),
+        ("deploy --pair smolm2-135m", ("did you mean",)),
+        ("serve --pair smolm2-135m", ("did you mean",)),
+        ("serve", ("smollm2-135m", "draftwell deploy")),
+        ("serve --bundle nowhere", ("nowhere", "draftwell deploy")),
     ],
 )
-def test_mistakes(
-    run: Any, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
+def test_mistakes(run: Any, place: Path, arguments: str, words: tuple[str, ...]) -> None:
     before = snapshot(place)
-    refused_at_once(run(*arguments), *words)
+    refused_at_once(run(arguments), *words)
     assert snapshot(place) == before
 
 
@@ -225,15 +225,13 @@ def test_broken_prompt_files(
 ) -> None:
     (place / "bad.jsonl").write_text(text)
     before = snapshot(place)
-    refused_at_once(run(command, "--prompts", place / "bad.jsonl"), "bad.jsonl", *words)
+    refused_at_once(run(command, f"--prompts {place}/bad.jsonl"), "bad.jsonl", *words)
     assert snapshot(place) == before
 
 
-@pytest.mark.parametrize(
-    "arguments", [("generate", "--nope"), ("bench", "--limit", "none"), ("nope",), ("generate",)]
-)
-def test_usage_errors(run: Any, place: Path, arguments: tuple[str, ...]) -> None:
-    done = run(*arguments)
+@pytest.mark.parametrize("arguments", ["generate --nope", "bench --limit none", "nope", "generate"])
+def test_usage_errors(run: Any, place: Path, arguments: str) -> None:
+    done = run(arguments)
     assert done.exit_code == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -244,7 +242,8 @@ def test_usage_errors(run: Any, place: Path, arguments: tuple[str, ...]) -> None
 def test_the_installed_command_ends_with_two() -> None:
     """The entry point, in a process of its own: nothing of the refusal is lost between Typer and
     the shell."""
-    command = [sys.executable, "-m", "draftwell.flows.cli.main", *GENERATE, "--pair", "nope"]
+    words = [*shlex.split(GENERATE), "--pair", "nope"]
+    command = [sys.executable, "-m", "draftwell.flows.cli.main", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
@@ -255,9 +254,7 @@ def test_artifact_of_another_pair(run: Any, place: Path, pair_file: Path) -> Non
     table("f" * 64).save(place / "foreign" / "acceptance_table")
     before = snapshot(place)
     refused(
-        run(
-            *GENERATE, "--pair", pair_file, "--strategy", "spide", "--artifacts", place / "foreign"
-        ),
+        run(GENERATE, f"--pair {pair_file} --strategy spide --artifacts {place}/foreign"),
         "acceptance_table",
         "f" * 12,
     )
@@ -269,37 +266,15 @@ def test_settings_that_have_no_default_can_be_given(
 ) -> None:
     assert "threshold = (required)" in run("strategies").stdout
     done = run(
-        *GENERATE,
-        "--pair",
-        pair_file,
-        "--strategy",
-        "adaedl",
-        "--set",
-        "threshold=0.4",
-        "--set",
-        "max_draft=4",
-        "--max-tokens",
-        8,
+        GENERATE,
+        f"--pair {pair_file} --strategy adaedl --set threshold=0.4 --set max_draft=4 "
+        "--max-tokens 8",
     )
     assert done.exit_code == 0, done.output
     done = run(
-        "bench",
-        "--pair",
-        pair_file,
-        "--strategies",
-        "adaedl",
-        "--set",
-        "adaedl.threshold=0.4",
-        "--set",
-        "adaedl.max_draft=4",
-        "--prompts",
-        prompts_file,
-        "--limit",
-        1,
-        "--max-tokens",
-        8,
-        "--json",
-        place / "report.json",
+        f"bench --pair {pair_file} --strategies adaedl --set adaedl.threshold=0.4 --set "
+        f"adaedl.max_draft=4 --prompts {prompts_file} --limit 1 --max-tokens 8 --json "
+        f"{place}/report.json",
     )
     assert done.exit_code == 0, done.output
     entry = json.loads((place / "report.json").read_text())["strategies"]["adaedl"]
@@ -307,32 +282,24 @@ def test_settings_that_have_no_default_can_be_given(
 
 
 def test_missing_artifact(run: Any, place: Path, pair_file: Path) -> None:
+    refused(run(GENERATE, f"--pair {pair_file} --strategy sprinter"), "verifier", "draftwell train")
     refused(
-        run(*GENERATE, "--pair", pair_file, "--strategy", "sprinter"), "verifier", "draftwell train"
-    )
-    refused(
-        run(*GENERATE, "--pair", pair_file, "--strategy", "specdec_pp"),
+        run(GENERATE, f"--pair {pair_file} --strategy specdec_pp"),
         "acceptance_head",
         "draftwell train --kind acceptance_head",
     )
-    refused(run("train", "--pair", pair_file), "no traces", "draftwell collect")
+    refused(run(f"train --pair {pair_file}"), "no traces", "draftwell collect")
 
 
 def test_prompt_longer_than_the_context(run: Any, place: Path, pair_file: Path) -> None:
     before = snapshot(place)
-    refused(run("generate", "--pair", pair_file, "--prompt", "x" * 300), "256")
+    refused(run(f"generate --pair {pair_file} --prompt", "x" * 300), "256")
     (place / "long.jsonl").write_text(
         json.dumps({"prompt": "x" * 300, "id": "the long one"}) + "\n"
     )
     refused(
         run(
-            "bench",
-            "--pair",
-            pair_file,
-            "--prompts",
-            place / "long.jsonl",
-            "--json",
-            place / "out.json",
+            f"bench --pair {pair_file} --prompts {place}/long.jsonl --json {place}/out.json",
         ),
         "256",
     )
@@ -341,9 +308,9 @@ def test_prompt_longer_than_the_context(run: Any, place: Path, pair_file: Path) 
 
 def test_nothing_to_release(run: Any, registered: Path, pair_file: Path) -> None:
     for command in ("deploy", "promote"):
-        refused_at_once(run(command, "--pair", pair_file), "release.tiny.cpu", "draftwell demo")
-    refused_at_once(run("gate", "--pair", pair_file, "--release", "7"), "version 7")
-    done = run("gate", "--pair", pair_file)
+        refused_at_once(run(command, f"--pair {pair_file}"), "release.tiny.cpu", "draftwell demo")
+    refused_at_once(run(f"gate --pair {pair_file} --release 7"), "version 7")
+    done = run(f"gate --pair {pair_file}")
     refused(done, "baseline", "--record")
     assert "pair tiny has no release" in done.stderr
     assert not (registered / "work" / "dist").exists()
@@ -352,8 +319,8 @@ def test_nothing_to_release(run: Any, registered: Path, pair_file: Path) -> None
 def test_ungated_releases_stay_where_they_are(run: Any, registered: Path, pair_file: Path) -> None:
     spec = find_pair(str(pair_file))
     release(Store(), spec, fetch(spec), registered / "made")
-    refused_at_once(run("promote", "--pair", pair_file), "draftwell gate")
-    refused_at_once(run("deploy", "--pair", pair_file, "--alias", "candidate"), "--ungated")
+    refused_at_once(run(f"promote --pair {pair_file}"), "draftwell gate")
+    refused_at_once(run(f"deploy --pair {pair_file} --alias candidate"), "--ungated")
     assert not (registered / "work" / "dist").exists()
     assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
 
@@ -361,14 +328,14 @@ def test_ungated_releases_stay_where_they_are(run: Any, registered: Path, pair_f
 def test_tampered_bundle(run: Any, registered: Path, pair_file: Path) -> None:
     spec = find_pair(str(pair_file))
     release(Store(), spec, fetch(spec), registered / "made")
-    done = run("deploy", "--pair", pair_file, "--alias", "1", "--ungated", "a test")
+    done = run(f"deploy --pair {pair_file} --alias 1 --ungated", "a test")
     assert done.exit_code == 0, done.output
     current = Path("dist/tiny/current")
     file = next(current.rglob("artifact.json"))
     file.write_text(file.read_text().replace("5", "6", 1))
-    refused_at_once(run("serve", "--pair", pair_file), "artifact.json", "deploy again")
+    refused_at_once(run(f"serve --pair {pair_file}"), "artifact.json", "deploy again")
     shutil.rmtree(current.resolve())
-    refused_at_once(run("serve", "--pair", pair_file), "draftwell deploy")
+    refused_at_once(run(f"serve --pair {pair_file}"), "draftwell deploy")
 
 
 def test_doctor(run: Any) -> None:
@@ -422,7 +389,7 @@ GATED: dict[str, tuple[dict[str, Any], int, str]] = {
     "failed": (
         {
             "passed": False,
-            "checks": [{"passed": False, "detail": "0.9 x"}],
+            "checks": [vars(Check("speedup", 0.9, 1.0, False, "0.9 x"))],
             "bundle": None,
             "champion": 4,
         },
@@ -432,7 +399,7 @@ GATED: dict[str, tuple[dict[str, Any], int, str]] = {
     "open": (
         {
             "passed": False,
-            "checks": [{"passed": False, "enough": False, "detail": "1.1 x"}],
+            "checks": [vars(Check("speedup", 1.1, 1.0, False, "1.1 x", enough=False))],
             "bundle": None,
         },
         3,
@@ -468,7 +435,7 @@ def test_the_demo_ends_with_the_gates_exit_code(
     """What serves is its last line: 0 although the gate refused would let a script go on with the
     champion of before."""
     import draftwell.flows.orchestration.loop_flow as flow
-    from draftwell.flows.steps.verdict import result_of
+    from draftwell.flows.steps.verdict import verdict_of
 
     gated, code, line = GATED[case]
     plain = {"strategy": "autoregressive", "parameters": {}, "reason": "few prompts"}
@@ -482,12 +449,12 @@ def test_the_demo_ends_with_the_gates_exit_code(
             "report": REPORT,
             "release": 7,
             "champion": None,
-            "verdict": result_of(gated),
+            "verdict": verdict_of(gated),
             **gated,
         }
 
     monkeypatch.setattr(flow, "draftwell", pipeline)
-    done = run("demo", "--pair", pair_file, "--prompts", prompts_file)
+    done = run(f"demo --pair {pair_file} --prompts {prompts_file}")
     assert done.exit_code == code, (done.output, done.exception)
     text = " ".join(done.stdout.split())
     assert line in text
@@ -497,9 +464,7 @@ def test_the_demo_ends_with_the_gates_exit_code(
     ) in text
     assert settings[0].temperatures == (0.0, 1.0)
     assert (
-        run(
-            "demo", "--pair", pair_file, "--prompts", prompts_file, "--sampled-temperature", 0
-        ).exit_code
+        run(f"demo --pair {pair_file} --prompts {prompts_file} --sampled-temperature 0").exit_code
         == code
     )
     assert settings[1].temperatures == (0.0,)

@@ -15,15 +15,7 @@ from draftwell.serving.recording.trace import TraceSet
 @pytest.fixture
 def collect(run: Any, pair_file: Path, own_stores: Path, tmp_path: Path) -> Callable[..., Any]:
     return lambda source, *more: run(
-        "collect",
-        "--pair",
-        pair_file,
-        "--prompts",
-        source,
-        "--max-tokens",
-        6,
-        "--out",
-        tmp_path / "t",
+        f"collect --pair {pair_file} --prompts {source} --max-tokens 6 --out {tmp_path}/t",
         *more,
     )
 
@@ -44,20 +36,8 @@ def test_a_spool_of_served_traffic_with_every_setting(
     )
     done = collect(
         spool,
-        "--limit",
-        2,
-        "--turns",
-        0,
-        "--temperature",
-        0.7,
-        "--top-p",
-        0.9,
-        "--rollout",
-        3,
-        "--seed",
-        5,
-        "--kinds",
-        "draft,target",
+        "--limit 2 --turns 0 --temperature 0.7 --top-p 0.9 --rollout 3 --seed 5 "
+        "--kinds draft,target",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     trace = TraceSet(tmp_path / "t")
@@ -80,7 +60,7 @@ def test_a_spool_of_served_traffic_with_every_setting(
 
 def test_a_table_and_what_was_too_long(collect: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("saying,story\nx,the inn\ny," + "the man " * 60 + "\n")
-    done = collect(tmp_path / "t.csv", "--column", "story", "--kinds", "target")
+    done = collect(tmp_path / "t.csv", "--column story --kinds target")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "1 of the prompts were too long and were cut, by " in done.stdout
     rows = TraceSet(tmp_path / "t").read(["prompt_id", "prompt_tokens", "cut_tokens"]).to_pylist()

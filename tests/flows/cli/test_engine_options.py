@@ -4,15 +4,15 @@ needs; settings are read from them."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
 from pydantic import ValidationError
 
-from draftwell.components.engines.port import CAPABILITIES, Capabilities
+from draftwell.components.engines.port import CAPABILITIES, Capabilities, EngineName
 from draftwell.flows.cli.engine_options import NEEDED, on_other_engine, settings_of
 from draftwell.flows.cli.main import all_commands
-from draftwell.flows.cli.options import EngineName
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.engine.recalibrate import needed_prompts
 from draftwell.flows.steps.engine.tune import engine_settings
@@ -28,7 +28,7 @@ def asked(command: str, *words: str) -> typer.Context:
 
 
 def test_every_engine_says_what_it_can_do() -> None:
-    assert set(CAPABILITIES) == set(EngineName)
+    assert set(CAPABILITIES) == set(get_args(EngineName))
     assert set(NEEDED) <= set(Capabilities.model_fields)
 
 
@@ -42,12 +42,14 @@ def test_options_that_need_something_exist(command: str) -> None:
 def test_an_option_is_refused_where_the_engine_lacks_what_it_needs() -> None:
     assert not on_other_engine(asked("tune", "--trials", "3"))
     assert on_other_engine(asked("tune", "--engine", "vllm", "--methods", "ngram"))
+    vllm = ("--engine", "vllm")
     for words, option in (
-        (("--engine", "vllm", "--trials", "3"), "--trials means nothing with --engine vllm"),
-        (("--levels", "1,8"), "--levels means nothing with --engine draftwell"),
+        (("tune", *vllm, "--trials", "3"), "--trials means nothing with --engine vllm"),
+        (("bench", *vllm, "--peer", "vllm"), "--peer means nothing with --engine vllm"),
+        (("tune", "--levels", "1,8"), "--levels means nothing with --engine draftwell"),
     ):
         with raises_code("engine_option", option):
-            on_other_engine(asked("tune", *words))
+            on_other_engine(asked(*words))
 
 
 def test_the_demos_options_are_the_loops_settings() -> None:

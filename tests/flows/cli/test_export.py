@@ -38,15 +38,7 @@ def config(tmp_path: Path) -> Path:
 
 def test_a_config_as_a_document(run: Any, pair_file: Path, config: Path, tmp_path: Path) -> None:
     done = run(
-        "export",
-        "--to",
-        "vllm",
-        "--pair",
-        pair_file,
-        "--config",
-        config,
-        "--out",
-        tmp_path / "vllm.json",
+        f"export --to vllm --pair {pair_file} --config {config} --out {tmp_path}/vllm.json",
     )
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / "vllm.json").read_text())
@@ -65,15 +57,7 @@ def test_a_head_that_the_settings_do_not_use_is_not_written(
     run: Any, pair_file: Path, config: Path, tmp_path: Path
 ) -> None:
     done = run(
-        "export",
-        "--to",
-        "vllm",
-        "--pair",
-        pair_file,
-        "--config",
-        config,
-        "--save-head",
-        tmp_path / "head",
+        f"export --to vllm --pair {pair_file} --config {config} --save-head {tmp_path}/head",
     )
     assert done.exit_code == 2, done.output
     assert "use no head: leave --save-head out" in done.output
@@ -90,13 +74,11 @@ def test_both_revisions_of_a_pair_on_the_hub_are_named_and_main_is_not(
     )
     body += "  revision: {}\n"
     file.write_text(body.format("v1", "abc"))
-    document = json.loads(run("export", "--to", "vllm", "--pair", file, "--config", config).stdout)
+    document = json.loads(run(f"export --to vllm --pair {file} --config {config}").stdout)
     assert document["usage"].startswith("vllm serve org/target --revision v1 ")
     assert document["settings"]["revision"] == "abc"
     own = json.loads(
-        run(
-            "export", "--to", "vllm", "--pair", file, "--config", config, "--target-model", "./mine"
-        ).stdout
+        run(f"export --to vllm --pair {file} --config {config} --target-model ./mine").stdout
     )
     assert own["usage"].startswith("vllm serve ./mine --speculative-config"), (
         "the revision is not that of another model"
@@ -104,9 +86,7 @@ def test_both_revisions_of_a_pair_on_the_hub_are_named_and_main_is_not(
     file.write_text(body.format("main", "main"))
     assert (
         "revision"
-        not in json.loads(run("export", "--to", "vllm", "--pair", file, "--config", config).stdout)[
-            "usage"
-        ]
+        not in json.loads(run(f"export --to vllm --pair {file} --config {config}").stdout)["usage"]
     )
 
 
@@ -125,13 +105,13 @@ def test_a_releases_config(
     create_release(
         store, "tiny", "cpu", {"decoding_config": pinned.version}, model_records(spec, files), {}
     )
-    done = run("export", "--to", "transformers", "--pair", pair_file, "--alias", "candidate")
+    done = run(f"export --to transformers --pair {pair_file} --alias candidate")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["settings"] == {
         "prompt_lookup_num_tokens": 6,
         "max_matching_ngram_size": 3,
     }
-    missing = run("export", "--to", "transformers", "--pair", pair_file, "--release", "champion")
+    missing = run(f"export --to transformers --pair {pair_file} --release champion")
     assert missing.exit_code == 2
     assert "champion" in missing.stderr
 
@@ -151,15 +131,8 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
 ) -> None:
     (tmp_path / "config.json").write_text(written)
     done = run(
-        "export",
-        "--to",
-        "sglang",
-        "--pair",
-        pair_file,
-        "--config",
-        tmp_path / "config.json",
-        "--out",
-        tmp_path / "out.json",
+        f"export --to sglang --pair {pair_file} --config {tmp_path}/config.json --out "
+        f"{tmp_path}/out.json",
     )
     assert done.exit_code == 2
     assert words in done.stderr
@@ -169,7 +142,7 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
 
 def test_a_distilled_draft_is_asked_for(run: Any, config: Path) -> None:
     """The default pair's draft is stored in Draftwell's own form."""
-    done = run("export", "--to", "sglang", "--config", config, "--target-model", "smollm2")
+    done = run(f"export --to sglang --config {config} --target-model smollm2")
     assert done.exit_code == 2
     assert "--save-draft" in done.stderr
 
@@ -231,15 +204,7 @@ def test_the_draft_that_a_release_pins_is_saved_and_not_the_pairs_present_one(
     from draftwell.serving.artifacts.pair_files import weights_digest
 
     done = run(
-        "export",
-        "--to",
-        "vllm",
-        "--pair",
-        released,
-        "--release",
-        "candidate",
-        "--save-draft",
-        tmp_path / "saved",
+        f"export --to vllm --pair {released} --release candidate --save-draft {tmp_path}/saved",
     )
     assert done.exit_code == 0, done.output
     expected, other = (
@@ -257,30 +222,15 @@ def test_a_draft_is_not_saved_where_the_models_are_not_those_of_the_release(
     tokenizer = tmp_path / "target" / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + "\n")
     done = run(
-        "export",
-        "--to",
-        "vllm",
-        "--pair",
-        released,
-        "--release",
-        "candidate",
-        "--save-draft",
-        tmp_path / "saved",
+        f"export --to vllm --pair {released} --release candidate --save-draft {tmp_path}/saved",
     )
     assert done.exit_code == 2
     assert "release.tiny.cpu" in done.stderr
     assert not (tmp_path / "saved").exists()
     (tmp_path / "own.json").write_text('{"strategy": "vanilla_sd"}')
     done = run(
-        "export",
-        "--to",
-        "vllm",
-        "--pair",
-        released,
-        "--config",
-        tmp_path / "own.json",
-        "--save-draft",
-        tmp_path / "saved",
+        f"export --to vllm --pair {released} --config {tmp_path}/own.json --save-draft "
+        f"{tmp_path}/saved",
     )
     assert done.exit_code == 0, done.output
 
@@ -292,7 +242,7 @@ def test_a_release_with_a_draft_of_its_own_does_not_name_the_pairs(
     released.write_text(
         released.read_text().replace("artifact: later", f"path: {pair_file.parent / 'draft'}")
     )
-    done = run("export", "--to", "vllm", "--pair", released, "--release", "candidate")
+    done = run(f"export --to vllm --pair {released} --release candidate")
     assert done.exit_code == 2
     assert "--save-draft" in done.stderr
 

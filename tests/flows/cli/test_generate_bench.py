@@ -29,14 +29,9 @@ FIGURES = {
 
 def answer(run: Any, pair_file: Path, *more: Any) -> dict[str, Any]:
     done = run(
-        "generate",
-        "--pair",
-        pair_file,
-        "--prompt",
+        f"generate --pair {pair_file} --prompt",
         "the man in the inn",
-        "--max-tokens",
-        24,
-        "--json",
+        "--max-tokens 24 --json",
         *more,
     )
     assert done.exit_code == 0, done.output
@@ -44,7 +39,7 @@ def answer(run: Any, pair_file: Path, *more: Any) -> dict[str, Any]:
 
 
 def test_generate_json(run: Any, pair_file: Path) -> None:
-    made = answer(run, pair_file, "--set", "num_speculative_tokens=3")
+    made = answer(run, pair_file, "--set num_speculative_tokens=3")
     assert {
         "pair",
         "strategy",
@@ -65,14 +60,14 @@ def test_generate_json(run: Any, pair_file: Path) -> None:
 
 
 def test_greedy_generate_is_the_targets_own(run: Any, pair_file: Path) -> None:
-    plain = answer(run, pair_file, "--strategy", "autoregressive")
-    assert answer(run, pair_file, "--strategy", "vanilla_sd")["token_ids"] == plain["token_ids"]
-    assert answer(run, pair_file, "--strategy", "prompt_lookup")["token_ids"] == plain["token_ids"]
+    plain = answer(run, pair_file, "--strategy autoregressive")
+    assert answer(run, pair_file, "--strategy vanilla_sd")["token_ids"] == plain["token_ids"]
+    assert answer(run, pair_file, "--strategy prompt_lookup")["token_ids"] == plain["token_ids"]
 
 
 def test_the_seed_alone_decides(run: Any, pair_file: Path) -> None:
     first, again, other = (
-        answer(run, pair_file, "--temperature", 1.0, "--seed", seed)["token_ids"]
+        answer(run, pair_file, f"--temperature 1.0 --seed {seed}")["token_ids"]
         for seed in (1, 1, 2)
     )
     assert first == again
@@ -82,9 +77,7 @@ def test_the_seed_alone_decides(run: Any, pair_file: Path) -> None:
 def test_generate_text(run: Any, pair_file: Path) -> None:
     """The answer alone goes to stdout, what is said about it to stderr."""
     made = answer(run, pair_file)
-    done = run(
-        "generate", "--pair", pair_file, "--prompt", "the man in the inn", "--max-tokens", 24
-    )
+    done = run(f"generate --pair {pair_file} --prompt", "the man in the inn", "--max-tokens 24")
     assert done.stdout == made["text"] + "\n"
     assert f"{made['stats']['emitted']} tokens in" in done.stderr
 
@@ -169,21 +162,9 @@ def test_bench_settings_reach_their_strategy(
     """Autoregressive is measured though it was not named; --set names the strategy it is for."""
     out = tmp_path / "out.json"
     done = run(
-        "bench",
-        "--pair",
-        pair_file,
-        "--strategies",
-        "prompt_lookup,vanilla_sd",
-        "--prompts",
-        prompts_file,
-        "--limit",
-        1,
-        "--max-tokens",
-        8,
-        "--set",
-        "vanilla_sd.num_speculative_tokens=2",
-        "--json",
-        out,
+        f"bench --pair {pair_file} --strategies prompt_lookup,vanilla_sd --prompts "
+        f"{prompts_file} --limit 1 --max-tokens 8 --set "
+        f"vanilla_sd.num_speculative_tokens=2 --json {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     found = json.loads(out.read_text())["strategies"]
@@ -197,23 +178,8 @@ def test_bench_of_concurrent_requests(
 ) -> None:
     out = tmp_path / "out.json"
     done = run(
-        "bench",
-        "--pair",
-        pair_file,
-        "--strategies",
-        "vanilla_sd",
-        "--prompts",
-        prompts_file,
-        "--limit",
-        3,
-        "--max-tokens",
-        8,
-        "--dtype",
-        "float32",
-        "--concurrency",
-        3,
-        "--json",
-        out,
+        f"bench --pair {pair_file} --strategies vanilla_sd --prompts {prompts_file} "
+        f"--limit 3 --max-tokens 8 --dtype float32 --concurrency 3 --json {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "tokens/s, 3 at once" in done.stdout

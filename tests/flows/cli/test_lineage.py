@@ -53,7 +53,7 @@ def write(name: str, **entries: dict[str, Any]) -> Path:
 
 
 def walked(run: Any, what: object) -> list[dict[str, Any]]:
-    done = run("lineage", what, "--json")
+    done = run(f"lineage {what} --json")
     assert done.exit_code == 0, (done.output, done.exception)
     return list(json.loads(done.stdout))
 

@@ -266,13 +266,9 @@ def test_old_traffic_that_has_changed_is_a_drift_all_the_same(
 @pytest.fixture
 def monitor(step: StepContext, run: Any, pair_file: Path, tmp_path: Path) -> Any:
     return lambda table, *more: run(
-        "monitor",
-        "--pair",
-        pair_file,
-        "--spool",
+        f"monitor --pair {pair_file} --spool",
         traffic.spool(tmp_path / "spool", table),
-        "--report",
-        tmp_path / "report",
+        f"--report {tmp_path}/report",
         *more,
     )
 
@@ -311,10 +307,10 @@ def test_limits_of_ones_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> Non
     file = tmp_path / "limits.yaml"
     text = (Path(monitor_step.registry.__file__).parent / "drift.yaml").read_text()
     file.write_text(text.replace("min_prompts: 24", "min_prompts: 100"))
-    told = monitor(traffic.some(pool, 40, seed=3), "--limits", file).stdout
+    told = monitor(traffic.some(pool, 40, seed=3), f"--limits {file}").stdout
     assert "40 different prompts, 100 are needed" in " ".join(told.split())
     file.write_text(text.replace("resamples: 9999", "resamples: 99"))
-    done = monitor(traffic.some(pool, 40, seed=3), "--limits", file)
+    done = monitor(traffic.some(pool, 40, seed=3), f"--limits {file}")
     assert done.exit_code == 2
     assert "resamples must be at least 5000" in done.stderr
 
@@ -322,16 +318,16 @@ def test_limits_of_ones_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> Non
 def test_what_cannot_be_compared(
     step: StepContext, run: Any, pair_file: Path, pool: pa.Table, tmp_path: Path
 ) -> None:
-    some = ("monitor", "--pair", pair_file)
+    some = f"monitor --pair {pair_file}"
     for arguments, told in (
-        ((*some, "--spool", tmp_path / "nowhere"), "holds no traces"),
-        ((*some, "--spool", tmp_path, "--reference", tmp_path / "nowhere"), "holds no trace:"),
+        (f"{some} --spool {tmp_path}/nowhere", "holds no traces"),
+        (f"{some} --spool {tmp_path} --reference {tmp_path}/nowhere", "holds no trace:"),
         (
-            (*some, "--spool", tmp_path, "--dtype", "bfloat16"),
+            f"{some} --spool {tmp_path} --dtype bfloat16",
             "neither a champion on cpu nor calibrated artifacts",
         ),
     ):
-        done = run(*arguments)
+        done = run(arguments)
         assert done.exit_code == 2, (done.output, done.exception)
         assert told in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1

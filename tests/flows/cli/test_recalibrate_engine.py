@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from draftwell.components.engines.ports import free_port
+from draftwell.components.engines.process_group import free_port
 from draftwell.flows.cli.demo import run_loop
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.engine import recalibrate as step
@@ -24,7 +24,7 @@ from draftwell.flows.steps.engine.serve import server_environment
 from draftwell.flows.steps.engine.space import space_of
 from tests.support.errors import raises_code
 from tests.support.peers.environments import install, with_server
-from tests.support.peers.releases import tuned, verdict
+from tests.support.peers.releases import settings_of, short_demo, tuned, verdict, write_requests
 from tests.support.results import kept_results
 from tests.support.server.server_process import wait_until
 
@@ -32,32 +32,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python"),
     pytest.mark.usefixtures("quiet_prefect"),
 ]
-
-WORDS = (
-    "man",
-    "inn",
-    "onion",
-    "hand",
-    "end",
-    "hour",
-    "men",
-    "one",
-    "thin",
-    "hen",
-    "other",
-    "then",
-    "ten",
-)
-
-
-def write_requests(file: Path, words: str, count: int = 42) -> Path:
-    """Different completions, as a gateway records them."""
-    rows = [
-        {"prompt": f"{words} {one} in the {two}"} for one in WORDS for two in WORDS if one != two
-    ][:count]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 class Loop:
@@ -116,7 +90,7 @@ class Loop:
     def served(self) -> tuple[str, str, int]:
         """Name of the bundle that `current` leads to, its method and its K."""
         current = self.out / "vllm" / "tiny" / "current"
-        config = json.loads((current / "manifest.json").read_text())["settings"]["speculative"]
+        config = settings_of(current)["speculative"]
         return current.resolve().name, config["method"], config["num_speculative_tokens"]
 
 
@@ -130,33 +104,7 @@ def loop(
     made = Loop(pair_file, own_stores / "draftwell", tmp_path / "dist", monkeypatch)
     made.engine({"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1})
     prompts = write_requests(tmp_path / "first.jsonl", "the")
-    done = run(
-        "demo",
-        "--engine",
-        "vllm",
-        "--pair",
-        pair_file,
-        "--prompts",
-        prompts,
-        "--device",
-        "cpu",
-        "--max-tokens",
-        8,
-        "--tune-prompts",
-        8,
-        "--bench-prompts",
-        8,
-        "--serve-seconds",
-        1,
-        "--out",
-        made.out,
-        "--levels",
-        1,
-        "--methods",
-        "ngram,draft_model",
-        "--threads",
-        2,
-    )
+    done = run(f"{short_demo(pair_file, prompts, made.out)} --levels 1 --threads 2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert made.served() == ("1-cpu", "draft_model", 2)
     return made
@@ -175,9 +123,9 @@ class Service:
 
     def bundle(self) -> str:
         """What it serves, as soon as it answers."""
-        wait_until(self.answers, "it does not answer", seconds=30)
+        wait_until(self.answers, "it does not answer", seconds=300)
         request = Request(f"http://127.0.0.1:{self.port}/v1/completions", b'{"max_tokens": 1}')
-        with urlopen(request, timeout=10) as answer:
+        with urlopen(request, timeout=60) as answer:
             return str(json.load(answer)["bundle"])
 
     def answers(self) -> bool:
@@ -260,16 +208,14 @@ def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path
     (before / "manifest.json").write_text(json.dumps(manifest))
     (before / ".env").write_text("VLLM_API_KEY=secret\n")
     (before / ".env").chmod(0o600)
-    (before / "compose.yaml").write_text(
-        "services: {vllm: {image: 'draftwell-tiny:1-cpu', mem_limit: 8g}}\n"
-    )
+    (before / "compose.override.yaml").write_text("services: {vllm: {mem_limit: 8g}}\n")
     loop.counts("tiny/1-cpu", 30, "draft_model", 2)
     loop.engine({"ngram:8": 1.9, "ngram": 1.3, "draft_model": 0.8}, "[1, 0]")
     done = loop.run(prompts=write_requests(tmp_path / "new.jsonl", "a"), restart="true")
     assert done["state"] == "deployed", done
     assert loop.served() == ("2-cpu", "ngram", 8)
     after = Path(done["bundle"])
-    settings = json.loads((after / "manifest.json").read_text())["settings"]
+    settings = settings_of(after)
     assert {name: settings[name] for name in OPTIONS} == OPTIONS
     assert (settings["tuned"]["temperature"], settings["gate"]["threads"]) == (0.7, 1)
     assert verdict("champion", "cpu-vllm-sampled") is not None
@@ -277,9 +223,7 @@ def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path
         "VLLM_API_KEY=secret\n",
         0o600,
     )
-    assert (
-        after / "compose.yaml"
-    ).read_text() == "services: {vllm: {image: 'draftwell-tiny:2-cpu', mem_limit: 8g}}\n"
+    assert (after / "compose.override.yaml").read_text() == "services: {vllm: {mem_limit: 8g}}\n"
     assert "draftwell-tiny:2-cpu" in (after / "chart" / "values.yaml").read_text()
     assert "greedy" in done["report"]["since_tuning"]["why"]
     judged = tuned(loop.folder, sampled=True).contents.settings
@@ -363,22 +307,12 @@ def test_the_command(
     monkeypatch.setattr(engine_commands, "recalibrate", instead)
     monkeypatch.setattr(engine_commands, "space_of", lambda settings: None)
     with_server(tmp_path / "peers")
-    words = ("monitor", "--engine", "vllm", "--pair", pair_file)
+    words = f"monitor --engine vllm --pair {pair_file}"
     done = run(
-        *words,
-        "--recalibrate",
-        "--prompts",
-        tmp_path,
-        "--restart",
-        "true",
-        "--levels",
-        "1,4",
-        "--methods",
+        words,
+        f"--recalibrate --prompts {tmp_path} --restart true --levels 1,4 --methods",
         "ngram, suffix",
-        "--minutes",
-        5,
-        "--out",
-        tmp_path,
+        f"--minutes 5 --out {tmp_path}",
     )
     assert (done.exit_code, done.stdout.strip()) == (1, "refused: the gate failed"), (
         done.output,
@@ -396,14 +330,14 @@ def test_the_command(
         methods=("ngram", "suffix"),
     )
     outcome["state"] = "steady"
-    assert run(*words, "--recalibrate", "--out", tmp_path).exit_code == 0
+    assert run(words, f"--recalibrate --out {tmp_path}").exit_code == 0
     for wrong, said in (
-        ((*words, "--minutes", 5), "--minutes means nothing without --recalibrate"),
+        (f"{words} --minutes 5", "--minutes means nothing without --recalibrate"),
         (
-            ("monitor", "--pair", pair_file, "--recalibrate"),
+            f"monitor --pair {pair_file} --recalibrate",
             "--recalibrate means nothing with --engine draftwell",
         ),
     ):
-        refused = run(*wrong)
+        refused = run(wrong)
         assert refused.exit_code == 2
         assert said in refused.stderr

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import draftwell.serving.device
-from draftwell.components.gate.verdict import Check, GateVerdict
 from draftwell.flows.cli.gate_run import exit_code, release_to_judge
 from draftwell.flows.context import StepContext
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.promotion import promote
 from draftwell.registry.releases import ReleaseVersion, find_release, gate_record, record_gate
 from draftwell.registry.store import Store
+from draftwell.serving.bundle.verdict import Check, GateVerdict
 from tests.support.errors import raises_code
 from tests.support.loop import publishing
 from tests.support.patching import replace_everywhere
@@ -157,11 +157,11 @@ def test_a_tuning_on_a_cuda_host_is_judged_by_a_plain_gate(
     """The same default device for both; before, the gate took the CPU, found nothing and was
     green."""
     tiny("cuda")
-    done = run("gate", "--pair", pair_file)
+    done = run(f"gate --pair {pair_file}")
     assert done.exit_code == 0, (done.output, done.exception)
     assert judged == [("cuda", 1)]
     assert "device: cuda, picked by default" in done.stderr
-    done = run("gate", "--pair", pair_file, "--device", "cpu")
+    done = run(f"gate --pair {pair_file} --device cpu")
     assert (done.exit_code, len(judged)) == (2, 1)
     assert "for cuda it has candidate = 1 (--device cuda)" in done.stderr
 
@@ -172,14 +172,14 @@ def test_promote_and_deploy_take_the_same_device(
 ) -> None:
     made = tiny("cuda")
     record_gate(Store(), publishing.verdict(made))
-    assert run("promote", "--pair", pair_file).exit_code == 0
+    assert run(f"promote --pair {pair_file}").exit_code == 0
     assert Store().get_aliases("release", "tiny.cuda")["champion"] == 1
     assert Store().get_aliases("acceptance_table", "tiny") == {
         "candidate-cuda": 1,
         "challenger-cuda": 1,
         "champion-cuda": 1,
     }
-    done = run("promote", "--pair", pair_file, "--device", "cpu")
+    done = run(f"promote --pair {pair_file} --device cpu")
     assert done.exit_code == 2
     assert "--device cuda" in done.stderr
 

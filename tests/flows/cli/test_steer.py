@@ -156,7 +156,7 @@ def test_the_command_says_what_it_pinned_and_what_it_will_not_change(
     mark = fingerprint(space.files(), "float32")
     publish(store, verifier(mark), tmp_path / "verifier")
     publish(store, table(mark, accepted=4), tmp_path / "table")
-    done = run("release", "--pair", pair_file, "--pin", "verifier=1", "--pin", "acceptance_table=2")
+    done = run(f"release --pair {pair_file} --pin verifier=1 --pin acceptance_table=2")
     assert done.exit_code == 0, done.output
     assert "release.tiny.cpu version 2" in done.stdout
     assert "does not read verifier" in done.stdout
@@ -167,10 +167,8 @@ def test_the_command_says_what_it_pinned_and_what_it_will_not_change(
         "champion": 1,
     }
     assert store.get_aliases("verifier", "tiny") == {"candidate-cpu": 1}
-    again = run(
-        "release", "--pair", pair_file, "--pin", "verifier=1", "--pin", "acceptance_table=2"
-    )
+    again = run(f"release --pair {pair_file} --pin verifier=1 --pin acceptance_table=2")
     assert "release.tiny.cpu version 2" in again.stdout  # the same versions are the same release
-    refused = run("release", "--pair", pair_file, "--pin", "verifier=9")
+    refused = run(f"release --pair {pair_file} --pin verifier=9")
     assert refused.exit_code == 2
     assert len(refused.stderr.splitlines()) == 1

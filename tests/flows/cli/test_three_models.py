@@ -32,16 +32,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answer(run: Any, file: Path, strategy: str, *more: Any) -> dict[str, Any]:
     done = run(
-        "generate",
-        "--pair",
-        file,
-        "--strategy",
-        strategy,
-        "--prompt",
+        f"generate --pair {file} --strategy {strategy} --prompt",
         "the man in the inn",
-        "--max-tokens",
-        24,
-        "--json",
+        "--max-tokens 24 --json",
         *more,
     )
     assert done.exit_code == 0, (done.output, done.exception)
@@ -50,7 +43,7 @@ def answer(run: Any, file: Path, strategy: str, *more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", ["pyramid_assisted", "pyramid_fuzzy"])
 def test_generate_with_three_models(run: Any, three: Path, strategy: str) -> None:
-    made = answer(run, three, strategy, "--set", "tau_target=0.5", "--set", "divergence=tv")
+    made = answer(run, three, strategy, "--set tau_target=0.5 --set divergence=tv")
     assert made["parameters"]["divergence"] == "tv"
     stats = made["stats"]
     assert stats["emitted"] == len(made["token_ids"])
@@ -63,8 +56,7 @@ def test_generate_with_three_models(run: Any, three: Path, strategy: str) -> Non
         run,
         three,
         strategy,
-        "--set",
-        "tau_target=0",
+        "--set tau_target=0",
         *(["--set", "tau_qualifier=0"] if strategy == "pyramid_fuzzy" else []),
     )
     assert strict["token_ids"] == plain["token_ids"], (
@@ -83,21 +75,9 @@ def test_other_strategies_leave_the_qualifier_alone(run: Any, three: Path, strat
 def test_bench_with_three_models(run: Any, three: Path, prompts_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     done = run(
-        "bench",
-        "--pair",
-        three,
-        "--strategies",
-        "vanilla_sd,pyramid_assisted,pyramid_fuzzy,mentored",
-        "--prompts",
-        prompts_file,
-        "--limit",
-        2,
-        "--max-tokens",
-        12,
-        "--set",
-        "pyramid_fuzzy.tau_target=0.4",
-        "--json",
-        out,
+        f"bench --pair {three} --strategies "
+        f"vanilla_sd,pyramid_assisted,pyramid_fuzzy,mentored --prompts {prompts_file} "
+        f"--limit 2 --max-tokens 12 --set pyramid_fuzzy.tau_target=0.4 --json {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads(out.read_text())["strategies"]
@@ -120,26 +100,17 @@ def test_bench_with_three_models(run: Any, three: Path, prompts_file: Path, tmp_
 
 
 def test_a_pair_without_a_qualifier_is_refused(run: Any, pair_file: Path) -> None:
-    done = run(
-        "generate", "--pair", pair_file, "--strategy", "pyramid_assisted", "--prompt", "then"
-    )
+    done = run(f"generate --pair {pair_file} --strategy pyramid_assisted --prompt then")
     assert "needs a qualifier model" in done.output
     done = run(
-        "generate",
-        "--pair",
-        pair_file,
-        "--strategy",
-        "pyramid_fuzzy",
-        "--set",
-        "tau_qualifier=0.9",
-        "--prompt",
-        "then",
+        f"generate --pair {pair_file} --strategy pyramid_fuzzy --set tau_qualifier=0.9 "
+        "--prompt then",
     )
     assert "must not exceed tau_target" in done.output
 
 
 def test_the_lists_name_models_and_choices(run: Any) -> None:
-    rows = {row["name"]: row for row in json.loads(run("strategies", "--json").stdout)}
+    rows = {row["name"]: row for row in json.loads(run("strategies --json").stdout)}
     assert rows["pyramid_fuzzy"]["models"] == ["target", "draft", "qualifier"]
     assert rows["fuzzy_sd"]["parameters"]["divergence"]["choices"] == [
         "tv",

@@ -90,7 +90,7 @@ def train(
     run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path
 ) -> Callable[..., Any]:
     return lambda *more: run(
-        "train", "--pair", pair_file, "--traces", traces["learn"], "--no-publish", *more
+        f"train --pair {pair_file} --traces", traces["learn"], "--no-publish", *more
     )
 
 
@@ -107,14 +107,7 @@ def test_a_test_trace_of_its_own(
     done = train(
         "--test",
         traces["test"],
-        "--ratio",
-        1.5,
-        "--eta-fp",
-        0.2,
-        "--features",
-        "scalars,before",
-        "--seed",
-        3,
+        "--ratio 1.5 --eta-fp 0.2 --features scalars,before --seed 3",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "verifier.json").read_text())
@@ -143,7 +136,7 @@ def test_a_test_trace_of_its_own(
 def test_a_head_with_its_reliability(
     train: Callable[..., Any], space: Path, traces: dict[str, Path]
 ) -> None:
-    done = train("--kind", KIND, "--test", traces["test"])
+    done = train(f"--kind {KIND} --test", traces["test"])
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "acceptance_head.json").read_text())
     assert len(report["prompts"]["train"]) == len(report["prompts"]["test"]) == 20
@@ -165,7 +158,7 @@ def test_a_head_with_its_reliability(
 def test_medusa_heads_that_then_draft(
     train: Callable[..., Any], run: Any, pair_file: Path, space: Path, traces: dict[str, Path]
 ) -> None:
-    done = train("--kind", "medusa_heads", "--test", traces["test"])
+    done = train("--kind medusa_heads --test", traces["test"])
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "medusa_heads.json").read_text())
     assert (
@@ -179,11 +172,11 @@ def test_medusa_heads_that_then_draft(
     }
     asked = ("generate", "--pair", pair_file, "--prompt", "the inn", "--max-tokens", 8)
     texts = [
-        run(*asked, "--strategy", name).stdout.splitlines()[0]
+        run(*asked, f"--strategy {name}").stdout.splitlines()[0]
         for name in ("medusa", "autoregressive")
     ]
     assert texts[0] == texts[1]
-    refused(train("--kind", "medusa_heads", "--ratio", 1.5), "--ratio", "medusa_heads")
+    refused(train("--kind medusa_heads --ratio 1.5"), "--ratio", "medusa_heads")
 
 
 def test_what_is_known_is_published_with_it(
@@ -194,15 +187,11 @@ def test_what_is_known_is_published_with_it(
 
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run(
-        "train",
-        "--pair",
-        pair_file,
-        "--traces",
+        f"train --pair {pair_file} --traces",
         traces["learn"],
         "--test",
         traces["test"],
-        "--features",
-        "scalars",
+        "--features scalars",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     store = Store()
@@ -249,7 +238,7 @@ def test_a_bad_trace_changes_nothing(
         given = (
             ("--traces", traces["learn"], "--test", bad) if place == "--test" else ("--traces", bad)
         )
-        done = run("train", "--pair", pair_file, "--no-publish", *given)
+        done = run(f"train --pair {pair_file} --no-publish", *given)
         try:
             refused(done, *words)
             assert contents(space) == old
@@ -286,7 +275,7 @@ def test_a_bad_trace_is_refused_for_a_head_too(
     }
     for bad, words in cases.items():
         refused(
-            run("train", "--pair", pair_file, "--no-publish", "--kind", KIND, "--traces", bad),
+            run(f"train --pair {pair_file} --no-publish --kind {KIND} --traces {bad}"),
             *words,
         )
         assert contents(space) == old
@@ -299,13 +288,13 @@ def test_scores_that_are_not_finite_change_nothing(
 
     real = LogisticRegression.fit
 
-    def diverges(self: Any, *given: Any) -> Any:
-        real(self, *given)
+    def diverges(self: Any, *given: Any, **more: Any) -> Any:
+        real(self, *given, **more)
         self.coef_ = self.coef_ * np.nan
         return self
 
     monkeypatch.setattr(LogisticRegression, "fit", diverges)
-    refused(train("--features", "scalars"), "scores of the verifier are NaN")
+    refused(train("--features scalars"), "scores of the verifier are NaN")
     assert contents(space) == old
 
 
@@ -332,7 +321,7 @@ def test_a_datastore_of_the_targets_texts(
 ) -> None:
     from draftwell.serving.artifacts.datastore import Datastore
 
-    done = train("--kind", "datastore")
+    done = train("--kind datastore")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "datastore.json").read_text())
     assert done.stdout.startswith(
@@ -343,19 +332,13 @@ def test_a_datastore_of_the_targets_texts(
     assert made.provenance.trace_digest == TraceSet(traces["learn"]).digest()
     assert len(made.provenance.training_prompts or ()) == 20
     before = contents(space)
-    refused(train("--kind", "datastore", "--test", traces["test"]), "--test", "remove this")
-    refused(train("--kind", "datastore", "--ratio", 1.5), "--ratio", "not for --kind datastore")
+    refused(train("--kind datastore --test", traces["test"]), "--test", "remove this")
+    refused(train("--kind datastore --ratio 1.5"), "--ratio", "not for --kind datastore")
     assert contents(space) == before
     for strategy in ("rest", "suffix"):
         done = run(
-            "generate",
-            "--pair",
-            pair_file,
-            "--strategy",
-            strategy,
-            "--prompt",
+            f"generate --pair {pair_file} --strategy {strategy} --prompt",
             "see the man",
-            "--max-tokens",
-            8,
+            "--max-tokens 8",
         )
         assert done.exit_code == 0, (done.output, done.exception)

@@ -56,15 +56,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run(
-        "train",
-        "--kind",
-        "eagle3_head",
-        "--pair",
-        deep_pair,
-        "--prompts",
-        prompts_file,
-        "--tokens",
-        3000,
+        f"train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file} --tokens 3000",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "acceptance on held-out texts" in done.stdout
@@ -95,15 +87,9 @@ def test_a_head_is_trained_registered_and_drafted_with(
     for strategy in ("autoregressive", "eagle3", "hybrid"):
         more = ("--set", "drafter=head") if strategy == "hybrid" else ()
         done = run(
-            "generate",
-            "--pair",
-            deep_pair,
-            "--strategy",
-            strategy,
-            "--prompt",
+            f"generate --pair {deep_pair} --strategy {strategy} --prompt",
             "the inn",
-            "--max-tokens",
-            16,
+            "--max-tokens 16",
             *more,
         )
         assert done.exit_code == 0, (done.output, done.exception)
@@ -114,9 +100,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
     )
     assert profile["t_head"] > 0, "the head's step is measured with the others"
 
-    again = run(
-        "train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, *QUICK
-    )
+    again = run(f"train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file}", *QUICK)
     assert again.exit_code == 0, (again.output, again.exception)
     assert "tokens by the target" not in again.stderr, "the corpus is there already"
     assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest == head.digest, (
@@ -130,7 +114,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
     more = own_stores / "more.jsonl"
     more.write_text(prompts_file.read_text() + '{"prompt": "the inn"}\n{"prompt": "the inn"}\n')
     for changed in (("--prompts", prompts_file, "--seed", 1), ("--prompts", more)):
-        other = run("train", "--kind", "eagle3_head", "--pair", deep_pair, *changed, *QUICK)
+        other = run(f"train --kind eagle3_head --pair {deep_pair}", *changed, *QUICK)
         assert other.exit_code == 0, (other.output, other.exception)
         assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest != head.digest, (
             "another training, not a finished one"
@@ -141,7 +125,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
     )
     assert curves_of(space, tmp_head(own_stores, head)) == {}, "the report is of another head now"
     settings = ("--config", config_file(own_stores), "--save-head", own_stores / "for_vllm")
-    exported = run("export", "--to", "vllm", "--pair", deep_pair, *settings)
+    exported = run(f"export --to vllm --pair {deep_pair}", *settings)
     assert exported.exit_code == 0, (exported.output, exported.exception)
     assert json.loads(exported.stdout)["settings"]["model"] == str(own_stores / "for_vllm")
     assert (own_stores / "for_vllm" / "model.safetensors").is_file()
@@ -177,7 +161,7 @@ def config_file(folder: Path) -> Path:
         ),
         (
             ("--kind", "eagle3_head", "--traces", "a", "--label", "soft"),
-            "--traces, --label: not for",
+            "--label, --traces: not for",
         ),
         (("--kind", "medusa_heads", "--ratio", 1), "--ratio: not for --kind medusa_heads"),
         (("--kind", "datastore", "--seed", 1), "--seed: not for --kind datastore"),
@@ -196,7 +180,7 @@ def test_what_is_refused(
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     monkeypatch.chdir(own_stores)
     shutil.copyfile(prompts_file, own_stores / "x.jsonl")
-    refused = run("train", "--pair", pair_file, *options, "--no-publish")
+    refused = run(f"train --pair {pair_file}", *options, "--no-publish")
     assert refused.exit_code == 2
     assert words in refused.stderr
     assert refused.stderr.splitlines()[-1].startswith("Error: ")
@@ -223,5 +207,5 @@ def test_the_recipe_is_given_the_seed(
     )
     monkeypatch.chdir(own_stores)
     for seed in ((), ("--seed", 7)):
-        run("train", "--kind", "eagle3_head", "--pair", pair_file, "--device", "cpu", *seed)
+        run(f"train --kind eagle3_head --pair {pair_file} --device cpu", *seed)
     assert asked == [0, 7]

@@ -34,7 +34,7 @@ def alone(pair_file: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: Path) -> None:
-    done = run("calibrate", "--pair", alone, "--no-publish")
+    done = run(f"calibrate --pair {alone} --no-publish")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "head step" in done.stdout
     space = Workspace(str(alone))
@@ -47,15 +47,9 @@ def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: 
     outputs = {}
     for strategy in ("autoregressive", "hybrid"):
         done = run(
-            "generate",
-            "--pair",
-            alone,
-            "--strategy",
-            strategy,
-            "--prompt",
+            f"generate --pair {alone} --strategy {strategy} --prompt",
             "the inn",
-            "--max-tokens",
-            16,
+            "--max-tokens 16",
         )
         assert done.exit_code == 0, (done.output, done.exception)
         assert "measuring a hardware profile" not in done.stderr, "that of calibration is complete"
@@ -69,6 +63,6 @@ def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: 
 def test_options_that_read_traces_are_refused_without_a_draft(
     run: Any, alone: Path, option: str, value: Any
 ) -> None:
-    refused = run("calibrate", "--pair", alone, option, value)
+    refused = run(f"calibrate --pair {alone} {option} {value}")
     assert refused.exit_code == 2
     assert f"{option}: only for pairs with a draft model" in refused.stderr

@@ -16,6 +16,7 @@ from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import gate as gate_step
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.bundle.verdict import Check
 from draftwell.serving.recording.trace import TraceSet
 from tests.support.patching import replace_everywhere
 
@@ -76,11 +77,11 @@ def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         {
             "passed": False,
             "checks": [
-                {"name": "sampled speedup", "passed": False, "enough": False, "detail": "1.1"},
-                {"name": "speedup", "passed": True, "detail": "fine"},
+                vars(Check("sampled speedup", 1.1, 1.0, passed=False, detail="1.1", enough=False)),
+                vars(Check("speedup", 1.1, 1.0, passed=True, detail="fine")),
             ],
         },
-        {"passed": False, "checks": [{"name": "speedup", "passed": False, "detail": "too slow"}]},
+        {"passed": False, "checks": [vars(Check("speedup", 0.9, 1.0, False, "too slow"))]},
     ]
 
     def refuse(step: Any, prompts: Any, settings: Any, **options: Any) -> dict[str, Any]:
@@ -149,12 +150,12 @@ def test_gate_and_promote_again(
     refused_once: dict[str, Any], run: Any, pair_file: Path, prompts_file: Path
 ) -> None:
     """By hand, for a pair of one's own, which no baseline is recorded for."""
-    few = ("--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8)
-    done = run("gate", *few)
+    few = f"--pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 8"
+    done = run("gate", few)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "no recorded baseline" in done.stderr
     assert "release 3" in done.stdout
-    done = run("promote", "--pair", pair_file, "--release", 3)
+    done = run(f"promote --pair {pair_file} --release 3")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "is the champion" in done.stdout
 
@@ -193,7 +194,7 @@ def test_registers_every_kind(made: dict[str, Any]) -> None:
 def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) -> None:
     """Row → config → table → traces, by digests alone."""
     space = draftwell_home() / "pairs" / "tiny" / "float32"
-    done = run("lineage", space / "cpu" / "reports" / "bench.json", "--json")
+    done = run(f"lineage {space}/cpu/reports/bench.json --json")
     assert done.exit_code == 0, (done.output, done.exception)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     digest = TraceSet(space / "traces").digest()

@@ -26,7 +26,6 @@ from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.losslessness import identity_entry
 from draftwell.components.gate.predictions import judge_predictions, predictions
 from draftwell.components.gate.settings import GateSettings
-from draftwell.components.gate.verdict import FAILED, GateVerdict, Thresholds
 from draftwell.components.prompts.prompt import Prompt, demo_prompts, ids_of
 from draftwell.flows.context import StepContext
 from draftwell.flows.steps.gate_parts.bench import BenchJudge, measured
@@ -35,6 +34,7 @@ from draftwell.flows.steps.gate_parts.checks import IDENTITY_PROMPTS, IDENTITY_T
 from draftwell.registry.gates import load_gates
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.bundle.verdict import FAILED, GateVerdict, Thresholds
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.output import Output

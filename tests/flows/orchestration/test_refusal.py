@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from draftwell.flows.steps.verdict import refusal
+from draftwell.serving.bundle.verdict import Check
 
-FAILED_CHECK = {
-    "name": "sampled speedup",
-    "passed": False,
-    "enough": True,
-    "detail": "0.9 times as fast",
-}
+FAILED_CHECK = vars(Check("sampled speedup", 0.9, 1.0, False, "0.9 times as fast"))
 GREEDY = {"strategy": "spide", "parameters": {"tau": 0.5}}
 
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ import yaml
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import PrefectHTTPStatusError
 
+from draftwell.components.engines.process_group import free_port
 from draftwell.flows.orchestration.deployments import CRASH_SILENT_RUNS, SILENCE
 from draftwell.flows.orchestration.task_options import LEASE
 from draftwell.flows.settings import PipelineSettings
@@ -51,10 +51,12 @@ SECRETS = {
     "PREFECT_API_AUTH_STRING": "keeper:password-of-the-server",
 }
 """What server and worker have in their environment; the last is asked for with every request."""
-MANY = 96
-"""Prompts of the run that is killed: three shards."""
+MANY = 160
+"""Prompts of the run that is killed: five shards, of which the last comes long after the first."""
 FEW = 24
 """Prompts of the others, as many as a comparison with traffic needs."""
+ENOUGH = 72
+"""Prompts of which the gate gets fourteen: its interval of a verifier is narrow then."""
 
 
 def wait_for(what: str, found: Callable[[], Any], log: Path | None = None) -> Any:
@@ -67,12 +69,6 @@ def wait_for(what: str, found: Callable[[], Any], log: Path | None = None) -> An
     raise AssertionError(
         f"{what}: not within {PATIENCE:.0f} s" + (f"\n{log.read_text()[-3000:]}" if log else "")
     )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def parents() -> dict[int, int]:
@@ -303,6 +299,19 @@ def ran(run: Any) -> Any:
     return over(run) and not run.state.is_cancelled()
 
 
+def wait_for_quiet(place: Place, deployment: Any) -> None:
+    """Until no run of a deployment is under way."""
+    wait_for(
+        "quiet",
+        lambda: (
+            not any(
+                run.state.is_running() or run.state.is_pending()
+                for run in place.runs(deployment.id)
+            )
+        ),
+    )
+
+
 def begun(shards: TraceSet, old: os.stat_result) -> bool:
     """Whether a collection has written its first shard in the place of an older one."""
     try:
@@ -447,16 +456,7 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(
     from draftwell.flows.loading import open_pair, prompts_of
     from draftwell.flows.steps import collect as collect_step
 
-    wait_for(
-        "quiet",
-        lambda: (
-            not [
-                run
-                for run in place.runs(deployment.id)
-                if run.state.is_running() or run.state.is_pending()
-            ]
-        ),
-    )
+    wait_for_quiet(place, deployment)
     settings = place.settings(MANY)
     parameters = place.parameters(MANY)
     shards = TraceSet(place.traces)
@@ -488,7 +488,7 @@ def test_drift_ends_in_a_switched_bundle(place: Place, deployment: Any, first: A
     """Nobody does anything: the check finds it, its event starts the flow for this pair alone, and
     what comes of it is served."""
     before, step = place.aliases()["champion"], traffic.station_of(place.pair)
-    asked = traffic.prompts(60, seed=3, words=traffic.OTHERS)
+    asked = traffic.prompts(3 * ENOUGH, seed=3, words=traffic.OTHERS)
     rows = traffic.serve(step, place.folder / "served", asked).read()
     spool = traffic.spool(place.folder / "spool", traffic.elsewhere(rows), asked)
     with place.client() as client:
@@ -506,7 +506,7 @@ def test_drift_ends_in_a_switched_bundle(place: Place, deployment: Any, first: A
         drift = client.read_deployment_by_name("draftwell/drift-tiny-cpu")
         monitor = client.read_deployment_by_name("monitor/tiny-cpu")
         checked = client.create_flow_run_from_deployment(
-            monitor.id, parameters=place.parameters(FEW, source="prompts", spool=spool)
+            monitor.id, parameters=place.parameters(ENOUGH, source="prompts", spool=spool)
         )
     assert place.ended(checked.id).state.is_completed(), place.worker_log.read_text()[-3000:]
     run = wait_for(
@@ -536,16 +536,7 @@ def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(
 ) -> None:
     """As when the machine goes down: nobody is left to say so but the server, which misses the
     heartbeat. No worker is left after it."""
-    wait_for(
-        "quiet",
-        lambda: (
-            not [
-                run
-                for run in place.runs(deployment.id)
-                if run.state.is_running() or run.state.is_pending()
-            ]
-        ),
-    )
+    wait_for_quiet(place, deployment)
     shards = TraceSet(place.traces)
     old = shards.shard(0).stat()
     parameters = place.parameters(MANY, collect_tokens=23)
@@ -572,7 +563,7 @@ def test_secrets_are_in_no_log_and_no_state(place: Place, first: Any) -> None:
     with place.client() as client:
         assert client.read_flow_run(first.id).state.is_completed(), "with the password"
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{place.url}/api/admin/version", timeout=5)
+        urllib.request.urlopen(f"{place.url}/api/admin/version", timeout=60)
     assert {"server.log", "worker.log", "prefect", "draftwell"} <= {
         path.name for path in place.folder.iterdir()
     }

@@ -62,7 +62,7 @@ def collect(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=900,
         preexec_fn=limit,
     )
 

@@ -24,6 +24,7 @@ from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledC
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.runtime.strategies import STRATEGIES
+from tests.support.commands import run_command
 from tests.support.errors import raises_code
 from tests.support.loop.thresholds import ANY_SPEED
 from tests.support.patching import replace_everywhere
@@ -43,30 +44,29 @@ def place(place: Path) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def call(place: Path, pair_file: Path) -> Callable[..., Any]:
     """Run a command of `draftwell` on the tiny pair."""
-    from typer.testing import CliRunner
 
-    from draftwell.flows.cli.main import app
+    def called(command: str, *more: Any) -> Any:
+        name, _, options = command.partition(" ")
+        return run_command(f"{name} --pair {pair_file} {options}", *more)
 
-    return lambda name, *words: CliRunner().invoke(
-        app, [name, "--pair", str(pair_file), *map(str, words)]
-    )
-
-
-@pytest.fixture(scope="module")
-def few(prompts_file: Path) -> tuple[Any, ...]:
-    return ("--prompts", prompts_file, "--limit", 2, "--max-tokens", 8)
+    return called
 
 
 @pytest.fixture(scope="module")
-def tuned(call: Callable[..., Any], prompts_file: Path, few: tuple[Any, ...]) -> Path:
+def few(prompts_file: Path) -> str:
+    return f"--prompts {prompts_file} --limit 2 --max-tokens 8"
+
+
+@pytest.fixture(scope="module")
+def tuned(call: Callable[..., Any], prompts_file: Path, few: str) -> Path:
     """Stations one by one, as README tells them; the workspace."""
     for words in (
-        ("collect", "--prompts", prompts_file, "--limit", 5, "--max-tokens", 16),
-        ("train",),
-        ("calibrate", "--prompts", prompts_file, "--limit", 2),
-        ("tune", *few, "--trials", 2),
+        f"collect --prompts {prompts_file} --limit 5 --max-tokens 16",
+        "train",
+        f"calibrate --prompts {prompts_file} --limit 2",
+        f"tune {few} --trials 2",
     ):
-        done = call(*words)
+        done = call(words)
         assert done.exit_code == 0, (done.output, done.exception)
     assert "the candidate" in done.stderr
     return draftwell_home() / "pairs" / "tiny" / "float32"
@@ -112,23 +112,23 @@ def release_now(pair_file: Path) -> Callable[[], int]:
 
 
 @pytest.fixture(scope="module")
-def champion(tuned: Path, call: Callable[..., Any], few: tuple[Any, ...], place: Path) -> Path:
+def champion(tuned: Path, call: Callable[..., Any], few: str, place: Path) -> Path:
     """The first release, gated, promoted and deployed; the workspace that it was made from. A dry
     run before starts no process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwell.components.gate.footprint.CHILD", "pass")
-        done = call("gate", *few, "--dry-run", "--markdown", place / "dry.md")
+        done = call("gate", few, f"--dry-run --markdown {place}/dry.md")
     assert done.exit_code == 0, (done.output, done.exception)
     assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
     assert gate_record(find_release(Store(), "tiny", "cpu", 1)) is None, (
         "a dry run keeps no verdict"
     )
     for words in (
-        ("gate", *few, "--markdown", place / "gate.md", "--junit", place / "gate.xml"),
-        ("promote",),
-        ("deploy",),
+        f"gate {few} --markdown {place}/gate.md --junit {place}/gate.xml",
+        "promote",
+        "deploy",
     ):
-        done = call(*words)
+        done = call(words)
         assert done.exit_code == 0, (done.output, done.exception)
     return tuned
 
@@ -177,7 +177,7 @@ def test_a_release_shows_its_figures_and_its_bench_in_mlflow(champion: Path) -> 
 def test_judging_the_champion_again_takes_nothing_from_it(
     champion: Path,
     call: Callable[..., Any],
-    few: tuple[Any, ...],
+    few: str,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,7 +191,7 @@ def test_judging_the_champion_again_takes_nothing_from_it(
         )
     )
     before = find_release(Store(), "tiny", "cpu", "champion")
-    done = call("gate", *few)
+    done = call("gate", few)
     assert done.exit_code == 1, (done.output, done.exception)
     assert "is the champion: its record" in done.stderr
     after = find_release(Store(), "tiny", "cpu", "champion")
@@ -204,7 +204,7 @@ def test_a_table_turned_round_is_refused_and_the_champion_stays(
     champion: Path,
     release_now: Callable[[], int],
     call: Callable[..., Any],
-    few: tuple[Any, ...],
+    few: str,
     place: Path,
 ) -> None:
     folder = champion / "artifacts" / "acceptance_table"
@@ -215,14 +215,14 @@ def test_a_table_turned_round_is_refused_and_the_champion_stays(
     AcceptanceTable([10 * total for total in table.total], rejected, table.provenance).save(folder)
     try:
         number = release_now()
-        done = call("gate", *few, "--junit", place / "gate.xml", "--markdown", place / "gate.md")
+        done = call("gate", few, f"--junit {place}/gate.xml --markdown {place}/gate.md")
     finally:
         table.save(folder)
     assert number == 2
     assert done.exit_code == 1, (done.output, done.exception)
     assert suites(place / "gate.xml") == {"release 2": ["acceptance_table predicts"]}
     assert "**Gate: failed**" in (place / "gate.md").read_text()
-    done = call("promote", "--release", 2)
+    done = call("promote --release 2")
     assert done.exit_code == 2
     assert "its gate failed (acceptance_table predicts)" in done.stderr
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
@@ -233,7 +233,7 @@ def test_a_lossy_config_called_lossless_is_refused(
     champion: Path,
     release_now: Callable[[], int],
     call: Callable[..., Any],
-    few: tuple[Any, ...],
+    few: str,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_lossy_config_called_lossless_is_refused(
     monkeypatch.setattr(STRATEGIES["lossy_sd"], "lossless", True)
     try:
         number = release_now()
-        done = call("gate", *few, "--junit", place / "gate.xml")
+        done = call("gate", few, f"--junit {place}/gate.xml")
     finally:
         config.save(folder)
     assert done.exit_code == 1, (done.output, done.exception)
@@ -255,14 +255,14 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
     champion: Path,
     release_now: Callable[[], int],
     call: Callable[..., Any],
-    few: tuple[Any, ...],
+    few: str,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release
     passed."""
     import draftwell.flows.steps.gate_parts.checks
-    from draftwell.components.gate.verdict import Check, GateVerdict
+    from draftwell.serving.bundle.verdict import Check, GateVerdict
 
     failed = GateVerdict(
         (Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),)
@@ -284,7 +284,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
     ).save(folder)
     try:
         number = release_now()
-        done = call("gate", *few, "--junit", place / "gate.xml")
+        done = call("gate", few, f"--junit {place}/gate.xml")
     finally:
         table.save(folder)
     assert done.exit_code == 1, (done.output, done.exception)
@@ -292,7 +292,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
         "deterministic counts, float32": ["vanilla_sd: target calls"],
         f"release {number}": [],
     }
-    done = call("promote", "--release", number)
+    done = call(f"promote --release {number}")
     assert done.exit_code == 2
     assert "its gate failed (vanilla_sd: target calls)" in done.stderr
 
@@ -303,7 +303,7 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(
     champion: Path,
     release_now: Callable[[], int],
     call: Callable[..., Any],
-    few: tuple[Any, ...],
+    few: str,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -325,7 +325,7 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(
                 "draftwell.flows.steps.publish.check_temperatures", lambda *arguments: None
             )
             number = release_now()
-        done = call("gate", *few, "--junit", place / "gate.xml", "--markdown", place / "gate.md")
+        done = call("gate", few, f"--junit {place}/gate.xml --markdown {place}/gate.md")
         assert done.exit_code == 1, (done.output, done.exception)
         assert suites(place / "gate.xml") == {f"release {number}": ["sampled temperature"]}, (
             "the greedy choice is not to blame"
@@ -338,7 +338,7 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(
             config.strategy, config.parameters, config.evidence, config.provenance, sampled
         ).save(folder)
         number = release_now()
-        done = call("gate", *few, "--markdown", place / "gate.md", "--junit", place / "gate.xml")
+        done = call("gate", few, f"--markdown {place}/gate.md --junit {place}/gate.xml")
     finally:
         config.save(folder)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -357,23 +357,23 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(
 
 
 def test_a_mistyped_device_passes_no_gate(champion: Path, call: Callable[..., Any]) -> None:
-    done = call("gate", "--device", "gpu")
+    done = call("gate --device gpu")
     assert done.exit_code == 2
     assert "there is no --device gpu" in done.stderr
 
 
-@pytest.mark.parametrize("words", [(), ("--device", "cuda")])
+@pytest.mark.parametrize("words", ["", "--device cuda"])
 def test_a_host_with_cuda_does_not_pass_over_a_candidate_for_the_cpu(
     champion: Path,
     call: Callable[..., Any],
-    words: tuple[str, ...],
+    words: str,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether the device was named or picked; without this the counts alone would be judged, and
     the gate be green."""
     replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
-    done = call("gate", *words, "--junit", place / "none.xml")
+    done = call("gate", words, f"--junit {place}/none.xml")
     assert done.exit_code == 2
     assert "release.tiny.cuda has no candidate" in done.stderr
     assert "--device cpu" in done.stderr
@@ -431,15 +431,8 @@ def test_a_release_that_was_tuned_on_the_gates_prompts_is_refused_by_name(
     try:
         number = release_now()
         done = call(
-            "gate",
-            "--prompts",
-            own,
-            "--max-tokens",
-            8,
-            "--junit",
-            place / "gate.xml",
-            "--markdown",
-            place / "gate.md",
+            f"gate --prompts {own} --max-tokens 8 --junit {place}/gate.xml --markdown "
+            f"{place}/gate.md",
         )
     finally:
         config.save(folder)
@@ -449,7 +442,7 @@ def test_a_release_that_was_tuned_on_the_gates_prompts_is_refused_by_name(
         "judged on its own training prompts: 2 of 2 were used to make decoding_config"
         in (place / "gate.md").read_text()
     )
-    done = call("promote", "--release", number)
+    done = call(f"promote --release {number}")
     assert done.exit_code == 2
     assert "its gate failed (untouched prompts)" in done.stderr
 
@@ -457,15 +450,15 @@ def test_a_release_that_was_tuned_on_the_gates_prompts_is_refused_by_name(
 def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(
     champion: Path,
     call: Callable[..., Any],
-    few: tuple[Any, ...],
+    few: str,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 2, an error in JUnit, and no verdict of an earlier gate left to be read."""
     import draftwell.flows.steps.gate
 
-    files = ("--junit", place / "gate.xml", "--markdown", place / "gate.md")
-    done = call("gate", *few, "--release", 99, *files)
+    files = f"--junit {place}/gate.xml --markdown {place}/gate.md"
+    done = call("gate", few, "--release 99", files)
     assert done.exit_code == 2
     assert suites(place / "gate.xml") == {"gate": ["verdict"]}
     assert "no version 99" in (place / "gate.md").read_text()
@@ -474,7 +467,7 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(
         raise RuntimeError("a fault of ours")
 
     replace_everywhere(monkeypatch, draftwell.flows.steps.gate, "gate_release", broken)
-    done = call("gate", *few, *files)
+    done = call("gate", few, files)
     assert done.exit_code == 2, "Python's own exit code would say that the gate failed"
     assert 'errors="1"' in (place / "gate.xml").read_text()
     assert "a fault of ours" in (place / "gate.md").read_text()
@@ -484,7 +477,7 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
     from draftwell.registry.promotion import promote
     from tests.support.loop.publishing import verdict
 
-    done = call("rollback", "--reason", "a trial")
+    done = call("rollback --reason", "a trial")
     assert done.exit_code == 2
     assert "has no previous champion" in done.stderr
     store = Store()
@@ -501,16 +494,16 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
     )
     assert call("deploy").exit_code == 0
     assert (place / "dist" / "tiny" / "current").resolve().name == f"{number}-cpu"
-    done = call("rollback", "--reason", "answers in French are cut")
+    done = call("rollback --reason", "answers in French are cut")
     assert done.exit_code == 0, (done.output, done.exception)
     assert f"version {number} was rolled back: answers in French are cut" in done.stdout
     assert (place / "dist" / "tiny" / "current").resolve().name == "1-cpu"
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
-    done = call("promote", "--release", number)
+    done = call(f"promote --release {number}")
     assert done.exit_code == 2
     assert "answers in French are cut" in done.stderr
-    assert call("promote", "--release", number, "--reason", "they were whole").exit_code == 0
-    done = call("rollback", "--reason", "no", "--out", place / "elsewhere")
+    assert call(f"promote --release {number} --reason", "they were whole").exit_code == 0
+    done = call(f"rollback --reason no --out {place}/elsewhere")
     assert "`draftwell deploy" in done.stdout
 
 

@@ -14,7 +14,6 @@ import torch
 from draftwell.components.distil.artifact import to_artifact
 from draftwell.components.distil.family import keep_layers
 from draftwell.components.gate.settings import GateSettings
-from draftwell.components.gate.verdict import UNDECIDED, GateVerdict, Thresholds
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.provenance import provenance
 from draftwell.flows.context import StepContext
@@ -30,6 +29,7 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.pair_files import weights_digest
+from draftwell.serving.bundle.verdict import UNDECIDED, GateVerdict, Thresholds
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import verdict
 from tests.support.loop.thresholds import ANY_SPEED

@@ -16,7 +16,6 @@ import draftwell.flows.steps.gate
 from draftwell.components.bench.runner import StrategyContender
 from draftwell.components.gate.baseline_counts import fixed_resources
 from draftwell.components.gate.settings import GateSettings
-from draftwell.components.gate.verdict import UNDECIDED, Thresholds
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext
 from draftwell.flows.steps.gate_parts import checks
@@ -38,6 +37,7 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from draftwell.serving.artifacts.verifier import Verifier
+from draftwell.serving.bundle.verdict import UNDECIDED, Thresholds
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces

@@ -18,35 +18,27 @@ from tests.support.loop.tiny_files import snapshot
 @pytest.fixture
 def collect(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     return lambda *more: run(
-        "collect",
-        "--pair",
-        pair_file,
-        "--prompts",
-        prompts_file,
-        "--limit",
-        4,
-        "--max-tokens",
-        8,
+        f"collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 8",
         *more,
     )
 
 
 def test_the_same_collection_is_not_done_twice(collect: Callable[..., Any], tmp_path: Path) -> None:
-    first = collect("--out", tmp_path / "traces")
+    first = collect(f"--out {tmp_path}/traces")
     assert first.exit_code == 0, first.output
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "traces").iterdir()}
-    assert collect("--out", tmp_path / "traces").stdout == first.stdout
+    assert collect(f"--out {tmp_path}/traces").stdout == first.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "traces").iterdir()} == before
 
 
 def test_only_fresh_replaces_another_trace(collect: Callable[..., Any], tmp_path: Path) -> None:
-    collect("--out", tmp_path / "traces")
+    collect(f"--out {tmp_path}/traces")
     before = snapshot(tmp_path / "traces")
-    done = collect("--out", tmp_path / "traces", "--max-tokens", 9)
+    done = collect(f"--out {tmp_path}/traces --max-tokens 9")
     assert done.exit_code == 2
     assert "other inputs" in done.stderr
     assert snapshot(tmp_path / "traces") == before
-    done = collect("--out", tmp_path / "traces", "--max-tokens", 9, "--fresh")
+    done = collect(f"--out {tmp_path}/traces --max-tokens 9 --fresh")
     assert done.exit_code == 0, done.output
     assert snapshot(tmp_path / "traces") != before
 
@@ -56,12 +48,12 @@ def test_fresh_keeps_what_is_no_trace(collect: Callable[..., Any], tmp_path: Pat
     mine = tmp_path / "traces" / "mine.txt"
     mine.parent.mkdir()
     mine.write_text("keep")
-    assert collect("--out", mine.parent).exit_code == 0
+    assert collect(f"--out {mine.parent}").exit_code == 0
     before = snapshot(mine.parent)
-    done = collect("--out", mine.parent, "--max-tokens", 9999, "--fresh")
+    done = collect(f"--out {mine.parent} --max-tokens 9999 --fresh")
     assert done.exit_code == 2
     assert snapshot(mine.parent) == before
-    assert collect("--out", mine.parent, "--max-tokens", 9, "--fresh").exit_code == 0
+    assert collect(f"--out {mine.parent} --max-tokens 9 --fresh").exit_code == 0
     assert mine.read_text() == "keep"
 
 
@@ -70,29 +62,18 @@ def test_stations_one_by_one(
     collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path, own_stores: Path
 ) -> None:
     """Without the registry; what is made lies in the workspace, where the next command finds it."""
-    assert collect("--limit", 8, "--max-tokens", 16).exit_code == 0
-    some = ("--pair", pair_file, "--no-publish")
+    assert collect("--limit 8 --max-tokens 16").exit_code == 0
+    some = f"--pair {pair_file} --no-publish"
     for arguments, told in (
-        (("train", *some), "auc"),
-        (("train", *some, "--kind", "acceptance_head"), "constant_loss"),
-        (("calibrate", *some, "--prompts", prompts_file, "--limit", 2), "memory:"),
+        (f"train {some}", "auc"),
+        (f"train {some} --kind acceptance_head", "constant_loss"),
+        (f"calibrate {some} --prompts {prompts_file} --limit 2", "memory:"),
         (
-            (
-                "tune",
-                *some,
-                "--prompts",
-                prompts_file,
-                "--limit",
-                2,
-                "--max-tokens",
-                8,
-                "--trials",
-                2,
-            ),
+            f"tune {some} --prompts {prompts_file} --limit 2 --max-tokens 8 --trials 2",
             "chosen:",
         ),
     ):
-        done = run(*arguments)
+        done = run(arguments)
         assert done.exit_code == 0, (done.output, done.exception)
         assert told in done.stdout
     made = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts"
@@ -115,15 +96,9 @@ def test_stations_one_by_one(
     ] == []
     for strategy in ("sprinter", "specdec_pp"):
         done = run(
-            "generate",
-            "--pair",
-            pair_file,
-            "--strategy",
-            strategy,
-            "--prompt",
+            f"generate --pair {pair_file} --strategy {strategy} --prompt",
             "the inn",
-            "--max-tokens",
-            8,
+            "--max-tokens 8",
         )
         assert done.exit_code == 0, done.output
     assert not (own_stores / "mlflow.db").exists()
@@ -164,15 +139,7 @@ def test_the_pipeline_collects_what_the_command_line_collects(
         )
     )
     done = run(
-        "collect",
-        "--pair",
-        pair_file,
-        "--prompts",
-        rows,
-        "--max-tokens",
-        8,
-        "--out",
-        tmp_path / "traces",
+        f"collect --pair {pair_file} --prompts {rows} --max-tokens 8 --out {tmp_path}/traces",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     space = Workspace(str(pair_file))
@@ -206,9 +173,7 @@ def test_calibration_decodes_several_prompts_at_once(
         ),
     )
     assert collect().exit_code == 0
-    done = run(
-        "calibrate", "--pair", pair_file, "--no-publish", "--prompts", prompts_file, "--limit", 3
-    )
+    done = run(f"calibrate --pair {pair_file} --no-publish --prompts {prompts_file} --limit 3")
     assert done.exit_code == 0, (done.output, done.exception)
     assert at_once == [8], "as many as it is told to"
 
@@ -226,15 +191,15 @@ def test_baseline_of_a_pair_named_by_its_file(
     shutil.copyfile(gates.HERE / "gates.yaml", own_stores / "gates.yaml")
     monkeypatch.setattr(gates, "HERE", own_stores)
     monkeypatch.setattr(prompts, "DEMO", prompts_file)
-    judge = ("gate", "--pair", pair_file, "--baseline")
-    assert run(*judge).exit_code == 2
-    done = run("gate", "--pair", pair_file, "--record")
+    judge = f"gate --pair {pair_file} --baseline"
+    assert run(judge).exit_code == 2
+    done = run(f"gate --pair {pair_file} --record")
     assert done.exit_code == 0, (done.output, done.exception)
-    done = run(*judge)
+    done = run(judge)
     assert done.exit_code == 0, (done.output, done.exception)
     file = own_stores / "baselines" / "tiny.json"
     recorded = json.loads(file.read_text())
     recorded["strategies"]["vanilla_sd"]["target_calls"] //= 2
     file.write_text(json.dumps(recorded))
-    done = run(*judge)
+    done = run(judge)
     assert done.exit_code == 1, (done.output, done.exception)

@@ -22,13 +22,26 @@ from draftwell.flows.steps import monitor as monitor_step, tune as tune_step
 from draftwell.flows.steps.announcement import announced
 from draftwell.flows.steps.monitor import DriftSettings
 from draftwell.flows.steps.traffic_prompts import settle_prompts
+from draftwell.registry import gates
 from draftwell.registry.store import Store
 from tests.support.errors import raises_code
 from tests.support.loop import traffic
+from tests.support.loop.thresholds import ANY_PREDICTION
 from tests.support.loop.tiny_files import snapshot
 from tests.support.patching import replace_everywhere
 
 pytestmark = pytest.mark.slow  # a champion, its traffic and two recalibrations are made first: 40 s
+
+
+@pytest.fixture(scope="module")
+def place(place: Path) -> Iterator[Path]:
+    """The same with thresholds that leave the verdict to the speed."""
+    kept = gates.load_gates().model_dump() | ANY_PREDICTION
+    (place / "registry" / "baselines").mkdir(parents=True)
+    (place / "registry" / "gates.yaml").write_text(json.dumps(kept))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gates, "HERE", place / "registry")
+        yield place
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +293,7 @@ def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], step: StepCont
 
 
 def test_lineage_finds_the_traces_of_a_recalibration(deployed: dict[str, Any], run: Any) -> None:
-    done = run("lineage", "release.tiny.cpu@champion", "--json")
+    done = run("lineage release.tiny.cpu@champion --json")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "recalibrations" in done.stdout
     assert "not here" not in done.stdout

@@ -158,16 +158,8 @@ def collect(
 
     def collect(name: str, *more: Any) -> tuple[Any, TraceSet]:
         done = run(
-            "collect",
-            "--pair",
-            pair_file,
-            "--prompts",
-            prompts_file,
-            "--max-tokens",
-            12,
-            "--threads",
-            1,
-            "--out",
+            f"collect --pair {pair_file} --prompts {prompts_file} --max-tokens 12 "
+            "--threads 1 --out",
             tmp_path / name,
             *more,
         )
@@ -186,12 +178,15 @@ def test_threads_write_the_trace_of_one_process(
     done, alone = collect("alone")
     assert done.exit_code == 0, (done.output, done.exception)
     real, working, most = runners.worker_jobs.WORK[SHARD], [0], [0]
-    counting = threading.Lock()
+    counting, together = threading.Lock(), threading.Event()
 
     def write(job: Path, threads: int, index: int) -> str:
         with counting:
             working[0] += 1
             most[0] = max(most[0], working[0])
+            if working[0] > 1:
+                together.set()
+        together.wait(60)  # a busy machine may begin the next part late
         try:
             return str(real(job, threads, index))
         finally:
@@ -199,7 +194,7 @@ def test_threads_write_the_trace_of_one_process(
                 working[0] -= 1
 
     monkeypatch.setitem(runners.worker_jobs.WORK, SHARD, write)
-    done, spread = collect("spread", "--workers", 3)
+    done, spread = collect("spread", "--workers 3")
     assert done.exit_code == 0, (done.output, done.exception)
     assert len(spread.shards) == 6
     assert [path.read_bytes() for path in spread.shards] == [
@@ -227,14 +222,14 @@ def test_a_shard_that_fails_is_told_and_the_others_stand(
 
     with monkeypatch.context() as patch:
         patch.setitem(runners.worker_jobs.WORK, SHARD, write)
-        done, spread = collect("spread", "--workers", 2)
+        done, spread = collect("spread", "--workers 2")
     assert done.exit_code == 2
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("Error: 1 of 6 parts failed, the first with: [Errno 5]")
     assert line.endswith("run the same command again, it resumes with what is missing")
     assert {index: tries.count(index) for index in range(6)} == dict.fromkeys(range(6), 1)
     assert len(spread.shards) == 5
-    done, spread = collect("spread", "--workers", 2)
+    done, spread = collect("spread", "--workers 2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert spread.digest() == collect("alone")[1].digest()
 
@@ -253,7 +248,7 @@ def test_a_full_disk_under_a_worker_is_told_as_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(runners.worker_jobs.WORK, SHARD, write)
-    done, _ = collect("spread", "--workers", 2)
+    done, _ = collect("spread", "--workers 2")
     assert done.exit_code == 2
     assert done.stderr.strip().splitlines()[-1].startswith("Error: no room left to write")
     assert sorted(tries) == list(range(6)), "there is no more room the second time"
@@ -270,27 +265,17 @@ def test_replays_by_workers_choose_the_same_configs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
-    few = ("--pair", pair_file, "--prompts", prompts_file)
-    assert run("collect", *few, "--limit", 6, "--max-tokens", 12).exit_code == 0
+    few = f"--pair {pair_file} --prompts {prompts_file}"
+    assert run("collect", few, "--limit 6 --max-tokens 12").exit_code == 0
     space = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
     reports = []
-    for more in ((), ("--runner", runner, "--workers", 2)):
+    for more in ("", f"--runner {runner} --workers 2"):
         study = own_stores / f"study{len(reports)}.jsonl"
         done = run(
             "tune",
-            *few,
-            "--limit",
-            2,
-            "--max-tokens",
-            8,
-            "--trials",
-            24,
-            "--no-publish",
-            "--threads",
-            1,
-            "--study",
-            study,
-            *more,
+            few,
+            f"--limit 2 --max-tokens 8 --trials 24 --no-publish --threads 1 --study {study}",
+            more,
         )
         assert done.exit_code == 0, (done.output, done.exception)
         reports.append(json.loads((space / "cpu" / "reports" / "tuning.json").read_text()))
@@ -330,7 +315,7 @@ def test_a_ray_worker_is_killed_midway_and_nothing_is_lost(
 
     killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
-    done, spread = collect("spread", "--runner", "ray", "--workers", 2)
+    done, spread = collect("spread", "--runner ray --workers 2")
     killer.join(1)
     assert done.exit_code == 0, (done.output, done.exception)
     assert killed, "no worker was caught at work: the test proved nothing"

@@ -27,7 +27,14 @@ from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, model
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
-from tests.support.loop.publishing import config, distilled, model_folder, publish, release, verdict
+from tests.support.loop.publishing import (
+    Make,
+    config,
+    distilled,
+    model_folder,
+    publish,
+    verdict,
+)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -38,17 +45,10 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-@pytest.fixture
-def champion(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Store:
-    made = release(store, spec, files, tmp_path / "release")
-    promote(store, "tiny", "cpu", made.version, verdict(made))
-    return store
-
-
 def test_a_bundle_opens_and_finds_its_models(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, files: PairFiles, tmp_path: Path
 ) -> None:
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build()
     assert built == tmp_path / "dist" / "tiny" / "1-cpu"
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
     bundle = open_bundle(tmp_path / "dist" / "tiny" / "current")
@@ -83,14 +83,14 @@ def test_a_bundle_opens_and_finds_its_models(
 
 
 def test_compiled_layers_that_the_pair_uses_come_along(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, files: PairFiles
 ) -> None:
     used, other = (libraries_folder() / name / LIBRARY for name in ("used", "other"))
     for library in (used, other):
         library.parent.mkdir(parents=True)
         library.write_bytes(b"machine code")
     note_used(fingerprint(files, "float32"), [used])
-    bundle = open_bundle(build_bundle(champion, spec, files, out=tmp_path / "dist"))
+    bundle = open_bundle(build())
     assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {
         "compiled/used/layer.so"
     }
@@ -102,38 +102,35 @@ def test_compiled_layers_that_the_pair_uses_come_along(
 @pytest.mark.slow
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_two_builds_are_byte_identical(
+    build: Make,
     champion: Store,
-    spec: PairSpec,
-    files: PairFiles,
     tmp_path: Path,
     with_weights: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All of it, with rights, in another folder, a year later, by a user with another umask and
     time zone."""
-    one = build_bundle(champion, spec, files, out=tmp_path / "a", with_weights=with_weights)
+    one = build(out=tmp_path / "a", with_weights=with_weights)
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 365 * 86400)
     monkeypatch.setenv("TZ", "Asia/Kathmandu")
     runtime_wheel.cache_clear()
     before = os.umask(0o077)
     try:
-        two = build_bundle(
-            champion, spec, files, out=tmp_path / "far" / "b", with_weights=with_weights
-        )
+        two = build(out=tmp_path / "far" / "b", with_weights=with_weights)
     finally:
         os.umask(before)
     assert contents(one) == contents(two)
     assert {p.stat().st_mode & 0o777 for p in [two, *two.rglob("*")] if p.is_dir()} == {0o755}
-    again = build_bundle(champion, spec, files, out=tmp_path / "a", with_weights=with_weights)
+    again = build(out=tmp_path / "a", with_weights=with_weights)
     assert contents(again) == contents(two)
     assert sorted(p.name for p in (tmp_path / "a" / "tiny").iterdir()) == ["1-cpu", "current"]
 
 
 def test_with_weights_it_needs_no_models_folder(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, files: PairFiles, tmp_path: Path
 ) -> None:
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist", with_weights=True)
+    built = build(with_weights=True)
     found = open_bundle(built).files(tmp_path / "nowhere")
     assert found.target == built / "models" / "target"
     assert fingerprint(found, "float32") == fingerprint(files, "float32")
@@ -148,10 +145,8 @@ def test_with_weights_it_needs_no_models_folder(
     assert "DRAFTWELL_MODELS" not in (built / "README.md").read_text()
 
 
-def test_every_file_that_is_changed_cut_or_missing_is_named(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist", with_weights=True)
+def test_every_file_that_is_changed_cut_or_missing_is_named(build: Make, champion: Store) -> None:
+    built = build(with_weights=True)
     names = sorted(contents(built))
     assert len(names) == 17
     for name in names:
@@ -171,9 +166,9 @@ def test_every_file_that_is_changed_cut_or_missing_is_named(
 
 
 def test_people_shells_and_docker_are_told_the_same_installation(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, tmp_path: Path
 ) -> None:
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build()
     wheel = runtime_wheel().name
     install = (
         f"pip install -r requirements-cpu.txt ./{wheel} --extra-index-url "
@@ -195,10 +190,10 @@ def test_people_shells_and_docker_are_told_the_same_installation(
 
 
 def test_serve_sh_names_the_link_it_was_called_through(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, tmp_path: Path
 ) -> None:
     """A server that was given the folder itself would never see `current` move."""
-    build_bundle(champion, spec, files, out=tmp_path / "dist")
+    build()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "draftwell-serve").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "bin" / "draftwell-serve").chmod(0o755)
@@ -214,11 +209,11 @@ def test_serve_sh_names_the_link_it_was_called_through(
 
 
 def test_serve_sh_keeps_what_the_server_writes_out_of_the_bundle(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, tmp_path: Path
 ) -> None:
     """Started in the bundle's folder, as its README says, and twice: the second start finds the
     bundle as it was built."""
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "draftwell-serve").write_text(
         '#!/bin/sh\nhome="${DRAFTWELL_HOME:-$PWD/.draftwell}"\nmkdir -p '
@@ -253,12 +248,12 @@ def test_serve_sh_keeps_what_the_server_writes_out_of_the_bundle(
 
 
 def test_a_bundle_for_cuda_says_so(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, build: Make, store: Store, spec: PairSpec, files: PairFiles
 ) -> None:
-    made = release(store, spec, files, tmp_path / "release")
+    made = make_release("release")
     cuda = create_release(store, "tiny", "cuda", made.pins, model_records(spec, files), {})
     promote(store, "tiny", "cuda", 1, verdict(cuda))
-    built = build_bundle(store, spec, files, device="cuda", out=tmp_path / "dist")
+    built = build(device="cuda")
     assert built.name == "1-cuda"
     assert open_bundle(built).manifest.device == "cuda"
     pinned = pinned_torch({"torch": importlib.metadata.version("torch")}, "cuda", {})
@@ -270,39 +265,31 @@ def test_a_bundle_for_cuda_says_so(
 
 
 def test_a_bundle_that_stands_is_not_touched_by_one_with_another_runtime(
-    champion: Store,
-    spec: PairSpec,
-    files: PairFiles,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Make, champion: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "dist"
-    first = build_bundle(champion, spec, files, out=out)
+    first = build(out=out)
     before = contents(first)
     newer = Wheel("draftwell_runtime-9-py3-none-any.whl", "9", b"another")
     monkeypatch.setattr(draftwell.registry.bundles.build, "runtime_wheel", lambda: newer)
-    second = build_bundle(champion, spec, files, out=out)
+    second = build(out=out)
     assert (first.name, second.name) == ("1-cpu", "1-cpu.2")
     assert os.readlink(out / "tiny" / "current") == "1-cpu.2"
-    assert build_bundle(champion, spec, files, out=out) == second
+    assert build(out=out) == second
     assert contents(first) == before
     assert relink(champion, find_release(champion, "tiny", "cpu", 1), out) == second, "the newest"
     (second / "README.md").write_text("changed")
     assert relink(champion, find_release(champion, "tiny", "cpu", 1), out) == first, (
         "the newest that is whole"
     )
-    assert build_bundle(champion, spec, files, out=out).name == "1-cpu.3"
+    assert build(out=out).name == "1-cpu.3"
 
 
 def test_a_gap_that_prune_left_hides_no_newer_bundle_and_is_not_filled(
-    champion: Store,
-    spec: PairSpec,
-    files: PairFiles,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Make, champion: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "dist"
-    build_bundle(champion, spec, files, out=out)
+    build(out=out)
     for number in ("9", "10"):
         newer = Wheel(f"draftwell_runtime-{number}-py3-none-any.whl", number, number.encode())
         monkeypatch.setattr(
@@ -314,24 +301,24 @@ def test_a_gap_that_prune_left_hides_no_newer_bundle_and_is_not_filled(
             again = relink(champion, find_release(champion, "tiny", "cpu", 1), out)
             assert again is not None
             assert again.name == "1-cpu.2"
-        built = build_bundle(champion, spec, files, out=out)
+        built = build(out=out)
     assert built.name == "1-cpu.3"
 
 
 def test_an_ungated_release_needs_a_reason(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, build: Make, store: Store, tmp_path: Path
 ) -> None:
-    made = release(store, spec, files, tmp_path / "release")
+    made = make_release("release")
     store.set_alias(made.published, "champion")  # by hand, in the UI
     with raises_code("not_deployable", "version 1", "no gate record", "--ungated REASON"):
-        build_bundle(store, spec, files, out=tmp_path / "dist")
+        build()
     assert not (tmp_path / "dist").exists()
-    built = build_bundle(store, spec, files, out=tmp_path / "dist", ungated_reason="a trial")
+    built = build(ungated_reason="a trial")
     manifest = open_bundle(built).manifest
     assert (manifest.gated, manifest.ungated_reason) == (False, "a trial")
     assert "deployed because: a trial" in (built / "README.md").read_text()
     record_gate(store, verdict(made))
-    built = build_bundle(store, spec, files, out=tmp_path / "dist", ungated_reason="a trial")
+    built = build(ungated_reason="a trial")
     assert open_bundle(built).manifest.gated
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == built.name
     assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == [
@@ -342,42 +329,40 @@ def test_an_ungated_release_needs_a_reason(
 
 
 def test_a_champion_named_by_hand_is_deployed_if_its_gate_stands(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, build: Make, champion: Store
 ) -> None:
-    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    made = make_release("two", accepted=2)
     champion.set_alias(made.published, "champion")  # by hand, in the UI
     with raises_code("not_deployable", "version 2", "no gate record"):
-        build_bundle(champion, spec, files, out=tmp_path / "dist")
+        build()
     record_gate(champion, verdict(made))
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build()
     assert open_bundle(built).manifest.release_version == 2
     assert champion.get_aliases("acceptance_table", "tiny")["champion-cpu"] == 2
     assert rollback(champion, "tiny", "cpu", "the hand was wrong")[1].version == 1
 
 
 def test_what_was_rolled_back_is_not_deployed_by_naming_it_again(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, build: Make, champion: Store
 ) -> None:
-    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    made = make_release("two", accepted=2)
     promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
     rollback(champion, "tiny", "cpu", "too slow")
     champion.set_alias(made.published, "champion")
     with raises_code("not_deployable", "version 2", "rolled back on 20", "(too slow)"):
-        build_bundle(champion, spec, files, out=tmp_path / "dist")
-    built = build_bundle(
-        champion, spec, files, out=tmp_path / "dist", ungated_reason="for an experiment"
-    )
+        build()
+    built = build(ungated_reason="for an experiment")
     assert open_bundle(built).manifest.ungated_reason == "for an experiment"
 
 
 def test_the_bundle_before_is_linked_again_if_it_is_whole_and_the_releases_own(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, build: Make, champion: Store, tmp_path: Path
 ) -> None:
     out = tmp_path / "dist"
-    first = build_bundle(champion, spec, files, out=out)
-    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    first = build(out=out)
+    made = make_release("two", accepted=2)
     promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
-    build_bundle(champion, spec, files, out=out)
+    build(out=out)
     _, good = rollback(champion, "tiny", "cpu", "too slow")
     assert relink(champion, good, tmp_path / "elsewhere") is None
     assert relink(champion, good, out) == first
@@ -393,43 +378,37 @@ def test_the_bundle_before_is_linked_again_if_it_is_whole_and_the_releases_own(
     assert os.readlink(out / "tiny" / "current") == "2-cpu"
 
 
-def test_the_size_of_a_bundle_is_that_of_its_files(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+def test_the_size_of_a_bundle_is_that_of_its_files(build: Make, champion: Store) -> None:
+    built = build()
     assert bundle_bytes(built) == sum(len(data) for data, _ in contents(built).values())
 
 
 def test_a_failed_build_leaves_the_old_bundle(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, build: Make, champion: Store, tmp_path: Path
 ) -> None:
-    build_bundle(champion, spec, files, out=tmp_path / "dist")
-    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    build()
+    made = make_release("two", accepted=2)
     promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
     source = Path(champion.resolve("acceptance_table", "tiny", 2).source)
     (source / "table.json").write_text("{}")
-    with raises_code("artifact_files_changed", "table.json"):
-        build_bundle(champion, spec, files, out=tmp_path / "dist")
+    with raises_code("changed_file", "table.json"):
+        build()
     assert open_bundle(tmp_path / "dist" / "tiny" / "current").manifest.release_version == 1
     assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == ["1-cpu", "current"]
 
 
 def test_what_a_killed_deployment_left_is_removed(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, tmp_path: Path
 ) -> None:
     left = tmp_path / "dist" / "tiny" / ".build.killed"
     (left / "models").mkdir(parents=True)
     (left / "models" / "half.safetensors").write_bytes(b"half")
-    build_bundle(champion, spec, files, out=tmp_path / "dist")
+    build()
     assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == ["1-cpu", "current"]
 
 
 def test_deployments_of_a_pair_wait_for_each_other(
-    champion: Store,
-    spec: PairSpec,
-    files: PairFiles,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Make, champion: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise one would remove what the other is building."""
     free = (
@@ -447,16 +426,16 @@ def test_deployments_of_a_pair_wait_for_each_other(
         return runtime_wheel()
 
     monkeypatch.setattr(draftwell.registry.bundles.build, "runtime_wheel", wheel)
-    build_bundle(champion, spec, files, out=tmp_path / "dist")
+    build()
     assert tried == [1]
     assert subprocess.run([sys.executable, "-c", free, str(home)], check=False).returncode == 0
 
 
 @pytest.fixture
-def second(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Store:
+def second(make_release: Make, build: Make, champion: Store) -> Store:
     """The first champion is deployed, the second is promoted and has no bundle yet."""
-    build_bundle(champion, spec, files, out=tmp_path / "dist")
-    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    build()
+    made = make_release("two", accepted=2)
     promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
     return champion
 
@@ -478,12 +457,7 @@ def newest_champion(store: Store) -> int:
 
 @pytest.mark.parametrize("alias", ["champion", "2"])
 def test_a_rollback_is_not_undone_by_a_build_that_still_runs(
-    second: Store,
-    spec: PairSpec,
-    files: PairFiles,
-    tmp_path: Path,
-    alias: str,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Make, second: Store, tmp_path: Path, alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does it wait for the build, which may take minutes."""
     out = tmp_path / "dist"
@@ -503,14 +477,14 @@ def test_a_rollback_is_not_undone_by_a_build_that_still_runs(
         "too slow",
         "`current`",
     ):
-        build_bundle(second, spec, files, alias=alias, out=out)
+        build(alias=alias, out=out)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
     assert newest_champion(second) == 1
     assert open_bundle(out / "tiny" / "2-cpu").manifest.release_version == 2
 
 
 def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs(
-    second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Make, second: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def held_up() -> Wheel:
         second.set_alias(second.resolve("release", "tiny.cpu", 1), "champion")
@@ -519,17 +493,15 @@ def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs
     with monkeypatch.context() as patch:
         patch.setattr(draftwell.registry.bundles.build, "runtime_wheel", held_up)
         with raises_code("current_not_moved", "not the champion"):
-            build_bundle(second, spec, files, alias="2", out=tmp_path / "dist")
+            build(alias="2")
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
-    assert build_bundle(second, spec, files, alias="2", out=tmp_path / "dist").name == "2-cpu", (
-        "who names a number knows what it is"
-    )
+    assert build(alias="2").name == "2-cpu", "who names a number knows what it is"
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "2-cpu"
 
 
 @pytest.mark.slow
 def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
-    second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Make, second: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, workers = tmp_path / "dist", []
 
@@ -543,20 +515,20 @@ def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
         link_current(home, bundle)
 
     monkeypatch.setattr(draftwell.registry.bundles.build, "link_current", slowly)
-    build_bundle(second, spec, files, out=out)
+    build(out=out)
     workers[0].join(60)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
     assert newest_champion(second) == 1
 
 
 def test_other_models_than_the_releases_are_refused(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
 ) -> None:
     other = PairFiles("tiny", model_folder(tmp_path / "other", seed=9), files.draft)
     with raises_code("other_weights", "release.tiny.cpu version 1", "pair tiny"):
-        build_bundle(champion, spec, other, out=tmp_path / "dist")
+        build_bundle(champion, spec, other)
     with raises_code("not_registered", "alias challenger2", "release.tiny.cpu"):
-        build_bundle(champion, spec, files, alias="challenger2", out=tmp_path / "dist")
+        build(alias="challenger2")
 
 
 @pytest.mark.parametrize("pinned", [True, False])

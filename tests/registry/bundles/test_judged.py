@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
 import draftwell.registry.bundles.build
-from draftwell.registry.bundles.build import build_bundle, build_to_judge, relink
+from draftwell.registry.bundles.build import build_to_judge, relink
 from draftwell.registry.bundles.judged import deviation, judged_folder, keep_judged
 from draftwell.registry.bundles.wheel import Wheel
 from draftwell.registry.pairs import PairSpec
@@ -17,7 +18,7 @@ from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.bundle.bundle import open_bundle
 from tests.support.errors import raises_code
-from tests.support.loop.publishing import release, verdict
+from tests.support.loop.publishing import Make, verdict
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -29,15 +30,28 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
+def build_judged(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Make:
+    """Builds a release's bundle for a gate."""
+
+    def built(release: ReleaseVersion) -> Path:
+        return build_to_judge(store, release, spec, files, Path(mkdtemp(dir=tmp_path)))
+
+    return built
+
+
+@pytest.fixture
 def judged(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build_judged: Make,
+    make_release: Make,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, bytes]:
     """The bytes that were judged, of the release that is champion now; the runtime was upgraded
     since."""
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path / "home"))
-    made = release(store, spec, files, tmp_path / "release")
-    (tmp_path / "judge").mkdir()
-    bundle = build_to_judge(store, made, spec, files, tmp_path / "judge")
+    made = make_release("release")
+    bundle = build_judged(made)
     found = contents(bundle)
     keep_judged(bundle, made)
     record = verdict(made).model_copy(update={"bundle_digest": open_bundle(bundle).manifest.digest})
@@ -52,9 +66,9 @@ def champion_of(store: Store) -> ReleaseVersion:
 
 
 def test_what_was_judged_is_deployed_byte_for_byte(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
+    build: Make, store: Store, tmp_path: Path, judged: dict[str, bytes]
 ) -> None:
-    deployed = build_bundle(store, spec, files, out=tmp_path / "dist")
+    deployed = build()
     assert contents(deployed) == judged
     assert deviation(deployed, champion_of(store)) is None
     assert (tmp_path / "dist" / "tiny" / "current").resolve() == deployed
@@ -64,11 +78,11 @@ def test_what_was_judged_is_deployed_byte_for_byte(
 
 
 def test_a_bundle_that_is_built_again_serves_sampled_requests_as_the_judged_one(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, build: Make, store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
 ) -> None:
     """Else a deployment on another machine than the gate's would decode them plainly, or
     unmeasured."""
-    made = release(store, spec, files, tmp_path / "release")
+    made = make_release("release")
     for number, as_greedy in enumerate((True, False)):
         (tmp_path / f"judge{number}").mkdir()
         bundle = build_to_judge(
@@ -79,7 +93,7 @@ def test_a_bundle_that_is_built_again_serves_sampled_requests_as_the_judged_one(
             update={"bundle_digest": manifest.digest, "sampled_as_greedy": as_greedy}
         )
         promote(store, "tiny", "cpu", made.version, record)
-        deployed = build_bundle(store, spec, files, out=tmp_path / f"dist{number}")
+        deployed = build(out=tmp_path / f"dist{number}")
         assert open_bundle(deployed).manifest.sampled_as_greedy is as_greedy
         assert deviation(deployed, champion_of(store)) is None
 
@@ -88,12 +102,7 @@ def test_a_bundle_that_is_built_again_serves_sampled_requests_as_the_judged_one(
     "name", ["manifest.json", "serve.sh", "artifacts/decoding_config/config.json"]
 )
 def test_a_changed_byte_is_refused(
-    store: Store,
-    spec: PairSpec,
-    files: PairFiles,
-    tmp_path: Path,
-    judged: dict[str, bytes],
-    name: str,
+    build: Make, store: Store, tmp_path: Path, judged: dict[str, bytes], name: str
 ) -> None:
     file = judged_folder(champion_of(store)) / name
     data = bytearray(file.read_bytes())
@@ -102,18 +111,16 @@ def test_a_changed_byte_is_refused(
     with raises_code(
         "judged_bundle_changed", str(file), "draftwell gate --pair tiny --device cpu --release 1"
     ):
-        build_bundle(store, spec, files, out=tmp_path / "dist")
+        build()
     assert not (tmp_path / "dist" / "tiny" / "current").exists()
 
 
 @pytest.mark.usefixtures("judged")
-def test_a_bundle_of_another_verdict_is_built_again_and_named(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
+def test_a_bundle_of_another_verdict_is_built_again_and_named(build: Make, store: Store) -> None:
     champion = champion_of(store)
     other = verdict(champion).model_copy(update={"bundle_digest": "0" * 64})
     promote(store, "tiny", "cpu", champion.version, other)
-    built = build_bundle(store, spec, files, out=tmp_path / "dist")
+    built = build()
     line = deviation(built, champion_of(store))
     assert line is not None
     for name in (str(built), "0" * 12, "draftwell gate --pair tiny --device cpu --release 1"):
@@ -121,32 +128,30 @@ def test_a_bundle_of_another_verdict_is_built_again_and_named(
 
 
 def test_a_record_of_an_earlier_version_names_no_bundle(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    make_release: Make, build: Make, store: Store
 ) -> None:
-    made = release(store, spec, files, tmp_path / "release")
+    made = make_release("release")
     promote(store, "tiny", "cpu", made.version, verdict(made))
-    built = build_bundle(store, spec, files, out=tmp_path / "dist")
+    built = build()
     assert deviation(built, champion_of(store)) is None
 
 
 def test_another_release_that_passes_replaces_the_kept_bundle(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
+    build_judged: Make, make_release: Make, store: Store, judged: dict[str, bytes]
 ) -> None:
     first = judged_folder(champion_of(store))
-    second = release(store, spec, files, tmp_path / "second")
-    (tmp_path / "again").mkdir()
-    keep_judged(build_to_judge(store, second, spec, files, tmp_path / "again"), second)
+    second = make_release("second")
+    keep_judged(build_judged(second), second)
     assert [path.name for path in first.parent.iterdir()] == [f"{second.version}-cpu"]
 
 
 def test_the_champions_bundle_stays_and_what_a_killed_gate_left_goes(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
+    build_judged: Make, make_release: Make, store: Store, judged: dict[str, bytes]
 ) -> None:
     champion = champion_of(store)
     (judged_folder(champion).parent / ".build.killed").mkdir()
-    second = release(store, spec, files, tmp_path / "second")
-    (tmp_path / "again").mkdir()
-    bundle = build_to_judge(store, second, spec, files, tmp_path / "again")
+    second = make_release("second")
+    bundle = build_judged(second)
     for _ in range(2):  # a second gate of the same release replaces what the first one kept
         keep_judged(bundle, second, others=[champion.version])
     kept = {path.name for path in judged_folder(champion).parent.iterdir()}
@@ -155,10 +160,10 @@ def test_the_champions_bundle_stays_and_what_a_killed_gate_left_goes(
 
 
 def test_a_rollback_prefers_the_judged_bundle_to_a_newer_one(
-    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
+    build: Make, store: Store, tmp_path: Path, judged: dict[str, bytes]
 ) -> None:
     out, champion = tmp_path / "dist", champion_of(store)
-    first = build_bundle(store, spec, files, out=out)
-    second = build_bundle(store, spec, files, out=out, with_weights=True)
+    first = build(out=out)
+    second = build(out=out, with_weights=True)
     assert first != second
     assert relink(store, champion, out) == first

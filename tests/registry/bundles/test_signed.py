@@ -9,22 +9,20 @@ import os
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
-from draftwell.registry.bundles.build import build_bundle
 from draftwell.registry.bundles.hashes import recorded_hashes
 from draftwell.registry.bundles.requirements import locked
 from draftwell.registry.bundles.sbom import SBOM
 from draftwell.registry.bundles.signing import hashes_remark, sign, signature_remark
-from draftwell.registry.pairs import PairSpec
-from draftwell.registry.promotion import promote
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.bundle.signature import SIGNATURE, check_signature, split_flags
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
-from tests.support.loop.publishing import release, verdict
+from tests.support.loop.publishing import Make
 
 COSIGN = """#!/usr/bin/env python3
 # A "signature" is the key's first line and the sha256 of what was signed.
@@ -40,13 +38,6 @@ if words[0] == "sign-blob":
 elif bundle.read_text() != mark:
     sys.exit("Error: failed to verify signature")
 """
-
-
-@pytest.fixture
-def champion(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Store:
-    made = release(store, spec, files, tmp_path / "release")
-    promote(store, "tiny", "cpu", made.version, verdict(made))
-    return store
 
 
 @pytest.fixture
@@ -68,16 +59,11 @@ def no_cosign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_bill_of_materials_is_valid_and_complete(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+    build: Make, champion: Store, tmp_path: Path
 ) -> None:
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build()
     text = (built / SBOM).read_text()
-    validation = pytest.importorskip(
-        "cyclonedx.validation.json", reason="cyclonedx-python-lib is not installed"
-    )
-    from cyclonedx.schema import SchemaVersion
-
-    assert validation.JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     found = json.loads(text)
     manifest = open_bundle(built).manifest
     assert SBOM in manifest.files
@@ -92,12 +78,15 @@ def test_the_bill_of_materials_is_valid_and_complete(
         *(f"artifact:{kind}" for kind in manifest.versions),
     }
     assert parts["torch"]["purl"].startswith("pkg:pypi/torch@")
+    assert "BSD-3-Clause AND" in parts["torch"]["licenses"][0]["expression"]
     assert parts["numpy"]["version"] == importlib.metadata.version("numpy")
     assert {each["name"]: each["value"] for each in parts["model:draft"]["properties"]} == {
         "draftwell:source": "local",
         "draftwell:weights_sha256": manifest.models["draft"].weights_sha256,
     }
-    assert {one for each in found["dependencies"] for one in (each["ref"], *each["dependsOn"])} == {
+    assert {
+        one for each in found["dependencies"] for one in (each["ref"], *each.get("dependsOn", ()))
+    } == {
         "bundle",
         *parts,
     }
@@ -105,42 +94,30 @@ def test_the_bill_of_materials_is_valid_and_complete(
 
 
 def test_without_cosign_a_line_says_that_nothing_is_signed(
-    champion: Store,
-    spec: PairSpec,
-    files: PairFiles,
-    tmp_path: Path,
-    no_cosign: None,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Make, champion: Store, tmp_path: Path, no_cosign: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build()
     assert signature_remark(built) == "the bundle is not signed: cosign is not on PATH"
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", "some.key")
     with raises_code("not_signed", "DRAFTWELL_COSIGN_KEY", "cosign is not on PATH"):
-        build_bundle(champion, spec, files, out=tmp_path / "dist2")
+        build(out=tmp_path / "dist2")
     assert not (tmp_path / "dist2" / "tiny" / "current").exists()
 
 
 def test_a_bundle_is_signed_and_its_signature_checked(
-    champion: Store,
-    spec: PairSpec,
-    files: PairFiles,
-    tmp_path: Path,
-    key: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Make, champion: Store, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unsigned = build_bundle(champion, spec, files, out=tmp_path / "unsigned")
+    unsigned = build(out=tmp_path / "unsigned")
     assert "DRAFTWELL_COSIGN_KEY" in str(signature_remark(unsigned))
     with raises_code("unsigned_bundle", SIGNATURE):
         check_signature(unsigned, str(key))
     with raises_code("unsigned_bundle", "--signature-key"):
         from_bundle(ServerSettings(bundle=unsigned, signature_key=str(key)))
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build()
     assert signature_remark(built) is None
     check_signature(open_bundle(built).path, str(key))
-    assert build_bundle(champion, spec, files, out=tmp_path / "dist") == built, (
-        "the same bundle is not made twice"
-    )
+    assert build() == built, "the same bundle is not made twice"
     (tmp_path / "other").write_text("foreign\n")
     with raises_code("wrong_signature", "failed to verify signature"):
         check_signature(built, str(tmp_path / "other"))
@@ -173,16 +150,11 @@ def test_flags_with_an_open_quote_are_named(
 
 
 def test_what_cannot_be_signed_is_not_deployed(
-    champion: Store,
-    spec: PairSpec,
-    files: PairFiles,
-    tmp_path: Path,
-    key: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Make, champion: Store, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(tmp_path / "nowhere"))
     with raises_code("not_signed", "no such file", "COSIGN_PASSWORD"):
-        build_bundle(champion, spec, files, out=tmp_path / "dist")
+        build()
     assert sorted(
         path.name
         for path in (tmp_path / "dist" / "tiny").iterdir()
@@ -190,11 +162,9 @@ def test_what_cannot_be_signed_is_not_deployed(
     ) == ["1-cpu"]
 
 
-def test_a_deployment_says_which_hashes_are_missing(
-    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
-) -> None:
+def test_a_deployment_says_which_hashes_are_missing(build: Make, champion: Store) -> None:
     assert recorded_hashes({"torch": "0"}) == {}
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build()
     line = str(hashes_remark(built))
     assert line.startswith("requirements-cpu.txt has no hashes")
     assert "make hashes" in line

@@ -109,7 +109,7 @@ def test_two_conversions_at_once_leave_one_whole_folder(
     def convert(file: Path, into: Path) -> None:
         into.rmdir()
         model_folder(into)
-        both.wait(10)
+        both.wait(60)
 
     monkeypatch.setattr(fetching, "convert_gguf", convert)
     threads = [threading.Thread(target=lambda: found.append(fetch(spec))) for _ in range(2)]

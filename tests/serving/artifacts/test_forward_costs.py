@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from draftwell.serving.artifacts.base import Provenance
-from draftwell.serving.artifacts.forward_costs import ascending, extended, seconds_at, seconds_table
+from draftwell.serving.artifacts.forward_costs import ascending, seconds_at, seconds_table
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 
 MEASURED = st.dictionaries(st.integers(1, 40), st.floats(1e-4, 1.0), min_size=1, max_size=6)
@@ -56,16 +56,3 @@ def test_ascending_times_are_the_largest_below_the_measured_ones_that_do_not_fal
     assert list(rising.values()) == sorted(rising.values())
     assert all(rising[size] <= seconds[size] for size in seconds)
     assert rising[max(seconds)] == seconds[max(seconds)]
-
-
-@given(MEASURED, MEASURED)
-def test_extended_times_keep_what_was_measured_and_grow_as_the_reference(
-    seconds: dict[int, float], reference: dict[int, float]
-) -> None:
-    largest, found = max(seconds), extended(seconds, reference)
-    assert {size: taken for size, taken in found.items() if size <= largest} == seconds
-    for size in reference:
-        if size > largest:
-            assert found[size] * seconds_at(reference, largest) == pytest.approx(
-                seconds[largest] * reference[size]
-            )

@@ -3,14 +3,17 @@ it."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from draftwell.components.replay.trace_model import NotInTrace, TraceModel, TraceRows
-from draftwell.serving.artifacts.verifier import Verifier, logistic
+from draftwell.serving.artifacts import verifier as verifier_file
+from draftwell.serving.artifacts.verifier import SCALAR_NAMES, Verifier, logistic
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.random_streams import RandomStream
@@ -18,7 +21,7 @@ from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.session.row_view import RowView
 from tests.support.errors import raises_code
-from tests.support.models.resources import ORIGIN
+from tests.support.models.resources import ORIGIN, whole_scalars
 
 VOCAB, HIDDEN = 500, 6
 HEAD = torch.arange(0, VOCAB, 3)
@@ -66,6 +69,13 @@ def verifier(features: tuple[str, ...], seed: int) -> Verifier:
     )
 
 
+def whole_score(judge: Verifier, before: Tensor, after: Tensor, raw: Tensor, token: int) -> float:
+    """The score from the features that a verifier is trained on, of the whole distribution."""
+    parts = {"before": before, "after": after, "scalars": whole_scalars(raw, token)}
+    features = torch.cat([parts[name].float() for name in judge.features])
+    return float(torch.sigmoid(features @ judge.weight + judge.bias))
+
+
 @pytest.mark.parametrize("support", [None, HEAD], ids=["vocabulary", "reduced head"])
 @pytest.mark.parametrize("settings", REQUESTS, ids=str)
 def test_a_score_is_that_of_the_whole_distribution(settings: dict, support: Tensor | None) -> None:
@@ -87,7 +97,7 @@ def test_a_score_is_that_of_the_whole_distribution(settings: dict, support: Tens
         }:
             for number, features in enumerate(FEATURES):
                 judge = verifier(features, number)
-                old = judge.score(row.hidden(0), after.hidden(0), row.raw(0), token)
+                old = whole_score(judge, row.hidden(0), after.hidden(0), row.raw(0), token)
                 fresh = first.rows(sampling)
                 assert judge.score_drafted(fresh, after, token) == pytest.approx(old, abs=1e-6), (
                     seed,
@@ -121,7 +131,7 @@ def test_one_of_several_rows_is_scored_as_alone() -> None:
     for at in range(3):
         view = RowView(rows, at)
         for token in (view.top[0], 3):
-            expected = judge.score(rows.hidden(at), None, rows.raw(at), token)
+            expected = whole_score(judge, rows.hidden(at), rows.hidden(at), rows.raw(at), token)
             assert judge.score_drafted(view, None, token) == pytest.approx(expected, abs=1e-6)
 
 
@@ -162,6 +172,28 @@ def test_weights_that_fit_nothing_are_refused() -> None:
         Verifier(torch.ones(7), 0.0, ("before",), 0.5, 1.2, ORIGIN).score_drafted(
             row.rows(Sampling()), None, 0
         )
+
+
+def test_a_verifier_of_other_numbers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was trained before the numbers changed would weigh them in the wrong order. Files
+    from before names were kept read the first numbers, and those of states alone need none."""
+    for features in (("before",), ("scalars",)):
+        verifier(features, 0).write_files(tmp_path)
+        written = json.loads((tmp_path / "verifier.json").read_text())
+        names = written.pop("scalars", None)
+        assert names == (SCALAR_NAMES if "scalars" in features else None)
+        (tmp_path / "verifier.json").write_text(json.dumps(written))
+        assert Verifier.read_files(tmp_path, ORIGIN).features == features
+    for other in (["margin", *SCALAR_NAMES], SCALAR_NAMES[::-1]):
+        (tmp_path / "verifier.json").write_text(json.dumps(written | {"scalars": other}))
+        with raises_code("other_scalars", ", ".join(other), ", ".join(SCALAR_NAMES)):
+            Verifier.read_files(tmp_path, ORIGIN)
+    (tmp_path / "verifier.json").write_text(json.dumps(written))
+    monkeypatch.setattr(verifier_file, "SCALAR_NAMES", SCALAR_NAMES[::-1])
+    with raises_code("other_scalars"):
+        Verifier.read_files(tmp_path, ORIGIN)
 
 
 def test_a_replay_has_no_ranks() -> None:

@@ -184,6 +184,19 @@ def test_a_shadow_reads_now_and_then_however_many_guesses_are_rejected(
     assert next(calls) <= 2 + 200 / MOST_UNREAD
 
 
+def test_a_shadow_reads_on_as_soon_as_enough_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = table_pair(VOCAB, noise=0.6)
+    forward, read = models["draft"].forward, list[int]()
+
+    def counted(commands: Any) -> Any:
+        read.extend(len(command.tokens) for command in commands)
+        return forward(commands)
+
+    monkeypatch.setattr(models["draft"], "forward", counted)
+    run("autoregressive", recorded=True, models=models)
+    assert read[:-1] == [MOST_UNREAD] * 5
+
+
 def test_many_rejected_drafts_are_recorded_too() -> None:
     models = table_pair(30, noise=3.0)
     strategy = build_strategy("vanilla_sd", {"num_speculative_tokens": 16}, table_resources(30))

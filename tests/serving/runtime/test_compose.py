@@ -17,8 +17,11 @@ from draftwell.serving.runtime.acceptance.rescue import Rescue
 from draftwell.serving.runtime.drafting.cascade import Cascade
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.ngram import NGram
-from draftwell.serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
-from draftwell.serving.runtime.drafting.trust import Untrusted
+from draftwell.serving.runtime.drafting.stopping import (
+    CumulativeAcceptance,
+    FixedLength,
+    Untrusted,
+)
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.intertwined import intertwined
@@ -26,6 +29,7 @@ from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.strategies import Strategy, build_strategy
 from draftwell.serving.runtime.strategies.compose import compose
 from tests.support.errors import raises_code
+from tests.support.models.counters import counters
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
@@ -96,6 +100,13 @@ def test_an_empty_cascade_proposes_nothing():
     assert (len(job.output), job.session.stats.drafted) == (9, 0)
 
 
+def test_models_take_turns_in_a_composition_unless_it_says_otherwise():
+    engine = Engine(table_pair(8))
+    job = engine.submit([1], Sampling(max_tokens=9), cascade())
+    assert not job.overlapping
+    engine.run([job])
+
+
 # SPRINTER's verifier as a stop policy
 
 
@@ -119,7 +130,7 @@ def trusting(features: tuple[str, ...], vocab: int = 3) -> Verifier:
 def verified(features: tuple[str, ...], drafter=DraftModel, vocab: int = 3) -> Strategy:
     return compose(
         lambda session: serial(
-            session, drafter(Untrusted(trusting(features, vocab), cap=3)), Exact()
+            session, drafter(Untrusted(trusting(features, vocab), max_draft=3)), Exact()
         )
     )
 
@@ -142,9 +153,7 @@ def test_a_mutant_that_drops_the_distrusted_token_is_caught():
             last = len(draft) - 1
             if (
                 len(draft)
-                and self.stop.verifier.score(
-                    None, None, draft.rows[last].raw(0), draft.tokens[last]
-                )
+                and self.stop.verifier.score_drafted(draft.rows[last], None, draft.tokens[last])
                 < self.stop.tau
             ):
                 session.draft.rollback(len(session.text.ids) + last)
@@ -165,7 +174,7 @@ def test_drafts_end_at_the_first_distrusted_token():
             draft = yield from super().propose(session, limit, pending)
             drafts.append(
                 [
-                    verifier.score(row.hidden(0), None, row.raw(0), token) >= 0.5
+                    verifier.score_drafted(row, None, token) >= 0.5
                     for row, token in zip(draft.rows, draft.tokens, strict=True)
                 ]
             )
@@ -213,18 +222,7 @@ def test_spide_whose_rescue_never_rescues_is_spide(temperature):
         for s in (rescued_spide(math.inf), spide)
     )
     assert mine.output == theirs.output
-    for name in (
-        "drafted",
-        "judged",
-        "accepted",
-        "rescued",
-        "sampled",
-        "rounds",
-        "target_calls",
-        "draft_calls",
-        "accepted_at",
-    ):
-        assert getattr(mine.session.stats, name) == getattr(theirs.session.stats, name)
+    assert counters(mine.session.stats) == counters(theirs.session.stats)
 
 
 def test_rescue_in_spide_keeps_what_the_gate_lets_through_and_saves_target_calls():

@@ -11,13 +11,13 @@ import torch
 from draftwell.serving.errors import ContextTooLong
 from draftwell.serving.runtime.custom_generate import draftwell_generate
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
 from tests.support.errors import raises_code
-from tests.support.models.enumeration import distance, joint_law, true_law
-from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.enumeration import law_error
+from tests.support.models.resources import NEEDED, decode, table_pair, table_resources
+from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import llama, near
 from tests.support.models.variants import VARIANTS
 
@@ -44,10 +44,13 @@ def test_the_joint_law_is_the_targets_wherever_the_border_is(name, parameters, c
         short(table_pair(), context),
         Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2})),
     )
-    law = joint_law(
-        lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
+
+    assert (
+        law_error(
+            lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
+        )
+        < 1e-6
     )
-    assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -71,12 +74,7 @@ def test_a_text_crosses_the_border_in_its_middle(name, role, temperature):
     assert set(session.origins[27:]) == {"target"}
     assert (session.stats.draft_calls, session.stats.qualifier_calls) == calls
     if STRATEGIES[name].lossless and temperature == 0.0:
-        assert (
-            job.output
-            == Engine(models)
-            .generate([1, 2, 3], Sampling(max_tokens=60), build_strategy("autoregressive"))
-            .output
-        )
+        assert job.output == decode(models, [1, 2, 3], "autoregressive", max_tokens=60).output
     assert {len(model.slots._free) for model in models.values()} == {8}
 
 
@@ -86,9 +84,7 @@ def usual(name: str) -> Any:
 
 def test_a_prompt_beyond_the_drafts_context_is_decoded_plainly():
     models = short(table_pair(vocab=8), 5)
-    job = Engine(models).generate(
-        [1, 2, 3, 4, 5, 6, 7], Sampling(max_tokens=9), build_strategy("vanilla_sd")
-    )
+    job = decode(models, [1, 2, 3, 4, 5, 6, 7], "vanilla_sd", max_tokens=9)
     assert (len(job.output), job.session.stats.draft_calls, job.session.stats.target_calls) == (
         9,
         0,

@@ -46,7 +46,7 @@ def test_the_client_gets_a_503_and_health_turns_to_503() -> None:
         assert "illegal" not in answer.text, "details are for the log"
         state = http.get("/health")
         assert (state.status_code, state.json()["status"]) == (503, "failed")
-        scheduler._thread.join(10)
+        scheduler._thread.join(60)
         assert http.get("/ready").status_code == 503
         assert http.post("/v1/completions", json=BODY).status_code == 503, (
             "what comes before the process has ended"

@@ -27,18 +27,14 @@ from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.device import device_class
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Role
-from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.deployments import Deployments
 from draftwell.serving.server.lifecycle import DrainingServer
-from draftwell.serving.server.model.loading import costs_of
-from draftwell.serving.server.model.served_model import ServedModel
-from draftwell.serving.server.scheduling.costs import BatchCosts
 from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.models.heads import random_eagle3
 from tests.support.server.bundles import load_bundle, make_bundle
-from tests.support.server.served_pair import TunedModel, served_pair, serving, tiny_pair
+from tests.support.server.served_pair import served_pair, serving
 from tests.support.server.server_process import ENTRY, server_process, wait_until
 
 
@@ -210,62 +206,6 @@ def test_deterministic_serving_leaves_the_state_alone(
         served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy
     )
     assert served.strategy.artifact(AcceptanceTable).total == [50] * 20
-
-
-def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(
-    tmp_path: Path, tiny_models: dict[Role, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pair that runs row by row goes on doing so behind a switch."""
-    monkeypatch.setattr("draftwell.serving.server.model.loading.batches", lambda pair: False)
-    bundle = make_bundle(
-        tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu")
-    )
-    first = load_bundle(bundle, slots=2, max_context=64)
-    second = load_bundle(bundle, slots=2, max_context=64, serving_now=first)
-    assert second.pair is first.pair
-    assert first.costs is not None
-    assert second.costs is not None
-    assert (
-        second.costs.source == first.costs.source == "measured at start, and the hardware profile"
-    )
-    assert first.costs.batched is False
-    assert second.costs.batched is False
-
-
-def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_rest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pair, timed = tiny_pair(2), BatchCosts({1: 1.0}, {1: 2.0, 8: 4.0})
-    known, later = (
-        BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5),
-        BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25),
-    )
-    monkeypatch.setattr(
-        "draftwell.serving.server.model.loading.measure", lambda models, slots, *, batched: timed
-    )
-
-    def serving(pair: Any, costs: BatchCosts) -> ServedModel:
-        return TunedModel("tiny", pair, build_strategy("vanilla_sd"), 2, costs=costs)
-
-    assert costs_of(pair, 2, None, None) is timed
-    first = costs_of(pair, 2, known, None)
-    assert first is not None
-    assert (first.target, first.per_token) == ({1: 2.0, 8: 4.0, 16: 6.0}, 0.5)
-    assert costs_of(pair, 1, None, None) is None, (
-        "one request at a time: nothing is limited, so nothing is timed"
-    )
-    assert costs_of(pair, 2, None, serving(pair, first)) is first
-    shared = costs_of(pair, 2, later, serving(pair, first))
-    assert shared is not None
-    assert (shared.target, shared.per_token) == (first.target, 0.25), (
-        "another profile of the same models counts at once"
-    )
-    elsewhere = costs_of(pair, 2, known, serving(tiny_pair(2), first))
-    assert elsewhere is not None
-    assert (elsewhere.target, elsewhere.source) == (known.target, known.source), (
-        "what is timed beside a server that decodes is worth less"
-    )
-    assert costs_of(pair, 2, None, serving(tiny_pair(2), first)) is timed
 
 
 def other_template(target: Path) -> None:
@@ -450,7 +390,7 @@ def test_a_profile_of_compiled_layers_is_not_used_with_eager_ones(
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*ENTRY, *options], capture_output=True, text=True, timeout=60, check=False
+        [*ENTRY, *options], capture_output=True, text=True, timeout=170, check=False
     )
 
 
@@ -470,7 +410,7 @@ def test_help_has_an_example_and_loads_nothing_heavy() -> None:
         [sys.executable, "-c", "import sys, draftwell.serving.server.main; print(*sys.modules)"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=170,
         check=True,
     ).stdout.split()
     assert not {"torch", "transformers", "fastapi", "uvicorn", "numpy"} & set(loaded)

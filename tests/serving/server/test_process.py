@@ -22,6 +22,8 @@ from tests.support.server.server_process import ENTRY, server_process, wait_unti
 
 LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0}
 SHORT = LONG | {"max_tokens": 2}
+LONGER = LONG | {"n": 4}
+"""So long that a busy client has sent twelve before the first few are answered."""
 
 
 @contextmanager
@@ -47,16 +49,16 @@ def test_sigterm_finishes_what_is_here_refuses_the_rest_and_exits_with_0(
 ) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "autoregressive")
     answers: list[httpx.Response] = []
-    with process(bundle, "--slots", "1") as (server, client):
+    with process(bundle, "--slots", "1", "--drain-seconds", "100") as (server, client):
         threads = [
             threading.Thread(
-                target=lambda: answers.append(client.post("/v1/completions", json=LONG))
+                target=lambda: answers.append(client.post("/v1/completions", json=LONGER))
             )
             for _ in range(12)
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: client.get("/health").json()["waiting"] >= 10, "ten requests wait")
+        wait_until(lambda: client.get("/health").json()["waiting"] >= 44, "eleven requests wait")
         assert client.get("/ready").status_code == 200
         server.send_signal(signal.SIGTERM)
         wait_until(lambda: client.get("/ready").status_code == 503, "the server refuses requests")
@@ -99,17 +101,17 @@ def test_what_outlasts_the_drain_is_answered_and_state_is_written_behind_it(
     ) as (server, client):
         threads = [
             threading.Thread(
-                target=lambda: answers.append(client.post("/v1/completions", json=LONG))
+                target=lambda: answers.append(client.post("/v1/completions", json=LONGER))
             )
             for _ in range(12)
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: client.get("/health").json()["waiting"] >= 10, "ten requests wait")
+        wait_until(lambda: client.get("/health").json()["waiting"] >= 44, "eleven requests wait")
         server.send_signal(signal.SIGTERM)
         for thread in threads:
             thread.join(120)
-        _, errors = server.communicate(timeout=15)
+        _, errors = server.communicate(timeout=60)
     assert [answer.status_code for answer in answers].count(503) >= 8, (
         "of those that waited; others may have been answered"
     )

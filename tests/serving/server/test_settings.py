@@ -26,7 +26,6 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "prompt-tokens": (None, (8, None)),
     "prefix-caching": (None, None),
     "deterministic": (False, None),
-    "draft-lengths": ("measured", None),
     "api-key-file": (None, None),
     "cors-origin": (None, None),
     "allowed-host": (None, None),

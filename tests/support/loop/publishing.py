@@ -1,6 +1,8 @@
 """Small models, artifacts and verdicts to test the registry with."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,9 @@ from draftwell.serving.artifacts.medusa_heads import MedusaHeads
 from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.bundle.verdict import Check
+
+Make = Callable[..., Any]
+"""A fixture that makes something with the registry of its test."""
 
 
 def model_folder(folder: Path, seed: int = 1) -> Path:

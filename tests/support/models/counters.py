@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.types import Draft, Verdict
 
@@ -72,6 +73,13 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Rounds:
 def counters(stats: Stats) -> dict[str, Any]:
     """All that was counted; no seconds."""
     return {name: getattr(stats, name) for name in COUNTERS}
+
+
+def forwards_of(model: Any) -> list[Forward]:
+    """All that a model is given from now on; the list grows."""
+    seen, forward = list[Forward](), model.forward
+    model.forward = lambda rows: (seen.extend(rows), forward(rows))[1]
+    return seen
 
 
 def judged_positions(monkeypatch) -> list[int]:

@@ -25,6 +25,16 @@ def requests(vocab: int, temperature: float) -> list[tuple[list[int], Sampling]]
     ]
 
 
+def check_together(
+    engine: Engine, build: Any, wanted: list[tuple[list[int], Sampling]]
+) -> list[list[int]]:
+    """All at once they write what each writes alone, and every slot comes back; returns it."""
+    alone = outputs(engine, build, wanted, together=False)
+    assert outputs(engine, build, wanted, together=True) == alone
+    assert {len(model.slots._free) for model in engine.models.values()} == {8}
+    return alone
+
+
 def outputs(
     engine: Engine, build: Any, wanted: list[tuple[list[int], Sampling]], together: bool
 ) -> list[list[int]]:

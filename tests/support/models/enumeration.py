@@ -69,6 +69,15 @@ def joint_law(
     return dict(law)
 
 
+def law_error(
+    build: Callable[[], Strategy], models: dict[Role, Model], prompt: list[int], sampling: Sampling
+) -> float:
+    """How far the law of a strategy's outputs is from the target's own; 0 but for rounding where
+    the strategy is lossless."""
+    law = joint_law(build, models, prompt, sampling)
+    return distance(law, true_law(models["target"], prompt, sampling))
+
+
 def run_once(
     strategy: Strategy,
     models: dict[Role, Model],

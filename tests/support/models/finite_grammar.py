@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwell.serving.runtime.grammar.protocols import Matcher
+from draftwell.serving.runtime.grammar.masks import Matcher
 
 
 class FiniteGrammar:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import transformers as tf
 
@@ -60,13 +62,51 @@ TEXTS = [
 ]
 
 
-def check_ragged(adapter, shape: str) -> None:
-    """Ragged rows through an adapter equal the plain module's, text by text."""
-    module = llama(**SHAPES[shape])
+def plain_logits(module, text: Sequence[int]) -> torch.Tensor:
+    """Of every token, as transformers computes them, whatever attention an adapter has put in."""
+    attention = module.config._attn_implementation
+    module.set_attn_implementation("eager")
     with torch.no_grad():
-        expected = [module(torch.tensor([t])).logits[0, 3:] for t in TEXTS]
+        logits = module(torch.tensor([list(text)])).logits[0]
+    module.set_attn_implementation(attention)
+    return logits
+
+
+def check_ragged(adapter, module, atol: float = 2e-5) -> None:
+    """Ragged rows through an adapter equal the plain module's, text by text."""
+    expected = [plain_logits(module, text)[3:] for text in TEXTS]
     for logits, want in zip(ragged(adapter(module, slots=3), TEXTS), expected, strict=True):
-        torch.testing.assert_close(logits, want, atol=2e-5, rtol=0)
+        torch.testing.assert_close(logits, want, atol=atol, rtol=0)
+
+
+def read_starts(model, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[int]:
+    """Slots that hold texts but for the last `count` tokens of each."""
+    slots = [model.open() for _ in texts]
+    for slot, text, count in zip(slots, texts, counts, strict=True):
+        model.forward([Forward("target", slot, tuple(text[:-count]))])
+    return slots
+
+
+def check_ends(
+    model,
+    module,
+    slots: Sequence[int],
+    texts: Sequence[Sequence[int]],
+    counts: Sequence[int],
+    keeps: Sequence[int] | None = None,
+) -> None:
+    """The last `count` tokens of each text, in one pass, equal the plain module's.
+
+    Args:
+        keeps: of how many tokens of each row outputs are wanted; of all of them by default.
+    """
+    rows = [
+        Forward("target", slot, tuple(text[-count:]), keep)
+        for slot, text, count, keep in zip(slots, texts, counts, keeps or counts, strict=True)
+    ]
+    for output, row, text in zip(model.forward(rows), rows, texts, strict=True):
+        wanted = plain_logits(module, text)[-row.keep :]
+        torch.testing.assert_close(output.logits, wanted, atol=1e-4, rtol=0)
 
 
 def random_tokens(n: int, seed: int = 0) -> tuple[int, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.session.row_view import RowView
 from draftwell.serving.runtime.types import Draft, Rows, Verdict
 
@@ -18,3 +21,10 @@ class Twice(Exact):
             if again.rejected:
                 return Verdict(len(draft) - 1, again.token, len(draft))
         return verdict
+
+
+class LeavesTheDistribution(ExactTree):
+    """Tests a second candidate against the distribution that the first was tested against."""
+
+    def zeroed(self, probs: Tensor, token: int) -> Tensor:
+        return probs

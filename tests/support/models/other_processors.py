@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,6 +17,23 @@ LACKS = {"no-avx512bf16": "avx512_bf16", "no-avx512f": "avx512f"}
 PROCESSORS = ("native", *(name for name, flag in LACKS.items() if flag in cpu_flags().split()))
 """This one, and as far as it is neither: one without instructions for bfloat16, and one with
 vectors of eight floats."""
+
+
+def compiles(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks of a test that compiles a library."""
+    return pytest.mark.slow(pytest.mark.skipif(compiler() is None, reason="no C++ compiler")(test))
+
+
+def check_any_thread_count(compute: Callable[[], list[torch.Tensor]]) -> None:
+    """No number of threads changes a result."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(torch.cat(compute()))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 @contextmanager

@@ -3,7 +3,8 @@ exact and need no idle machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from draftwell.serving.runtime.commands import Forward
@@ -12,8 +13,9 @@ Price = Callable[[Forward, int], float]
 """(command, tokens in its slot before) → seconds."""
 
 
-class Clock:
-    """Takes the place of the module `time`."""
+class Clock(threading.local):
+    """Takes the place of the module `time`; each thread has a time of its own, so that passes of
+    models that run at once do not count for each other."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -34,3 +36,40 @@ class Priced:
     def forward(self, rows: list[Forward]) -> Any:
         self.clock.now += sum(self.price(row, self.model.slots.lengths[row.slot]) for row in rows)
         return self.model.forward(rows)
+
+
+class Flight:
+    """Work that is over at `end`: the clock is there for whoever takes its result."""
+
+    def __init__(self, clock: Clock, result: Any, end: float):
+        self.clock, self.end, self._result = clock, end, result
+
+    def done(self) -> bool:
+        return self.end <= self.clock.now
+
+    def result(self) -> Any:
+        self.clock.now = max(self.clock.now, self.end)
+        return self._result
+
+
+class PricedWorkers:
+    """In the place of `Workers`: models run at once on the clock, and in turn on one thread."""
+
+    def __init__(self, clock: Clock, models: Sequence[Any]):
+        self.clock, self.busy = clock, dict.fromkeys(map(id, models), 0.0)
+
+    def submit(self, model: Any, work: Callable[..., Any], *arguments: Any) -> Flight:
+        asked = self.clock.now
+        self.clock.now = max(asked, self.busy[id(model)])
+        result, self.busy[id(model)] = work(*arguments), self.clock.now
+        self.clock.now = asked
+        return Flight(self.clock, result, self.busy[id(model)])
+
+    def close(self) -> None:
+        """What is in flight ends first."""
+        self.clock.now = max(self.clock.now, *self.busy.values())
+
+
+def wait_for_first(flights: Iterable[Flight], **_: Any) -> None:
+    """In the place of `concurrent.futures.wait`."""
+    min(flights, key=lambda flight: flight.end).result()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
@@ -12,12 +15,22 @@ from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.artifacts.medusa_heads import MedusaHeads
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.runtime.models.table_model import TableModel
-from draftwell.serving.runtime.strategies import StrategyResources
+from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.models.table_model import TableModel
 
 ORIGIN = Provenance(pair="table", fingerprint="0" * 64)
 NEEDED = {"adaedl": {"threshold": 0.5, "max_draft": 6}}
 """Strategy → settings that have no default."""
+
+
+def whole_scalars(raw: torch.Tensor, token: int) -> torch.Tensor:
+    """A verifier's features `scalars` `[4]` float32 of a token from all raw probabilities
+    `[vocab]`: what traces and rows must both give."""
+    q = raw[token]
+    rank = (raw > q).sum().float()
+    return torch.stack([q, raw.max(), torch.special.entr(raw).sum(), torch.log1p(rank)]).float()
 
 
 def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: float = 1.5) -> dict:
@@ -35,6 +48,19 @@ def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: flo
         "qualifier": qualifier,
         "head": TableModel(qualifier.table),
     }
+
+
+def decode(
+    models: dict,
+    prompt: Sequence[int],
+    name: str,
+    parameters: dict | None = None,
+    resources: StrategyResources | None = None,
+    **sampling: Any,
+) -> Job:
+    """One request, decoded by a strategy over these models alone."""
+    strategy = build_strategy(name, parameters, resources)
+    return Engine(models).generate(prompt, Sampling(**sampling), strategy)
 
 
 def table_resources(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyResources:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from draftwell.serving.runtime.commands import Forward
-from draftwell.serving.runtime.models.table_model import TableModel
 from tests.support.models.resources import table_pair
+from tests.support.models.table_model import TableModel
 
 
 class WholeText(TableModel):

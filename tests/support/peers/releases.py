@@ -1,13 +1,55 @@
-"""What was tuned and judged for a fake engine: in the workspace, and in the registry."""
+"""What a fake engine is tuned on, and what was tuned, judged and deployed for it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from draftwell.registry.gates import GateRecord
 from draftwell.registry.releases import ReleaseVersion, find_release, gate_record
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.engine_config import EngineConfig
+
+WORDS = [
+    "man",
+    "inn",
+    "onion",
+    "hand",
+    "end",
+    "hour",
+    "men",
+    "one",
+    "thin",
+    "hen",
+    "other",
+    "then",
+    "ten",
+]
+
+
+def write_requests(file: Path, words: str = "the", count: int = 42) -> Path:
+    """Different completions, as a gateway records them."""
+    rows = [
+        {"prompt": f"{words} {one} in the {two}"} for one in WORDS for two in WORDS if one != two
+    ][:count]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def short_demo(pair: Path, prompts: Path, out: Path) -> str:
+    """The command of a whole loop, small enough for seconds."""
+    return (
+        f"demo --engine vllm --pair {pair} --prompts {prompts} --device cpu --max-tokens 8 "
+        "--tune-prompts 8 --bench-prompts 8 --serve-seconds 1 "
+        f"--out {out} --methods ngram,draft_model"
+    )
+
+
+def settings_of(bundle: Path) -> dict[str, Any]:
+    """What a bundle was built with."""
+    return dict(json.loads((bundle / "manifest.json").read_text())["settings"])
 
 
 def config_folder(folder: Path, *, sampled: bool = False) -> Path:

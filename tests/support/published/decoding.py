@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from draftwell.serving.runtime.models.table_model import TableModel
 from tests.support.models.enumeration import Oracle
+from tests.support.models.table_model import TableModel
 
 
 class Round(NamedTuple):

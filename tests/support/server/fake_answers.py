@@ -154,7 +154,7 @@ def fake_app(fake: Fake) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return {"running": 8, "speculation_under_load": {"draft_length": 3}}
+        return {"running": 8, "draft_length_by_batch": {"1": 5, "8": 3}}
 
     @app.post("/v1/{path:path}")
     async def answer(path: str, request: Request) -> Response:

@@ -11,7 +11,6 @@ from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.feedback.feedback import Feedback
 from draftwell.serving.server.feedback.record import Record, RecordOrigin
 from draftwell.serving.server.scheduling.detokenize import TextStream
-from draftwell.serving.server.scheduling.load_control import LoadControl
 from draftwell.serving.server.scheduling.scheduler import Scheduler
 from draftwell.serving.server.scheduling.ticket import Event, Ticket
 from draftwell.serving.server.settings import FeedbackSettings
@@ -45,7 +44,6 @@ class FeedbackServer:
         strategy: str = "vanilla_sd",
         spool: Any = None,
         follow: bool = True,
-        load: LoadControl | None = None,
         **changes: Any,
     ):
         self.pair = pair
@@ -58,7 +56,6 @@ class FeedbackServer:
             4,
             threads=1,
             observers=[self.feedback],
-            load=load,
         )
 
     def ask(

@@ -8,7 +8,7 @@ from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledC
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy, find_strategy
-from draftwell.serving.server.model.snapshot import SnapshotOrigin
+from draftwell.serving.server.model.snapshots import SnapshotOrigin
 from draftwell.serving.server.model.strategy_pool import StrategyPool
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
@@ -33,6 +33,7 @@ def pool(
     without: tuple[str, ...] = (),
     pair: Pair | None = None,
     sampled: SampledChoice | None = None,
+    draft_length_by_batch: dict[int, int] | None = None,
     **settings: Any,
 ) -> StrategyPool:
     """A pool whose bundle has an artifact of every kind but those in `without`; a lossless choice
@@ -42,7 +43,7 @@ def pool(
         for kind, artifact in table_resources(VOCAB).artifacts.items()
         if kind not in without
     }
-    config = DecodingConfig(strategy, parameters or {}, {}, ORIGIN, sampled)
+    config = DecodingConfig(strategy, parameters or {}, {}, ORIGIN, sampled, draft_length_by_batch)
     if find_strategy(strategy).lossless:
         config = config.with_greedy_for_sampled()
     return StrategyPool(pair or Pair(), artifacts, config, None, mode, **settings)  # type: ignore[arg-type]

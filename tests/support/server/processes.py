@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-STARTUP = 120
+STARTUP = 300
 
 
 def free_port() -> int:
@@ -84,7 +84,7 @@ def answers(url: str) -> Callable[[], bool]:
 
     def ask() -> bool:
         try:
-            with urllib.request.urlopen(url, timeout=2):
+            with urllib.request.urlopen(url, timeout=10):
                 return True
         except urllib.error.HTTPError as error:
             return error.code < 500

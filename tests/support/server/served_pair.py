@@ -138,9 +138,7 @@ class TunedOrPlain:
         if name is None:
             return self._tuned
         if name not in self._strategies:
-            raise UnknownStrategy(
-                f"this server has no strategy {name!r}: choose one of {', '.join(self.names())}"
-            )
+            raise UnknownStrategy(name, self.names())
         return self._strategies[name]
 
 
@@ -173,6 +171,14 @@ def roomy_pair() -> ServedModel:
         build_strategy("vanilla_sd", {"num_speculative_tokens": 4}),
         3,
     )
+
+
+def calling_pair() -> ServedModel:
+    """With the marks of calls as tokens of their own, as Qwen's are."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    strategy = build_strategy("vanilla_sd", {"num_speculative_tokens": 4})
+    return TunedModel("tiny", tiny_pair(3, tokenizer, context=4096), strategy, 3)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def server_process(
             process.kill()
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 150.0) -> Any:
     """Wait for a condition and return its value; fail with `what` after `seconds`."""
     end = time.monotonic() + seconds
     while not (value := condition()):

@@ -18,6 +18,7 @@ REPO = Path(__file__).resolve().parents[3]
 
 if TYPE_CHECKING:
     from draftwell.flows.workspace import Workspace
+    from draftwell.serving.runtime.strategies import StrategyChoice
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def default_bundle(
     Release and registry are made for it; no gate judged it, so it is deployed ungated.
 
     Args:
-        profiled: as a tuned release is: with a hardware profile, measured now on this machine, and
-            compiled layers.
+        profiled: as a tuned release is: with a hardware profile and draft lengths by load, measured
+            now on this machine, and compiled layers.
     """
     with pytest.MonkeyPatch.context() as patch:
         if profiled:
@@ -67,17 +68,16 @@ def _default_bundle(
     from draftwell.serving.artifacts.base import Provenance
     from draftwell.serving.artifacts.decoding_config import DecodingConfig
     from draftwell.serving.artifacts.pair_files import fingerprint
-    from draftwell.serving.runtime.strategies import find_strategy
+    from draftwell.serving.runtime.strategies import StrategyChoice, find_strategy
 
     space, store = Workspace("default", dtype), Store()
     files, name = space.files(), space.spec.name
     made = Provenance(pair=name, fingerprint=fingerprint(files, dtype))
-    config = DecodingConfig(strategy, dict(parameters), {}, made)
+    table = measure(space, folder, StrategyChoice(strategy, parameters)) if profiled else {}
+    config = DecodingConfig(strategy, dict(parameters), {}, made, None, table)
     if find_strategy(strategy).lossless:  # its requests are sampled
         config = config.with_greedy_for_sampled()
     config.save(folder / "decoding_config")
-    if profiled:
-        measure_profile(space, folder / "hardware_profile")
     own = [folder / "decoding_config", folder / "hardware_profile"]
     folders = [*own, *(space.shipped / kind for kind in find_strategy(strategy).reads())]
     published = [store.publish(place, pair=name) for place in folders if place.is_dir()]
@@ -104,13 +104,21 @@ def use_compiled_layers(patch: pytest.MonkeyPatch) -> None:
         mine.symlink_to(kept)
 
 
-def measure_profile(space: Workspace, folder: Path) -> None:
-    """As the tuner measures it."""
+def measure(space: Workspace, folder: Path, choice: StrategyChoice) -> dict[int, int]:
+    """As the tuner measures a choice: the hardware profile, into the folder, and draft lengths by
+    load."""
     from draftwell.components.calibrate.hardware_profile import measure_profile
+    from draftwell.components.prompts.prompt import demo_prompts
     from draftwell.components.report.provenance import provenance
+    from draftwell.components.tune.by_batch import measure_levels
+    from draftwell.components.tune.levels import table_of
 
-    pair = space.load()
-    measure_profile(pair, provenance(pair)).save(folder)
+    pair = space.load(slots=8)
+    profile = measure_profile(pair, provenance(pair))
+    profile.save(folder / "hardware_profile")
+    resources = space.resources(pair, [choice.name], profile=profile)
+    sampling = pair.sampling(max_tokens=32)
+    return table_of(measure_levels(pair, resources, choice, demo_prompts(12), sampling)[0])
 
 
 @contextmanager

@@ -14,11 +14,12 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 MANIFEST, SIGNATURE = "manifest.json", "manifest.json.sigstore.json"
+OWN_FILES = (".env", "compose.override.yaml", "values.override.yaml")
+"""What a user may put into the bundle."""
 ENGINES = ("vllm", "vllm-cpu")
 LETTERS = 12
 """Of a digest that names a bundle."""
@@ -40,11 +41,11 @@ def problem() -> str | None:
         "digest"
     ):
         return f"{HERE / MANIFEST} was changed since it was made: deploy again"
-    return changed(files, manifest.get("free", ())) or foreign(gate) or missing(needs)
+    return changed(files) or foreign(gate) or missing(needs)
 
 
-def changed(files: dict[str, Any], free: Iterable[str]) -> str | None:
-    """The first file that is missing, changed, or not the bundle's; those that are free may be."""
+def changed(files: dict[str, Any]) -> str | None:
+    """The first file that is missing, changed, or neither the bundle's nor a user's own."""
     inside = sorted(HERE.rglob("*"))
     for path in inside:
         if path.is_symlink():
@@ -62,7 +63,7 @@ def changed(files: dict[str, Any], free: Iterable[str]) -> str | None:
             not path.is_dir()
             and "__pycache__" not in within.parts
             and name not in files
-            and name not in (MANIFEST, SIGNATURE, *free)
+            and name not in (MANIFEST, SIGNATURE, *OWN_FILES)
         ):
             return f"{path} is not part of the bundle: remove it or deploy again"
     return None

@@ -90,6 +90,81 @@ def save(graph: ModelProto, folder: Path) -> None:
     )
 
 
+class GraphWriter:
+    """Nodes and weights of a graph that grows; each method answers the name of what it computes."""
+
+    def __init__(self, eps: float):
+        from onnx import helper, numpy_helper
+
+        self.make_node, self.from_array = helper.make_node, numpy_helper.from_array
+        self.eps = eps
+        self.nodes: list[NodeProto] = []
+        self.weights = [
+            self.from_array(torch.tensor([2**62]).numpy(), "end"),
+            self.from_array(torch.tensor([1]).numpy(), "token_axis"),
+        ]
+
+    def constant(self, name: str, tensor: Tensor) -> str:
+        array = tensor.detach().cpu().float().contiguous().numpy()
+        self.weights.append(self.from_array(array, name))
+        return name
+
+    def add(
+        self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any
+    ) -> str:
+        self.nodes.append(self.make_node(op, inputs, outputs, domain=domain, **attributes))
+        return outputs[0]
+
+    def product(self, x: str, name: str, *parts: Any) -> str:
+        """x times the transposed, concatenated weights of linear layers."""
+        weight = self.constant(f"{name}_weight", torch.cat([part.weight for part in parts]).T)
+        return self.add("MatMul", [x, weight], [name])
+
+    def norm(self, x: str, name: str, part: Any) -> str:
+        return self.add(
+            "SimplifiedLayerNormalization",
+            [x, self.constant(f"{name}_scale", part.weight)],
+            [name],
+            axis=-1,
+            epsilon=self.eps,
+            stash_type=1,
+        )
+
+    def layer(self, x: str, i: int, layer: Any, **heads: Any) -> str:
+        """A decoder layer: attention with the keys and values of layer i, then the MLP."""
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = self.product(
+            self.norm(x, f"attention_norm_{i}", layer.input_layernorm),
+            f"qkv_{i}",
+            attention.q_proj,
+            attention.k_proj,
+            attention.v_proj,
+        )
+        attended = self.add(
+            "GroupQueryAttention",
+            [qkv, "", "", f"key_{i}", f"value_{i}", "last", "total", "cos", "sin"],
+            [f"attended_{i}", f"new_key_{i}", f"new_value_{i}"],
+            MICROSOFT,
+            do_rotary=1,
+            rotary_interleaved=0,
+            **heads,
+        )
+        out = self.product(attended, f"out_{i}", attention.o_proj)
+        x = self.add("Add", [x, out], [f"after_attention_{i}"])
+        gate_up = self.product(
+            self.norm(x, f"mlp_norm_{i}", layer.post_attention_layernorm),
+            f"gate_up_{i}",
+            mlp.gate_proj,
+            mlp.up_proj,
+        )
+        self.add("Split", [gate_up], [f"gate_{i}", f"up_{i}"], axis=-1)
+        sigmoid = self.add("Sigmoid", [f"gate_{i}"], [f"sigmoid_{i}"])
+        gate = self.add("Mul", [f"gate_{i}", sigmoid], [f"silu_{i}"])
+        gated = self.add("Mul", [gate, f"up_{i}"], [f"gated_{i}"])
+        down = self.product(gated, f"down_{i}", mlp.down_proj)
+        return self.add("Add", [x, down], [f"after_mlp_{i}"])
+
+
 @torch.inference_mode()
 def export_llama(module: Any, head_weight: Tensor) -> ModelProto:
     """The graph of a `LlamaForCausalLM`.
@@ -100,89 +175,29 @@ def export_llama(module: Any, head_weight: Tensor) -> ModelProto:
     `value_i` `[batch, kv_heads, positions, head_dim]` of every layer i. Outputs: `logits` `[batch,
     kept, head]`, `hidden` `[batch, kept, hidden]` (normalised), `new_key_i`, `new_value_i`.
     """
-    from onnx import helper, numpy_helper
+    from onnx import helper
 
     config, layers = module.config, list(module.model.layers)
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    nodes: list[NodeProto] = []
-    weights = []
-
-    def constant(name: str, tensor: Tensor) -> str:
-        weights.append(
-            numpy_helper.from_array(tensor.detach().cpu().float().contiguous().numpy(), name)
-        )
-        return name
-
-    def add(
-        op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any
-    ) -> str:
-        nodes.append(helper.make_node(op, inputs, outputs, domain=domain, **attributes))
-        return outputs[0]
-
-    def product(x: str, name: str, *parts: Any) -> str:
-        """x times the transposed, concatenated weights of linear layers."""
-        weight = constant(f"{name}_weight", torch.cat([part.weight for part in parts]).T)
-        return add("MatMul", [x, weight], [name])
-
-    def norm(x: str, name: str, part: Any) -> str:
-        return add(
-            "SimplifiedLayerNormalization",
-            [x, constant(f"{name}_scale", part.weight)],
-            [name],
-            axis=-1,
-            epsilon=float(config.rms_norm_eps),
-            stash_type=1,
-        )
-
-    weights.append(numpy_helper.from_array(torch.tensor([2**62]).numpy(), "end"))
-    weights.append(numpy_helper.from_array(torch.tensor([1]).numpy(), "token_axis"))
+    graph = GraphWriter(float(config.rms_norm_eps))
     x = "embeddings"
     for i, layer in enumerate(layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        qkv = product(
-            norm(x, f"attention_norm_{i}", layer.input_layernorm),
-            f"qkv_{i}",
-            attention.q_proj,
-            attention.k_proj,
-            attention.v_proj,
-        )
-        attended = add(
-            "GroupQueryAttention",
-            [qkv, "", "", f"key_{i}", f"value_{i}", "last", "total", "cos", "sin"],
-            [f"attended_{i}", f"new_key_{i}", f"new_value_{i}"],
-            MICROSOFT,
+        x = graph.layer(
+            x,
+            i,
+            layer,
             num_heads=heads,
-            kv_num_heads=kv_heads,
+            kv_num_heads=config.num_key_value_heads,
             scale=head_dim**-0.5,
-            do_rotary=1,
-            rotary_interleaved=0,
         )
-        x = add(
-            "Add", [x, product(attended, f"out_{i}", attention.o_proj)], [f"after_attention_{i}"]
-        )
-        gate_up = product(
-            norm(x, f"mlp_norm_{i}", layer.post_attention_layernorm),
-            f"gate_up_{i}",
-            mlp.gate_proj,
-            mlp.up_proj,
-        )
-        add("Split", [gate_up], [f"gate_{i}", f"up_{i}"], axis=-1)
-        gate = add(
-            "Mul", [f"gate_{i}", add("Sigmoid", [f"gate_{i}"], [f"sigmoid_{i}"])], [f"silu_{i}"]
-        )
-        x = add(
-            "Add",
-            [x, product(add("Mul", [gate, f"up_{i}"], [f"gated_{i}"]), f"down_{i}", mlp.down_proj)],
-            [f"after_mlp_{i}"],
-        )
-    kept = add("Slice", [x, "first", "end", "token_axis"], ["kept"])
-    states = norm(kept, "hidden", module.model.norm)
-    add("MatMul", [states, constant("head_weight", head_weight.T)], ["logits"])
+    kept = graph.add("Slice", [x, "first", "end", "token_axis"], ["kept"])
+    states = graph.norm(kept, "hidden", module.model.norm)
+    graph.add("MatMul", [states, graph.constant("head_weight", head_weight.T)], ["logits"])
 
     inputs, outputs = signature(config, len(layers), head_dim, head_weight.shape[0])
     return helper.make_model(
-        helper.make_graph(nodes, "draft", inputs, outputs, weights),
+        helper.make_graph(graph.nodes, "draft", inputs, outputs, graph.weights),
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
     )

@@ -3,12 +3,9 @@ with it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class Autoregressive(Strategy):
@@ -19,10 +16,6 @@ class Autoregressive(Strategy):
 
     class Config(StrategyConfig):
         """No parameters."""
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        return Speculation("none", notes=("The config is plain decoding: nothing is speculated.",))
 
     def run(self, session: Session) -> Step[None]:
         yield from session.prefill()

@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import takewhile
-from typing import Any
 
 from pydantic import Field, model_validator
 
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.acceptance.exact import Exact
-from draftwell.serving.runtime.acceptance.ranked import Ranked
+from draftwell.serving.runtime.acceptance.tree import Ranked
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.multi_sequence import MultiSequence
 from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel
 from draftwell.serving.runtime.schedules.heterogeneous import heterogeneous
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 64
 ONE_PASS = 1.25
@@ -34,8 +31,6 @@ class DuoDecoding(Strategy):
     artifacts = ("hardware_profile",)
     overlaps = True
     prefers_onnx = True
-    search_space = space(max_sequences=(1, 8))
-    # replayable stays False: a trace holds no drafts of several sequences
 
     class Config(StrategyConfig):
         num_speculative_tokens: int | None = Field(
@@ -71,20 +66,17 @@ class DuoDecoding(Strategy):
                 )
             return self
 
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        note = (
-            "Draft and target do not run at once, and one sequence is drafted: DuoDecoding's "
-            "overlap and sequences are left out."
-        )
-        return Speculation("draft", config.num_speculative_tokens, notes=(note,))
-
     def run(self, session: Session) -> Step[None]:
         budget, longest = self.lengths(isinstance(session.draft.model, OnnxModel))
         drafter = MultiSequence(
             self.config.max_sequences, static=self.config.static_sequences, longest=longest
         )
         yield from heterogeneous(session, drafter, Exact(), Ranked(), budget)
+
+    @property
+    def longest_draft(self) -> int | None:
+        measured = HardwareProfile.kind in self.resources.artifacts
+        return self.lengths()[0] if self.config.num_speculative_tokens or measured else None
 
     def lengths(self, onnx_draft: bool = False) -> tuple[int, int]:
         """Gamma, and the most tokens of one sequence: both as set, or both as measured.

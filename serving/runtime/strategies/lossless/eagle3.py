@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 from pydantic import Field
 
@@ -20,16 +21,13 @@ from draftwell.serving.runtime.drafting.stopping import (
     FixedLength,
     HighEntropy,
     UnlikelyToken,
+    count_kept,
 )
 from draftwell.serving.runtime.models.eagle3_model import head_of
 from draftwell.serving.runtime.output import Model
-from draftwell.serving.runtime.schedules.serial import serial
-from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.schedules.serial import serial, serial_trees
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
-from draftwell.serving.runtime.strategies.search_space import Span, space
-from draftwell.serving.runtime.strategies.speculation import Speculation
-from draftwell.serving.runtime.types import Draft, Verdict
 
 ENTROPY_SCALE = 0.15
 """As SVIP has it."""
@@ -44,13 +42,6 @@ class Eagle3(Strategy):
     paper = "Li 2025, EAGLE-3 (2503.01840); trees: EAGLE-2 (2406.16858), section 4"
     roles = ("target",)
     artifacts = ("eagle3_head",)
-    draft_share = 0.1
-    search_space = space(
-        num_speculative_tokens=Span(1, 5),
-        top_k=(1, 2, 3),
-        tree_tokens=(3, 5, 7),
-        threshold=(0.0, 0.3, 0.5),
-    )
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(
@@ -76,21 +67,6 @@ class Eagle3(Strategy):
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
         self.counted = AcceptanceTable.empty()
-
-    @classmethod
-    def completed(cls, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A chain has no tree's tokens, and no threshold ends a tree."""
-        unused = ("tree_tokens",) if parameters.get("top_k", 1) == 1 else ("threshold", "stop")
-        return {name: value for name, value in parameters.items() if name not in unused}
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation | None:
-        notes = (
-            ("The tree becomes a chain of as many tokens as it has levels.",)
-            if config.top_k > 1
-            else ()
-        )
-        return Speculation("eagle3", config.num_speculative_tokens, notes=notes)
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         """The target, and the head beside it: a head is an artifact, and becomes a model where it
@@ -129,15 +105,11 @@ class Eagle3(Strategy):
             return
         table = AcceptanceTable.empty() if self.resources.deterministic else self.counted
 
-        def learn(draft: Draft, verdict: Verdict) -> None:
-            for i, confidence in enumerate(draft.confidence[: verdict.judged]):
-                table.update(confidence, kept=i < verdict.accepted)
-
         yield from serial(
             session,
             HeadChain(self._stop(table), with_confidence=config.stop == "acceptance"),
             Exact(),
-            learn,
+            partial(count_kept, table),
         )
 
     def _stop(self, table: AcceptanceTable) -> FixedLength:

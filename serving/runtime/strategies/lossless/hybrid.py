@@ -29,17 +29,12 @@ from draftwell.serving.runtime.drafting.head import HeadChain
 from draftwell.serving.runtime.models.eagle3_model import head_of
 from draftwell.serving.runtime.output import Model
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.schedules.alternatives import serial_with_alternatives
+from draftwell.serving.runtime.schedules.serial import serial_with_alternatives
 from draftwell.serving.runtime.session.session import UNLIMITED, Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 HEAD_SHARE = 0.1
 """A head's step, in target passes, where no profile has measured it."""
-
-HEAD_LENGTH = 3
-"""Tokens of a head's draft in an engine that knows one length only: the default of `eagle3`."""
 
 
 class Hybrid(Strategy):
@@ -54,9 +49,8 @@ class Hybrid(Strategy):
     )
     roles = ("target",)
     artifacts = ("hardware_profile",)
-    drafts_alone = True
     optional_artifacts = ("eagle3_head", "acceptance_table", "datastore")
-    search_space = space(drafter=("auto", "none"), max_draft=(3, 8))
+    length_field = "max_draft"
 
     class Config(StrategyConfig):
         drafter: Literal["auto", "head", "draft", "none"] = Field(
@@ -77,38 +71,12 @@ class Hybrid(Strategy):
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
+        # it weighs drafts by what passes of one request cost, so beside others it drafts nothing
+        self.draft_length_by_batch = {1: self.config.max_draft, 2: 0}
         self.seen: dict[str, Shared] = {}
         table = self.optional_artifact(AcceptanceTable)
         # other strategies of a server count into theirs
         self._table = AcceptanceTable.empty() if table is None else table.copy()
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        return Speculation(
-            "ngram",
-            config.max_draft,
-            ngram=3,
-            notes=(
-                "Only n-grams of the text are left: no other engine chooses the drafter by "
-                "round. With a head, "
-                "--save-head exports that to vLLM and SGLang instead.",
-            ),
-        )
-
-    @classmethod
-    def head_speculation(cls, config: Any) -> Speculation | None:
-        if config.drafter not in ("auto", "head"):
-            return None
-        return Speculation(
-            "eagle3",
-            min(config.max_draft, HEAD_LENGTH),
-            notes=(
-                (
-                    "Only the head is left, with drafts of one length: no other engine chooses "
-                    "drafter and length by round."
-                ),
-            ),
-        )
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         wanted, chosen = self.config.drafter, {"target": models["target"]}

@@ -3,18 +3,14 @@ guesses (Fu 2024, 2402.02057)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.lookahead import Lookahead
-from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.schedules.serial import serial_trees
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class LookaheadDecoding(Strategy):
@@ -22,8 +18,6 @@ class LookaheadDecoding(Strategy):
     lossless = True
     paper = "Lookahead decoding, Fu 2024 (2402.02057), section 3"
     roles = ("target",)
-    search_space = space(window=(3, 5), guesses=(2, 3))
-    # replayable stays False: a trace holds nothing that the target says after guesses
 
     class Config(StrategyConfig):
         window: int = Field(
@@ -38,14 +32,6 @@ class LookaheadDecoding(Strategy):
         pool_from_text: bool = Field(
             True, description="whether n-grams of prompt and output are proposed, too"
         )
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        note = (
-            "N-grams come from the text alone: the lookahead window, which guesses others, is "
-            "left out."
-        )
-        return Speculation("ngram", config.ngram - 1, ngram=1, notes=(note,))
 
     @property
     def longest_draft(self) -> int:

@@ -15,10 +15,9 @@ from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.medusa import SHAPE, Medusa
 from draftwell.serving.runtime.models.beside import kept_beside
-from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.schedules.serial import serial_trees
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
 
 
 class MedusaDecoding(Strategy):
@@ -27,17 +26,12 @@ class MedusaDecoding(Strategy):
     paper = "Medusa, Cai 2024 (2401.10774), sections 2.1 and 2.3"
     roles = ("target",)
     artifacts = ("medusa_heads",)
-    search_space = space(nodes=(2, 4, 8))
-    # replayable stays False: a trace holds none of the target's states
+    length_field = "nodes"
 
     class Config(StrategyConfig):
         nodes: int = Field(
             8, ge=1, le=len(SHAPE), description="tokens of the tree at most, the most useful first"
         )
-
-    @property
-    def longest_draft(self) -> int:
-        return int(self.config.nodes)
 
     def run(self, session: Session) -> Step[None]:
         heads = self.artifact(MedusaHeads)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
@@ -15,8 +13,6 @@ from draftwell.serving.runtime.drafting.stopping import FixedLength
 from draftwell.serving.runtime.schedules.parallel import parallel
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 32
 
@@ -27,8 +23,6 @@ class Pearl(Strategy):
     paper = "PEARL 2024 (2408.11850), pre-verify and post-verify"
     artifacts = ("hardware_profile",)
     overlaps = True
-    replayable = True
-    search_space = space(num_speculative_tokens=(None, *range(1, 9)))
 
     class Config(StrategyConfig):
         num_speculative_tokens: int | None = Field(
@@ -40,18 +34,14 @@ class Pearl(Strategy):
             ),
         )
 
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        note = "Draft and target do not run at once: PEARL's overlap is left out."
-        return Speculation("draft", config.num_speculative_tokens, notes=(note,))
-
-    def rollout_needed(self) -> int:
-        """PEARL drafts gamma tokens after gamma − 1 that are not verified yet."""
-        return 2 * self.gamma() - 1
-
     def run(self, session: Session) -> Step[None]:
         gamma = self.gamma()
         yield from parallel(session, DraftModel(FixedLength(gamma)), Exact(), gamma)
+
+    @property
+    def longest_draft(self) -> int | None:
+        measured = HardwareProfile.kind in self.resources.artifacts
+        return self.gamma() if self.config.num_speculative_tokens or measured else None
 
     def gamma(self) -> int:
         """The draft length: as set, or how many times as fast as the target the draft is."""

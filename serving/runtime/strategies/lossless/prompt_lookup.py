@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from pydantic import Field
 
@@ -15,8 +14,6 @@ from draftwell.serving.runtime.drafting.ngram import NGram
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import Span, space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class PromptLookup(Strategy):
@@ -25,10 +22,8 @@ class PromptLookup(Strategy):
     paper = "Saxena 2023, prompt lookup decoding"
     roles = ("target",)
     optional_artifacts = ("datastore",)
-    replayable = True
-    search_space = space(
-        max_matching_ngram_size=Span(1, 4), prompt_lookup_num_tokens=(3, 5, 10, 16)
-    )
+    length_field = "prompt_lookup_num_tokens"
+    not_in_traces = (("use_datastore", True),)  # it would find every text in itself
 
     class Config(StrategyConfig):
         prompt_lookup_num_tokens: int = Field(10, ge=1, le=32, description="longest draft")
@@ -41,20 +36,6 @@ class PromptLookup(Strategy):
                 "where the context has no match, look into the datastore, which must be there then"
             ),
         )
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        notes = ("The datastore is left out.",) if config.use_datastore else ()
-        return Speculation(
-            "ngram",
-            config.prompt_lookup_num_tokens,
-            ngram=config.max_matching_ngram_size,
-            notes=notes,
-        )
-
-    @property
-    def longest_draft(self) -> int:
-        return int(self.config.prompt_lookup_num_tokens)
 
     def run(self, session: Session) -> Step[None]:
         elsewhere = (

@@ -9,10 +9,9 @@ from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.datastore_lookup import DatastoreLookup
-from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.schedules.serial import serial_trees
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
 
 
 class Rest(Strategy):
@@ -21,19 +20,13 @@ class Rest(Strategy):
     paper = "He 2023, REST: retrieval-based speculative decoding (2311.08252)"
     roles = ("target",)
     artifacts = ("datastore",)
-    search_space = space(max_nodes=(4, 8, 16), max_depth=(4, 10))
-    # replayable stays False: the datastore is made of the traces that a replay reads, and would
-    # find every text in itself
+    length_field = "max_nodes"
 
     class Config(StrategyConfig):
         max_nodes: int = Field(
             8, ge=1, le=64, description="tokens of the draft tree at most (the paper's c, 64 there)"
         )
         max_depth: int = Field(10, ge=1, le=16, description="tokens of one continuation at most")
-
-    @property
-    def longest_draft(self) -> int:
-        return int(self.config.max_nodes)
 
     def run(self, session: Session) -> Step[None]:
         drafter = DatastoreLookup(

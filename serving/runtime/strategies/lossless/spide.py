@@ -4,9 +4,7 @@ Algorithm 1)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -15,13 +13,15 @@ from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
-from draftwell.serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
+from draftwell.serving.runtime.drafting.stopping import (
+    CumulativeAcceptance,
+    FixedLength,
+    count_kept,
+)
 from draftwell.serving.runtime.schedules.intertwined import intertwined
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import Span, space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 from draftwell.serving.runtime.types import Draft, StopPolicy, Verdict
 
 
@@ -30,14 +30,7 @@ class Spide(Strategy):
     lossless = True
     paper = "SPIDE, Algorithm 1 and section 4"
     artifacts = ("acceptance_table", "hardware_profile")
-    replayable = True
     bench_only = ("calibrated",)
-    search_space = space(
-        tau=Span(0.1, 0.95, 0.05),
-        parallel=(False, True),
-        max_draft=(4, 8, 16, 32),
-        overlap_tau=(0.0, 0.05, 0.2),
-    )
 
     class Config(StrategyConfig):
         tau: float = Field(
@@ -87,31 +80,6 @@ class Spide(Strategy):
     def overlaps(self) -> bool:  # type: ignore[override]
         return bool(self.config.parallel)
 
-    @classmethod
-    def completed(cls, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A serial SPIDE has no continuation for `overlap_tau` to end."""
-        serial_only = "overlap_tau" in parameters and not parameters["parallel"]
-        return {**parameters, "overlap_tau": 0.0} if serial_only else dict(parameters)
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        overlap = "Draft and target do not run at once: SPIDE's parallel part is left out."
-        table = "SPIDE's acceptance table, which ends drafts, is left out."
-        notes = tuple(
-            note for note, there in ((overlap, config.parallel), (table, config.dynamic)) if there
-        )
-        return Speculation(
-            "draft", None if config.dynamic else config.num_speculative_tokens, notes=notes
-        )
-
-    def rollout_needed(self) -> int:
-        """While the target verifies gamma tokens the draft makes up to gamma more, unless
-        `overlap_tau` ends that sooner."""
-        if not self.config.parallel or self.config.overlap_tau:
-            return 0
-        times = self.artifact(HardwareProfile).when(overlapping=True)
-        return 2 * self.overlap_steps(times, int(self.config.max_draft)) - 1
-
     def overlap_steps(self, times: HardwareProfile, unverified: int) -> int:
         """Draft steps that fit into a verification of so many tokens."""
         return min(
@@ -141,10 +109,8 @@ class Spide(Strategy):
         table = table.copy() if self.resources.deterministic else table
 
         def learn(draft: Draft, verdict: Verdict) -> None:
-            if not self.config.learns:
-                return
-            for i in range(verdict.judged):
-                table.update(draft.confidence[i], kept=i < verdict.accepted)
+            if self.config.learns:
+                count_kept(table, draft, verdict)
 
         drafter = DraftModel(self.stop_policy(table), with_confidence=True)
         if not self.config.parallel:

@@ -3,25 +3,15 @@ is the draft (2411.04975)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.suffix import Suffix
-from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.schedules.serial import serial_trees
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation, SuffixSettings
-
-NOTE = (
-    "vLLM alone has suffix decoding; it caches answers instead of reading the datastore. "
-    "The others look up n-grams of the context, "
-    "and the rule for a draft's length is left out."
-)
 
 
 class SuffixDecoding(Strategy):
@@ -30,9 +20,8 @@ class SuffixDecoding(Strategy):
     paper = "Oliaro 2024, SuffixDecoding (2411.04975)"
     roles = ("target",)
     optional_artifacts = ("datastore",)
-    search_space = space(alpha=(1.0, 2.0), max_draft=(4, 8, 16), max_branches=(1, 2))
-    # replayable stays False: the datastore is made of the traces that a replay reads, and would
-    # find every text in itself
+    length_field = "max_draft"
+    not_in_traces = (("use_datastore", True),)  # it would find every text in itself
 
     class Config(StrategyConfig):
         alpha: float = Field(
@@ -47,16 +36,6 @@ class SuffixDecoding(Strategy):
         )
         use_datastore: bool = Field(
             True, description="look into the datastore too, where there is one"
-        )
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        return Speculation(
-            "ngram",
-            config.max_draft,
-            ngram=3,
-            suffix=SuffixSettings(config.alpha, config.min_probability),
-            notes=(NOTE,),
         )
 
     def run(self, session: Session) -> Step[None]:

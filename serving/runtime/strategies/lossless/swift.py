@@ -12,7 +12,6 @@ from draftwell.serving.runtime.drafting.stopping import UnlikelyToken
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
-from draftwell.serving.runtime.strategies.search_space import space
 
 
 class Swift(Strategy):
@@ -20,9 +19,7 @@ class Swift(Strategy):
     lossless = True
     paper = "SWIFT, Xia 2024 (2410.06916), section 4"
     roles = ("target",)
-    draft_share = 0.6  # of the sublayers by default, and the whole output head
-    search_space = space(threshold=(0.8, 0.5), max_draft=(4, 8))
-    # replayable stays False: a trace holds nothing that the target says with sublayers skipped
+    length_field = "max_draft"
 
     class Config(StrategyConfig):
         skip_ratio: float = Field(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -16,8 +15,6 @@ from draftwell.serving.runtime.drafting.stopping import FixedLength
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class CSD(Strategy):
@@ -26,11 +23,7 @@ class CSD(Strategy):
     paper = "CSD, Algorithm 1, Eq. 3"
     artifacts = ("correction_memory",)
     bench_only = ("calibration_share",)
-    search_space = space(
-        num_speculative_tokens=(2, 3, 4, 6, 8),
-        min_count=(1, 2, 3, 6),
-        tau=(0.01, 0.1, 0.2, 0.3, 0.5),
-    )
+    length_field = "num_speculative_tokens"
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(
@@ -59,11 +52,6 @@ class CSD(Strategy):
                     "use_memory and use_gate cannot both be off: every rejected token would stay"
                 )
             return self
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        note = "CSD's rescue of rejected tokens, by memory and gate, is left out."
-        return Speculation("draft", config.num_speculative_tokens, notes=(note,))
 
     @cached_property
     def memory(self) -> CorrectionMemory:

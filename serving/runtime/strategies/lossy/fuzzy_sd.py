@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import Field
 
@@ -15,17 +14,19 @@ from draftwell.serving.runtime.drafting.stopping import FixedLength
 from draftwell.serving.runtime.output import Model
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.drafter_role import DrafterRole, drafting_with
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
+from draftwell.serving.runtime.strategies.base import (
+    DrafterRole,
+    Strategy,
+    StrategyConfig,
+    drafting_with,
+)
 
 
 class FuzzySD(Strategy):
     name = "fuzzy_sd"
     lossless = False
     paper = "Fuzzy speculative decoding (2502.20704), section 3"
-    search_space = space(num_speculative_tokens=(3, 5, 7), tau=(0.05, 0.1, 0.2, 0.3))
+    length_field = "num_speculative_tokens"
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(
@@ -43,16 +44,6 @@ class FuzzySD(Strategy):
         chosen = super().choose_models(drafting_with(self.config.drafter, models))
         check_support(self.config.divergence, chosen["draft"])
         return chosen
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation | None:
-        if config.drafter == "qualifier":
-            return None  # an engine gets the pair's draft model
-        return Speculation(
-            "draft",
-            config.num_speculative_tokens,
-            notes=("The divergence that fuzzy_sd tolerates is left out.",),
-        )
 
     def run(self, session: Session) -> Step[None]:
         drafter = DraftModel(FixedLength(self.config.num_speculative_tokens))

@@ -3,8 +3,6 @@ baseline, Eq. 3 alone)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from draftwell.serving.runtime.acceptance.rescue import Rescue
@@ -14,15 +12,13 @@ from draftwell.serving.runtime.drafting.stopping import FixedLength
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class LossySD(Strategy):
     name = "lossy_sd"
     lossless = False
     paper = "CSD, section 5.1 (static lossy SD), Eq. 3"
-    search_space = space(num_speculative_tokens=(3, 5, 7), tau=(0.3, 0.45, 0.6, 0.8))
+    length_field = "num_speculative_tokens"
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(
@@ -30,14 +26,6 @@ class LossySD(Strategy):
         )
         tau: float = Field(
             0.6, gt=0, le=1, description="smallest p(x)/p(t*) at temperature 1 that is kept"
-        )
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        return Speculation(
-            "draft",
-            config.num_speculative_tokens,
-            notes=("lossy_sd's threshold on p(x)/p(t*) is left out.",),
         )
 
     def run(self, session: Session) -> Step[None]:

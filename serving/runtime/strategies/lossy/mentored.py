@@ -3,8 +3,6 @@ Face, 2024)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from draftwell.serving.runtime.acceptance.mentored import Mentored as MentoredRule
@@ -14,15 +12,13 @@ from draftwell.serving.runtime.drafting.stopping import FixedLength
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 
 
 class Mentored(Strategy):
     name = "mentored"
     lossless = False
     paper = "Mentored decoding (Hugging Face, 2024)"
-    search_space = space(num_speculative_tokens=(3, 5, 7), budget=(0.05, 0.1, 0.2, 0.4))
+    length_field = "num_speculative_tokens"
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(
@@ -35,14 +31,6 @@ class Mentored(Strategy):
                 "D: KL(p‖π) of the result π from the target's p, in nats; exact at 0 and when "
                 "greedy"
             ),
-        )
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        return Speculation(
-            "draft",
-            config.num_speculative_tokens,
-            notes=("The divergence budget of mentored decoding is left out.",),
         )
 
     def run(self, session: Session) -> Step[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -19,10 +18,6 @@ from draftwell.serving.runtime.protocols import AcceptanceRule
 from draftwell.serving.runtime.schedules.pyramid import pyramid
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-
-LENGTHS, TAUS = (1, 2, 3, 4, 5, 7, 10, 15, 20, 25), (0.2, 0.3, 0.4, 0.5)
-"""The grid of PyramidSD, section 4.1; l_D is half of l_Q."""
 
 
 class PyramidConfig(StrategyConfig):
@@ -47,11 +42,7 @@ class Pyramid(Strategy):
 
     lossless = False
     roles = ("target", "draft", "qualifier")
-
-    @classmethod
-    def completed(cls, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """l_D is about half of l_Q."""
-        return {**parameters, "num_draft_tokens": max(1, parameters["num_speculative_tokens"] // 2)}
+    length_field = "num_speculative_tokens"
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         chosen = super().choose_models(models)
@@ -75,7 +66,6 @@ class PyramidAssisted(Pyramid):
 
     name = "pyramid_assisted"
     paper = "PyramidSD, section 3.4 (PSD_A)"
-    search_space = space(num_speculative_tokens=LENGTHS, tau_target=TAUS)
 
     class Config(PyramidConfig):
         pass
@@ -89,7 +79,6 @@ class PyramidFuzzy(Pyramid):
 
     name = "pyramid_fuzzy"
     paper = "PyramidSD, section 3.2 (PSD_F)"
-    search_space = space(num_speculative_tokens=LENGTHS, tau_target=TAUS, tau_qualifier=TAUS)
 
     class Config(PyramidConfig):
         tau_qualifier: float = Field(

@@ -3,8 +3,6 @@ ones (Algorithm 2)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from draftwell.serving.artifacts.verifier import Verifier
@@ -13,8 +11,6 @@ from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.schedules.sequential import sequential
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.strategies.search_space import space
-from draftwell.serving.runtime.strategies.speculation import Speculation
 from draftwell.serving.runtime.types import Rows
 
 
@@ -23,8 +19,7 @@ class Sprinter(Strategy):
     lossless = False
     paper = "SPRINTER, Algorithm 2 and section 3.2"
     artifacts = ("verifier",)
-    # None: the verifier's own
-    search_space = space(tau=(None, 0.3, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9))
+    length_field = "max_run"
 
     class Config(StrategyConfig):
         tau: float | None = Field(
@@ -39,17 +34,6 @@ class Sprinter(Strategy):
             le=64,
             description="longest run; its last token is always judged by the target",
         )
-
-    @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        return Speculation(
-            "draft",
-            notes=("SPRINTER's verifier, which judges tokens in the target's place, is left out.",),
-        )
-
-    @property
-    def longest_draft(self) -> int:
-        return int(self.config.max_run)
 
     def run(self, session: Session) -> Step[None]:
         verifier = self.artifact(Verifier)

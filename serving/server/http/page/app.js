@@ -101,11 +101,13 @@ function showOrigins() {
   }
 }
 
-// Alone a request drafts as its strategy likes; among others the server sets a length, which it measures.
+// The longest draft of greedy requests' tuned strategy with as many requests as run now.
 async function showLength() {
   try {
-    const { running: requests, speculation_under_load: load } = await get("/health", controls.key);
-    if (load) speculative.set("force", load.draft_length == null ? "the strategy's own" : `${load.draft_length}, ${requests} at once`);
+    const { running, draft_length_by_batch: table } = await get("/health", controls.key);
+    const sizes = Object.keys(table).map(Number).sort((a, b) => a - b);
+    const length = table[sizes.find((size) => size >= running) ?? sizes.at(-1)];
+    speculative.set("force", length == null ? "the strategy's own" : `${length}, ${running} at once`);
   } catch { /* the answer matters, not this figure */ }
 }
 

@@ -304,7 +304,7 @@ def test_what_never_ends_is_ended(name: str, child: Path) -> None:
     outcome = attempt(ENDLESS[name], seconds=1)
     assert not outcome.passed
     assert any(words in outcome.reason for words in ("longer than 1 s", "SIGKILL", "SIGXCPU"))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 50_000  # kB
     assert running(child) == []
 

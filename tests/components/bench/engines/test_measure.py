@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftwell.components.bench.engines.figures import Figure, figure_of
+from draftwell.components.bench.engines.figures import Figure, figure_of, figure_table
 from draftwell.components.bench.engines.measure import (
     Beside,
     Side,
@@ -15,7 +15,6 @@ from draftwell.components.bench.engines.measure import (
     measure_beside,
     measurements_of,
 )
-from draftwell.components.bench.engines.table import figure_table
 from draftwell.components.engines.port import EngineSettings
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code

@@ -59,7 +59,7 @@ def test_closed_it_leaves_nothing_and_why_it_ended_is_told(tmp_path: Path) -> No
     group = server.group.pid
     server.group.process.kill()
     with raises_code("engine_killed", "fake", "SIGKILL"):
-        server.refuse_ended(10)
+        server.refuse_ended(60)
     server.close()
     assert in_group(group) == []
 
@@ -68,6 +68,6 @@ def test_a_server_that_refuses_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One with a key was asked without for half an hour."""
-    monkeypatch.setattr(processes, "START_SECONDS", 20.0)
+    monkeypatch.setattr(processes, "START_SECONDS", 120.0)
     with raises_code("server_failed", "HTTP 401"):
         Server("fake", [*COMMAND, "--refuse"], tmp_path / "log")

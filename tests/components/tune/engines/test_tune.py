@@ -3,6 +3,7 @@ resumes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from hypothesis import given, strategies as st
 
 from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.bench.engines.measure import measurements_of
-from draftwell.components.engines.vllm_methods import Method, VllmFiles
+from draftwell.components.engines.vllm_methods import Method, VllmFiles, schedule_of
 from draftwell.components.tune.engines.budget import NO_TIME, Budget
 from draftwell.components.tune.engines.by_load import choose_by_load
 from draftwell.components.tune.engines.candidates import candidates
@@ -21,9 +22,9 @@ from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.components.tune.engines.lab import Lab
 from draftwell.components.tune.engines.ngram_replay import best_n, passes, propose
 from draftwell.components.tune.engines.regret import grid_regret
-from draftwell.components.tune.engines.schedule import Level, level_of, schedule_of
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.components.tune.engines.tune import finalists_of, tune_engine
+from draftwell.components.tune.levels import Level, level_of, table_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
@@ -76,7 +77,7 @@ def test_the_fastest_sure_way_is_chosen_and_engines_end() -> None:
     assert sorted(line for line in log if line.startswith("start")) == sorted(
         line.replace("stop", "start") for line in log if line.startswith("stop")
     )
-    assert EngineChoice.model_validate_json(found.model_dump_json()) == found
+    assert EngineChoice.model_validate(json.loads(found.model_dump_json())) == found
 
 
 @pytest.mark.parametrize(
@@ -608,7 +609,7 @@ def test_levels_ascend_from_one(levels: tuple[int, ...]) -> None:
 
 def test_a_schedule_has_no_gap_and_joins_equal_lengths() -> None:
     levels = [Level(at_once=at_once, k=k, open=(k,)) for at_once, k in ((1, 3), (4, 3), (16, 1))]
-    assert schedule_of(levels) == ((1, 4, 3), (5, 16, 1))
+    assert schedule_of(table_of(levels)) == ((1, 4, 3), (5, 16, 1))
 
 
 def test_the_n_of_ngrams_is_what_texts_decide() -> None:

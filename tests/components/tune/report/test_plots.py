@@ -20,6 +20,7 @@ from draftwell.components.tune.report.plots import (
     pareto_plot,
     speed_over,
 )
+from draftwell.components.tune.search.space import MEASURED, REPLAYED
 from tests.support.loop import tuning_evidence
 from tests.support.loop.tuning_evidence import CHOICE, trial
 
@@ -151,6 +152,16 @@ def test_a_value_that_is_no_number_has_no_place_and_one_value_is_no_curve(drawn:
         )
         is None
     )
+
+
+def test_every_searched_parameter_is_drawn_or_left_out_by_name() -> None:
+    """Else a new strategy's is missing from the plots, silently."""
+    searched = {name for space in (REPLAYED | MEASURED).values() for name in space}
+    assert searched - {*THRESHOLDS, *LENGTHS} == {
+        *("alpha", "drafter", "guesses", "heuristic", "max_branches", "max_depth"),
+        *("max_matching_ngram_size", "max_sequences", "min_count", "overlap_tau", "parallel"),
+        *("tau_qualifier", "top_k", "tree_tokens", "window"),
+    }
 
 
 def test_lower_left_against_brute_force() -> None:

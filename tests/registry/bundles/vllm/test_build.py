@@ -16,6 +16,7 @@ from draftwell.registry.bundles.vllm.build import (
     activate_vllm_bundle,
     build_vllm_bundle,
     bundles_of,
+    keep_own_files,
 )
 from draftwell.registry.bundles.vllm.settings import VllmServing, gated_serving
 from tests.support.errors import raises_code
@@ -141,6 +142,26 @@ def test_a_damaged_bundle_is_built_again_under_the_next_number(build: Callable[.
     second = build()
     assert second.name == "2-cpu"
     assert (second / "models" / "draft" / "config.json").read_text() == "draft config.json"
+
+
+def test_a_users_own_files_are_in_the_bundle_that_follows(build: Callable[..., Path]) -> None:
+    first, second = build(), build(max_num_seqs=4)
+    (first / ".env").write_text("VLLM_API_KEY=secret\n")
+    (first / ".env").chmod(0o600)
+    (first / "notes.txt").write_text("not one of them")
+    (first / "compose.override.yaml").write_text(
+        "services: {vllm: {image: draftwell-tiny:1-cpu, mem_limit: 8g}}\n"
+    )
+    assert keep_own_files(first, second) == [".env", "compose.override.yaml"]
+    assert (second / ".env").stat().st_mode & 0o777 == 0o600
+    assert (second / "compose.override.yaml").read_text() == (
+        "services: {vllm: {image: draftwell-tiny:2-cpu, mem_limit: 8g}}\n"
+    ), "the name of its own image holds its number"
+    (second / ".env").write_text("newer")
+    assert keep_own_files(first, second) == []
+    (first / "values.override.yaml").mkdir()
+    with raises_code("unreadable_file", str(first / "values.override.yaml")):
+        keep_own_files(first, second)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -18,7 +18,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from draftwell.registry.bundles.vllm.render import HERE, rendered, write_bundle
+from draftwell.registry.bundles.vllm.files import check, cpu
+from draftwell.registry.bundles.vllm.render import HERE, OWN_FILES, rendered, write_bundle
 from draftwell.registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
 from tests.support.errors import raises_code
 
@@ -77,13 +78,7 @@ def bundle(tmp_path: Path) -> Path:
 def test_the_same_settings_give_the_same_bytes_and_every_file_is_listed(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     found = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
-    assert found == {
-        *manifest["files"],
-        "manifest.json",
-        "compose.yaml",
-        "Caddyfile",
-        "chart/values.yaml",
-    }
+    assert found == {*manifest["files"], "manifest.json"}
     assert {
         "serve.sh",
         "check.py",
@@ -704,8 +699,6 @@ def test_on_cpus_as_many_cores_are_bound_as_were_measured(tmp_path: Path) -> Non
 def test_a_containers_quota_counts(
     quota: str, threads: int | None, cores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftwell.registry.bundles.vllm.files import cpu
-
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(cpu, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
@@ -809,7 +802,7 @@ def test_another_gpu_is_refused(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["models/draft/config.json", "serve.sh", "chart/Chart.yaml", "manifest.json", "added.txt"],
+    ["models/draft/config.json", "serve.sh", "compose.yaml", "manifest.json", "added.txt"],
 )
 def test_a_changed_or_added_file_is_refused_and_named(
     bundle: Path, tmp_path: Path, name: str
@@ -826,10 +819,10 @@ def test_a_changed_or_added_file_is_refused_and_named(
         assert name in done.stderr
 
 
-def test_what_an_installation_may_change_is_outside_the_check(bundle: Path, tmp_path: Path) -> None:
-    for name in ("chart/values.yaml", "compose.yaml", "Caddyfile", ".env"):
-        with (bundle / name).open("a") as file:
-            file.write("# mine\n")
+def test_a_users_own_files_are_outside_the_check(bundle: Path, tmp_path: Path) -> None:
+    assert check.OWN_FILES == OWN_FILES
+    for name in OWN_FILES:
+        (bundle / name).write_text("# mine\n")
     done = run_bundle(bundle, tmp_path)
     assert done.returncode == 0, done.stderr
 

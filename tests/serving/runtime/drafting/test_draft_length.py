@@ -8,16 +8,21 @@ import pytest
 import torch
 
 from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
+from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from draftwell.serving.runtime.drafting.stopping import (
+    CumulativeAcceptance,
+    FixedLength,
     HighEntropy,
     LowAcceptanceBound,
     PredictedRejection,
     UnlikelyToken,
+    Untrusted,
 )
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.session.session import UNLIMITED
@@ -29,15 +34,17 @@ from draftwell.serving.runtime.strategies import (
 )
 from draftwell.serving.runtime.types import Draft, Verdict
 from tests.support.errors import raises_code
-from tests.support.models.enumeration import distance, joint_law, true_law
+from tests.support.models.enumeration import law_error
 from tests.support.models.resources import (
     NEEDED,
     ORIGIN,
     counting_pair,
+    decode,
     random_head,
     table_pair,
     table_resources,
 )
+from tests.support.models.table_model import TableModel
 
 LONG = [
     ("svip", {"max_draft": 3}),
@@ -54,13 +61,16 @@ LONG = [
 def test_five_tokens_follow_the_target(name, parameters, seed):
     models, sampling = table_pair(vocab=2, seed=seed), Sampling(max_tokens=5, temperature=1.0)
     lengths: list[int] = []
-    law = joint_law(
-        lambda: watched(build_strategy(name, parameters, table_resources(2)), lengths),
-        models,
-        [1],
-        sampling,
+
+    assert (
+        law_error(
+            lambda: watched(build_strategy(name, parameters, table_resources(2)), lengths),
+            models,
+            [1],
+            sampling,
+        )
+        < 1e-6
     )
-    assert distance(law, true_law(models["target"], [1], sampling)) < 1e-6
     assert len(set(lengths)) > 2, "drafts of several lengths, or the test proves little"
 
 
@@ -116,14 +126,14 @@ def test_mutant_that_drops_the_trigger_is_caught(monkeypatch, name, parameters):
     models, sampling = table_pair(vocab=2, seed=1), Sampling(max_tokens=5, temperature=1.0)
 
     def far_off():
-        law = joint_law(
+
+        return law_error(
             lambda: build_strategy(name, parameters, table_resources(2)), models, [1], sampling
         )
-        return distance(law, true_law(models["target"], [1], sampling))
 
     assert far_off() < 1e-6
     monkeypatch.setattr(
-        f"draftwell.serving.runtime.strategies.lossless.{name}.DraftModel", Dropping
+        "draftwell.serving.runtime.strategies.lossless.draft_lengths.DraftModel", Dropping
     )
     assert far_off() > 1e-3
 
@@ -136,16 +146,19 @@ def flat_pair(vocab: int = 8) -> dict:
     return {"target": TableModel(counting_pair(vocab)["target"].table), "draft": TableModel(draft)}
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "drafted"),
-    [
-        ("svip", {}, 1),
-        ("draft_verify", {}, 1),
-        ("hf_dynamic", {}, 1),
-        ("adaedl", {"threshold": 0.5, "max_draft": 4}, 0),
-    ],
-)
-def test_the_trigger_stays_and_stop_before_draws_nothing(name, parameters, drafted):
+BY_ROWS = [
+    ("svip", {}, 40, 1),
+    ("draft_verify", {}, 8, 1),
+    ("adaedl", {"threshold": 0.5, "max_draft": 8}, 8, 0),
+    ("hf_dynamic", {}, 20, 1),
+]
+"""Strategies whose drafts the draft's own rows end, with settings, the longest draft, and the
+length behind a uniform distribution."""
+by_rows = pytest.mark.parametrize(("name", "parameters", "longest", "drafted"), BY_ROWS)
+
+
+@by_rows
+def test_the_trigger_stays_and_stop_before_draws_nothing(name, parameters, longest, drafted):
     """Behind a uniform distribution every rule stops at once: behind the token, or before it is
     drawn."""
     lengths: list[int] = []
@@ -157,58 +170,27 @@ def test_the_trigger_stays_and_stop_before_draws_nothing(name, parameters, draft
     assert job.session.stats.drafted == drafted * budget
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "cap"),
-    [
-        ("svip", {}, 40),
-        ("draft_verify", {}, 8),
-        ("adaedl", {"threshold": 0.5, "max_draft": 6}, 6),
-        ("hf_dynamic", {}, 20),
-    ],
-)
-def test_a_certain_draft_runs_to_the_cap(name, parameters, cap):
+@by_rows
+def test_a_certain_draft_runs_to_the_cap(name, parameters, longest, drafted):
     lengths: list[int] = []
     strategy = watched(build_strategy(name, parameters, table_resources(8)), lengths)
     Engine(counting_pair(64)).generate([0], Sampling(max_tokens=90), strategy)
-    assert lengths[0] == max(lengths) == cap
+    assert lengths[0] == max(lengths) == longest
 
 
-def test_raw_figures_do_not_depend_on_the_temperature():
-    logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
-    hot = LogitRows(logits, Sampling(temperature=1.0))
-    for warpers in (
-        {"temperature": 0.0},
-        {"temperature": 0.3, "top_k": 2},
-        {"temperature": 1.7, "top_p": 0.5},
-    ):
-        rows = LogitRows(logits, Sampling(**warpers))
-        for i in range(3):
-            assert rows.confidence(i) == hot.confidence(i) < 0.9
-            assert rows.entropy(i) == hot.entropy(i) > 0.5
-            assert [rows.raw_prob(i, t) for t in range(12)] == hot.raw(i).tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "longest"),
-    [
-        ("svip", {}, 40),
-        ("draft_verify", {}, 8),
-        ("adaedl", {"threshold": 0.5, "max_draft": 8}, 8),
-        ("hf_dynamic", {}, 20),
-    ],
-)
-def test_greedy_drafts_stay_below_the_cap(name, parameters, longest):
+@by_rows
+def test_greedy_drafts_stay_below_the_cap(name, parameters, longest, drafted):
     """A warped row is one-hot at temperature 0: a rule that read it would draft to its cap every
     time."""
-    job = Engine(table_pair(vocab=8, noise=0.2)).generate(
-        [1], Sampling(max_tokens=120), build_strategy(name, parameters, table_resources(8))
+    job = decode(
+        table_pair(vocab=8, noise=0.2), [1], name, parameters, table_resources(8), max_tokens=120
     )
     stats = job.session.stats
     assert 0 < stats.drafted / stats.rounds < 0.6 * longest
 
 
-def one_row(*probs: float) -> LogitRows:
-    return LogitRows(torch.tensor([probs]).log(), Sampling(temperature=1.0))
+def one_row(*probs: float, hidden: torch.Tensor | None = None) -> LogitRows:
+    return LogitRows(torch.tensor([probs]).log(), Sampling(temperature=1.0), hidden)
 
 
 def test_the_formulas_by_hand():
@@ -235,6 +217,46 @@ def constant_head(acceptance: float, width: int = 64) -> AcceptanceHead:
     return AcceptanceHead(
         torch.zeros(width), torch.ones(width), [], torch.zeros(width), logit, ORIGIN
     )
+
+
+POLICIES = [
+    FixedLength(6),
+    CumulativeAcceptance(AcceptanceTable.empty(), 0.3, 6),
+    HighEntropy(0.35, 6, 0.15),
+    UnlikelyToken(0.65, 6),
+    LowAcceptanceBound(0.5, 6, 0.2),
+    PredictedRejection(constant_head(0.8), 0.5, 1, 6),
+    Untrusted(Verifier(torch.zeros(64), 0.0, ("before",), 0.4, 1.0, ORIGIN), None, 6),
+    WorthDrafting(
+        RoundCosts([1.0 + 0.1 * k for k in range(8)], 0.1), AcceptanceTable.empty(), 0.5, 6
+    ),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_every_draft_of_a_policy_begins_anew(policy):
+    """What it sums up over a draft is reset in `start`: the same rows give the same length."""
+    sure = (0.9, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+    rows = [one_row(p, (1 - p) / 2, (1 - p) / 2, hidden=torch.zeros(1, 64)) for p in sure]
+
+    def length():
+        policy.start()
+        for drafted, row in enumerate(rows):
+            if policy.stop_before(row):
+                return drafted
+            if policy.stop_after(row, 0):
+                return drafted + 1
+
+    lengths = [length() for _ in range(3)]
+    assert lengths == lengths[:1] * 3
+    assert 1 < lengths[0] <= 6
+
+
+def test_every_policy_is_among_those_that_begin_anew():
+    def below(policy):
+        return {policy}.union(*map(below, policy.__subclasses__()))
+
+    assert {type(policy) for policy in POLICIES} == below(FixedLength)
 
 
 @pytest.mark.parametrize(
@@ -275,10 +297,13 @@ def test_the_head_reads_the_state_behind_each_drafted_token_once():
 
     width = 64
     spy = Spy(torch.zeros(width), torch.ones(width), [], torch.zeros(width), 0.0, ORIGIN)
-    Engine(counting_pair(width)).generate(
+    decode(
+        counting_pair(width),
         [0],
-        Sampling(max_tokens=6),
-        build_strategy("specdec_pp", {}, table_resources(64, acceptance_head=spy)),
+        "specdec_pp",
+        {},
+        table_resources(64, acceptance_head=spy),
+        max_tokens=6,
     )
     # Text 1; draft 2, 3, 4, 5: the states that have read 2, 3 and 4 put 3, 4 and 5.
     assert seen == [3, 4, 5]
@@ -287,14 +312,10 @@ def test_the_head_reads_the_state_behind_each_drafted_token_once():
 def test_a_head_for_other_states_is_refused_in_a_line():
     resources = table_resources(8, acceptance_head=random_head(5))
     with raises_code("state_size_differs", "5 numbers", "8") as error:
-        Engine(table_pair(vocab=8)).generate(
-            [1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, resources)
-        )
+        decode(table_pair(vocab=8), [1], "specdec_pp", {}, resources, max_tokens=8)
     assert "\n" not in str(error.value)
     with raises_code("artifact_missing", "draftwell train --kind acceptance_head"):
-        Engine(table_pair(vocab=8)).generate(
-            [1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, StrategyResources())
-        )
+        decode(table_pair(vocab=8), [1], "specdec_pp", {}, StrategyResources(), max_tokens=8)
 
 
 def round_of(drafted: int, accepted: int) -> tuple[Draft, Verdict]:
@@ -302,7 +323,7 @@ def round_of(drafted: int, accepted: int) -> tuple[Draft, Verdict]:
 
 
 def test_the_adaptive_threshold_by_hand():
-    threshold = AdaptiveThreshold(0.8, cap=8)
+    threshold = AdaptiveThreshold(0.8, max_draft=8)
     trace = []
     for drafted, accepted in ((4, 4), (8, 8), (2, 2), (8, 8), (3, 3), (0, 0), (4, 1)):
         threshold.learn(*round_of(drafted, accepted))
@@ -316,7 +337,7 @@ def test_the_adaptive_threshold_by_hand():
         (0.96875, 0.802),  # nothing drafted, nothing learnt
         (0.60938, 0.803),
     ]
-    high, low = AdaptiveThreshold(1.0, cap=8), AdaptiveThreshold(0.0, cap=8)
+    high, low = AdaptiveThreshold(1.0, max_draft=8), AdaptiveThreshold(0.0, max_draft=8)
     high.learn(*round_of(4, 0))
     low.resume({"value": 0.0, "rate": 1.0})
     low.learn(*round_of(4, 4))
@@ -324,7 +345,7 @@ def test_the_adaptive_threshold_by_hand():
 
 
 def test_the_heuristic_length_by_hand():
-    length, trace = HeuristicLength(5, cap=10), []
+    length, trace = HeuristicLength(5, max_draft=10), []
     for drafted, accepted in ((5, 5), (7, 7), (9, 9), (10, 10), (4, 3), (0, 0), (9, 0)):
         length.learn(*round_of(drafted, accepted))
         trace.append(length.value)
@@ -457,24 +478,16 @@ def test_the_threshold_that_was_learnt_is_the_one_used(monkeypatch):
         return stop_after(self, row, token)
 
     monkeypatch.setattr(UnlikelyToken, "stop_after", spy)
-    Engine(counting_pair(64)).generate(
-        [0], Sampling(max_tokens=1 + 5 * 9), build_strategy("draft_verify", {}, table_resources(64))
-    )
+    decode(counting_pair(64), [0], "draft_verify", {}, table_resources(64), max_tokens=1 + 5 * 9)
     assert values == [0.801, 0.802, 0.803, 0.803, 0.803]
     assert used == [t for t in (0.8, 0.801, 0.802, 0.803, 0.803) for _ in range(8)]
 
 
 @pytest.mark.parametrize(("temperature", "first"), [(0.0, 0.8), (1.0, 0.5)])
 def test_the_first_threshold_depends_on_the_sampling(temperature, first):
-    assert (
-        build_strategy("draft_verify").first_threshold(Sampling(temperature=temperature)) == first
-    )
-    assert (
-        build_strategy("draft_verify", {"threshold": 0.1}).first_threshold(
-            Sampling(temperature=temperature)
-        )
-        == 0.1
-    )
+    for parameters, threshold in (({}, first), ({"threshold": 0.1}, 0.1)):
+        strategy = build_strategy("draft_verify", parameters)
+        assert strategy.stop_rule(Sampling(temperature=temperature))[0].threshold == threshold
 
 
 @pytest.mark.parametrize(("name", "parameters", "rule"), STATEFUL, ids=str)

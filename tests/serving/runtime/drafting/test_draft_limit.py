@@ -12,8 +12,9 @@ from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.session import UNLIMITED, Session
 from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.support.cases import in_turn
-from tests.support.models.enumeration import distance, joint_law, true_law
-from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.counters import forwards_of
+from tests.support.models.enumeration import law_error
+from tests.support.models.resources import NEEDED, decode, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
 
 DRAFTING = [name for name in STRATEGIES if name != "autoregressive"]
@@ -46,17 +47,18 @@ def test_the_joint_law_is_the_targets_however_the_limit_changes(
         table_pair(),
         Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2})),
     )
-    law = joint_law(
-        lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
+
+    assert (
+        law_error(
+            lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
+        )
+        < 1e-6
     )
-    assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
 @pytest.mark.parametrize("name", [name for name in DRAFTING if STRATEGIES[name].lossless])
 def test_greedy_text_is_the_targets_while_the_limit_moves_between_steps(name):
-    alone = Engine(table_pair(vocab=8)).generate(
-        [1, 2], Sampling(max_tokens=40), build_strategy("autoregressive")
-    )
+    alone = decode(table_pair(vocab=8), [1, 2], "autoregressive", max_tokens=40)
     engine, limits = Engine(table_pair(vocab=8)), cycle([0, 2, 5, 1, 0, 0, UNLIMITED])
     jobs = [
         engine.submit([1, 2], Sampling(max_tokens=40), usual(name), next(limits)) for _ in range(3)
@@ -91,21 +93,22 @@ def test_no_verification_is_of_more_draft_tokens_than_the_limit_and_the_one_behi
     name, limit
 ):
     models = table_pair(vocab=8, noise=0.1)
-    sizes, forward = [], models["target"].forward
-    models["target"].forward = lambda rows: (sizes.extend(row.keep for row in rows), forward(rows))[
-        1
-    ]
+    given = forwards_of(models["target"])
     engine = Engine(models, split=False)
     job = engine.submit([1, 2], Sampling(max_tokens=60), usual(name), limit)
     engine.run([job])
     assert len(job.output) == 60
-    assert max(sizes) <= limit + 1
+    assert max(row.keep for row in given) <= limit + 1
     assert job.session.stats.drafted > 0
 
 
 def test_without_a_server_nothing_is_limited():
-    job = Engine(table_pair(vocab=8, noise=0.0)).generate(
-        [1], Sampling(max_tokens=60), build_strategy("vanilla_sd", {"num_speculative_tokens": 32})
+    job = decode(
+        table_pair(vocab=8, noise=0.0),
+        [1],
+        "vanilla_sd",
+        {"num_speculative_tokens": 32},
+        max_tokens=60,
     )
     assert job.session.draft_limit == UNLIMITED
     assert max(job.session.stats.judged_at) == 31

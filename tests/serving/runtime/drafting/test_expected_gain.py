@@ -24,12 +24,12 @@ from draftwell.serving.runtime.drafting.best_drafter import (
 )
 from draftwell.serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from draftwell.serving.runtime.types import Draft, Verdict
-from tests.support.models.resources import ORIGIN, counting_pair, table_pair
+from tests.support.models.resources import ORIGIN, counting_pair, decode, table_pair
+from tests.support.models.table_model import TableModel
 
 STEPS = [1.0, 1.0, 1.4, 1.4, 1.4, 1.8, 1.9, 2.0, 2.0, 2.4]
 
@@ -241,12 +241,7 @@ def test_with_prohibitive_costs_it_is_plain_decoding():
     job = Engine(models).generate([0, 1, 0], Sampling(max_tokens=40), strategy)
     assert job.session.stats.drafted == 0
     assert job.session.stats.draft_calls == 0
-    assert (
-        job.output
-        == Engine(models)
-        .generate([0, 1, 0], Sampling(max_tokens=40), build_strategy("autoregressive"))
-        .output
-    )
+    assert job.output == decode(models, [0, 1, 0], "autoregressive", max_tokens=40).output
 
 
 @pytest.mark.parametrize("drafter", ["head", "draft"])
@@ -260,9 +255,7 @@ def test_a_model_that_is_always_right_is_used(drafter):
             )
         }
     )
-    job = Engine(models).generate(
-        [0], Sampling(max_tokens=60), build_strategy("hybrid", {"drafter": drafter}, resources)
-    )
+    job = decode(models, [0], "hybrid", {"drafter": drafter}, resources, max_tokens=60)
     assert job.session.stats.accepted > 40
     assert job.session.stats.target_calls < 25
 

@@ -11,14 +11,15 @@ from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.drafting.best_drafter import BestDrafter
 from draftwell.serving.runtime.drafting.head import HeadTree, likeliest_part
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.schedules.tree import serial_trees
+from draftwell.serving.runtime.schedules.serial import serial_trees
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.strategies.compose import compose
 from draftwell.serving.runtime.trees import ROOT, DraftTree
-from tests.support.models.resources import ORIGIN, table_pair, table_resources
+from tests.support.models.counters import forwards_of
+from tests.support.models.resources import ORIGIN, decode, table_pair, table_resources
+from tests.support.models.table_model import TableModel
 
 OWN = 1000.0
 
@@ -73,8 +74,13 @@ def test_each_pair_has_the_state_of_the_token_before_it(parameters):
     pair = table_pair(vocab=5)
     target, head = Numbered(pair["target"].table), Checking(pair["head"].table)
     prompt = [0, 1, 2, 3]
-    job = Engine({"target": target, "head": head}).generate(
-        prompt, Sampling(max_tokens=20), build_strategy("eagle3", parameters, table_resources(5))
+    job = decode(
+        {"target": target, "head": head},
+        prompt,
+        "eagle3",
+        parameters,
+        table_resources(5),
+        max_tokens=20,
     )
     text = prompt + job.output
     from_target = [pair for pair in head.fed if pair[2][0] < OWN]
@@ -90,6 +96,21 @@ def test_each_pair_has_the_state_of_the_token_before_it(parameters):
         assert position == OWN + place - 1, (
             "a drafted token has the head's own state at the pair before it"
         )
+
+
+@pytest.mark.parametrize(
+    ("stop", "ends_at_once"), [("entropy", True), ("probability", False), ("acceptance", False)]
+)
+def test_at_threshold_0_only_entropy_ends_a_chain_after_its_first_token(stop, ends_at_once):
+    stats = decode(
+        table_pair(vocab=5),
+        [0, 1, 2, 3],
+        "eagle3",
+        {"num_speculative_tokens": 3, "stop": stop, "threshold": 0.0},
+        table_resources(5),
+        max_tokens=20,
+    ).session.stats
+    assert (stats.drafted <= stats.rounds) == ends_at_once
 
 
 def test_a_tree_has_the_likeliest_paths():
@@ -157,22 +178,14 @@ def test_a_tree_never_outgrows_a_context(parameters, context):
     models = {
         role: TableModel(pair[role].table, max_context=context) for role in ("target", "head")
     }
-    job = Engine(models).generate(
-        [1, 2], Sampling(max_tokens=24), build_strategy("eagle3", parameters, table_resources(5))
-    )
-    plain = Engine({"target": models["target"]}).generate(
-        [1, 2], Sampling(max_tokens=24), build_strategy("autoregressive")
-    )
+    job = decode(models, [1, 2], "eagle3", parameters, table_resources(5), max_tokens=24)
+    plain = decode({"target": models["target"]}, [1, 2], "autoregressive", max_tokens=24)
     assert job.output == plain.output
 
 
 def test_what_a_busy_server_allows_is_not_exceeded():
-    models, widths = table_pair(vocab=7), []
-    forward = models["target"].forward
-    models["target"].forward = lambda rows: (
-        widths.extend(len(row.tokens) for row in rows if not row.prefill),
-        forward(rows),
-    )[1]
+    models = table_pair(vocab=7)
+    given = forwards_of(models["target"])
     engine, sizes = Engine(models), []
     job = engine.submit(
         [0, 1],
@@ -185,20 +198,18 @@ def test_what_a_busy_server_allows_is_not_exceeded():
         engine.step()
         sizes.append(job.session.stats.drafted - before)
     assert 0 < max(sizes) <= 2
+    widths = [len(row.tokens) for row in given if not row.prefill]
     assert max(widths[1:]) == 3, "two tokens of a tree, and the last one of the text"
 
 
 def test_a_level_of_a_tree_is_read_for_its_own_rows_alone():
-    pair, trees = table_pair(vocab=7), []
-    forward = pair["head"].forward
-    pair["head"].forward = lambda rows: (
-        trees.extend(row for row in rows if row.parents is not None),
-        forward(rows),
-    )[1]
+    pair = table_pair(vocab=7)
+    given = forwards_of(pair["head"])
     strategy = build_strategy(
         "eagle3", {"top_k": 2, "num_speculative_tokens": 4}, table_resources(7)
     )
     Engine(pair).generate([0, 1], Sampling(max_tokens=20), strategy)
+    trees = [row for row in given if row.parents is not None]
     assert max(row.keep for row in trees) == 2
     assert max(len(row.tokens) for row in trees) == 6, "three levels of two"
 

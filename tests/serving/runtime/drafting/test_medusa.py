@@ -3,29 +3,27 @@ bias the text."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from draftwell.serving.artifacts.medusa_heads import MedusaHeads
-from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.drafting.medusa import SHAPE, Medusa
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import residual
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
-from draftwell.serving.runtime.types import CandidateChoice
 from tests.support.errors import raises_code
-from tests.support.models.enumeration import distance, joint_law, true_law
+from tests.support.models.enumeration import law_error
 from tests.support.models.llama_shapes import llama, random_tokens
+from tests.support.models.mutants import LeavesTheDistribution
 from tests.support.models.resources import (
     ORIGIN,
     counting_pair,
+    decode,
     random_medusa_heads,
     table_pair,
     table_resources,
 )
+from tests.support.models.table_model import TableModel
 
 
 def with_heads(heads, **settings):
@@ -85,37 +83,6 @@ def test_a_shape_has_every_parent_before_its_children():
     assert len(set(SHAPE)) == len(SHAPE)
 
 
-def test_a_request_with_penalties_proposes_first_ranks_alone():
-    models = table_pair(vocab=8)
-    seen, forward = [], models["target"].forward
-    models["target"].forward = lambda rows: (
-        seen.extend(row.parents for row in rows),
-        forward(rows),
-    )[1]
-    asked = Sampling(max_tokens=40, frequency_penalty=0.1)
-    job = Engine(models).generate([1, 2], asked, build_strategy("medusa", {}, table_resources(8)))
-    assert set(seen) == {None}
-    assert job.session.stats.drafted > 20
-    assert (
-        job.output
-        == Engine(models).generate([1, 2], asked, build_strategy("autoregressive")).output
-    )
-
-
-@pytest.mark.parametrize("context", [26, 27, 31])
-def test_a_tree_never_outgrows_the_targets_context(context):
-    model = TableModel(table_pair(vocab=4)["target"].table, max_context=context)
-    job = Engine({"target": model}).generate(
-        [1, 2], Sampling(max_tokens=24), build_strategy("medusa", {}, table_resources(4))
-    )
-    assert (
-        job.output
-        == Engine({"target": model})
-        .generate([1, 2], Sampling(max_tokens=24), build_strategy("autoregressive"))
-        .output
-    )
-
-
 def test_heads_of_another_target_are_refused():
     for heads, code in (
         (random_medusa_heads(5, tokens=4), "state_size_differs"),
@@ -124,18 +91,7 @@ def test_heads_of_another_target_are_refused():
         with raises_code(code, "draftwell train --kind medusa_heads"):
             Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=4), with_heads(heads))
     with raises_code("artifact_missing", "draftwell train --kind medusa_heads"):
-        Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=4), build_strategy("medusa"))
-
-
-class LeavesTheDistribution(ExactTree):
-    """Takes a head's second token for one drawn from what is left of p, but leaves p as it was."""
-
-    def choose(self, tree, children, target, row, rng):
-        probs = target.probs(row)
-        for rank, place in enumerate(children):
-            if rng.test.accepts(float(probs[tree.tokens[place]]), 1.0):
-                return CandidateChoice(rank, tree.tokens[place], rank + 1)
-        return CandidateChoice(None, rng.sample.draw(residual(probs, probs * 0)), len(children))
+        decode(table_pair(vocab=8), [1], "medusa", max_tokens=4)
 
 
 def test_mutants_are_caught(monkeypatch):
@@ -156,10 +112,10 @@ def test_mutants_are_caught(monkeypatch):
 
 def off():
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
-    law = joint_law(
+
+    return law_error(
         lambda: build_strategy("medusa", {}, table_resources()), models, [0, 1], sampling
     )
-    return distance(law, true_law(models["target"], [0, 1], sampling))
 
 
 def test_rows_of_the_embedding_are_copied_once_for_all_strategies():

@@ -13,8 +13,8 @@ from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling, Text
 from draftwell.serving.runtime.strategies import build_strategy, given as module
 from draftwell.serving.runtime.types import Verdict
-from tests.support.models.enumeration import distance, joint_law, true_law
-from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.enumeration import law_error
+from tests.support.models.resources import decode, table_pair, table_resources
 
 EACH_SCHEDULE = [
     ("autoregressive", {}),
@@ -145,12 +145,12 @@ def test_a_strategys_worth_is_that_of_a_round(name: str) -> None:
         {"num_speculative_tokens": 4} if name in ("vanilla_sd", "pearl", "duo_decoding") else {}
     )
     models = {"target": target, "draft": table_pair(vocab=8)["target"]}
-    job = Engine(models).generate(
-        [1, 2], Sampling(max_tokens=60), build_strategy(name, parameters, table_resources(8))
-    )
+    job = decode(models, [1, 2], name, parameters, table_resources(8), max_tokens=60)
     worth = module.Predicted.worth(job.session.stats)
-    assert worth <= (0.1 if name == "autoregressive" else 9)
-    assert name == "autoregressive" or worth > 1
+    if name == "autoregressive":
+        assert worth == module.LEAST_WORTH
+    else:
+        assert 1 < worth <= 9
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,13 @@ def test_the_joint_law_is_the_targets_whatever_is_predicted(
         prediction=prediction,
         **warpers,
     )
-    law = joint_law(
-        lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
+
+    assert (
+        law_error(
+            lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
+        )
+        < 1e-6
     )
-    assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -182,18 +185,18 @@ def test_the_joint_law_is_the_targets_whatever_is_predicted(
 def test_drafts_of_strategy_and_prediction_take_turns(name: str, parameters: Any) -> None:
     """A prediction whose start is wrong and whose middle has errors: the strategy's own rounds come
     before, between and after."""
-    plain = (
-        Engine(table_pair(vocab=50))
-        .generate([1, 2], Sampling(max_tokens=40), build_strategy("autoregressive"))
-        .output
-    )
+    plain = decode(table_pair(vocab=50), [1, 2], "autoregressive", max_tokens=40).output
     wrong = [49 if plain[i] != 49 else 48 for i in range(40)]
     prediction = tuple(wrong[i] if i < 4 or i % 9 < 3 else plain[i] for i in range(32))
     for asked in (prediction, (wrong[0], *plain[5:])):
-        job = Engine(table_pair(vocab=50)).generate(
+        job = decode(
+            table_pair(vocab=50),
             [1, 2],
-            Sampling(max_tokens=40, prediction=asked),
-            build_strategy(name, parameters, table_resources(50)),
+            name,
+            parameters,
+            table_resources(50),
+            max_tokens=40,
+            prediction=asked,
         )
         stats = job.session.stats
         assert job.output == plain
@@ -215,8 +218,8 @@ def test_mutant_that_trusts_the_prediction_is_caught(monkeypatch: pytest.MonkeyP
         table_pair(),
         Sampling(max_tokens=3, temperature=1.0, prediction=(0, 1, 2, 1)),
     )
-    law = joint_law(lambda: build_strategy("autoregressive"), models, [0, 1, 0], sampling)
-    assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) > 1e-3
+
+    assert law_error(lambda: build_strategy("autoregressive"), models, [0, 1, 0], sampling) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -226,15 +229,15 @@ def test_lossy_strategies_take_one_too(name: str) -> None:
     """A prediction is judged exactly in any case; what it brings is counted apart."""
     from tests.support.models.resources import NEEDED
 
-    plain = (
-        Engine(table_pair(vocab=8))
-        .generate([1, 2], Sampling(max_tokens=30), build_strategy("autoregressive"))
-        .output
-    )
-    job = Engine(table_pair(vocab=8)).generate(
+    plain = decode(table_pair(vocab=8), [1, 2], "autoregressive", max_tokens=30).output
+    job = decode(
+        table_pair(vocab=8),
         [1, 2],
-        Sampling(max_tokens=30, prediction=tuple(plain)),
-        build_strategy(name, NEEDED.get(name, {}), table_resources(8)),
+        name,
+        NEEDED.get(name, {}),
+        table_resources(8),
+        max_tokens=30,
+        prediction=tuple(plain),
     )
     stats = job.session.stats
     assert job.output == plain

@@ -10,16 +10,16 @@ from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.drafting.skipping import SkipSearch
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.lane import Lane
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
-from tests.support.models.enumeration import distance, joint_law, true_law
+from tests.support.models.enumeration import law_error
 from tests.support.models.lean_families import lean_family
 from tests.support.models.llama_shapes import llama, random_tokens
-from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.resources import decode, table_pair, table_resources
+from tests.support.models.table_model import TableModel
 from tests.support.models.uncompiled import with_step
 
 SETTINGS = {"skip_ratio": 0.25, "threshold": 0.0, "max_draft": 3, "interval": 2, "window": 4}
@@ -126,10 +126,10 @@ def test_mutant_whose_skipped_passes_count_as_read_is_caught(monkeypatch):
 def off():
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
     settings = {"threshold": 0.0, "max_draft": 2, "interval": 1, "window": 2}
-    law = joint_law(
+
+    return law_error(
         lambda: build_strategy("swift", settings, table_resources()), models, [0, 1, 2], sampling
     )
-    return distance(law, true_law(models["target"], [0, 1, 2], sampling))
 
 
 def test_keys_and_values_of_the_text_are_those_of_plain_decoding():
@@ -154,11 +154,9 @@ def test_keys_and_values_of_the_text_are_those_of_plain_decoding():
 
 
 def test_skipped_passes_are_the_drafts_in_the_statistics():
-    stats = (
-        Engine(table_pair(vocab=8))
-        .generate([1, 2], Sampling(max_tokens=40), build_strategy("swift", {"threshold": 0.0}))
-        .session.stats
-    )
+    stats = decode(
+        table_pair(vocab=8), [1, 2], "swift", {"threshold": 0.0}, max_tokens=40
+    ).session.stats
     assert stats.draft_calls == stats.drafted > 0
     assert stats.target_calls == stats.sampled - 1, "the prompt's pass is none"
     assert stats.draft_seconds > 0
@@ -167,11 +165,7 @@ def test_skipped_passes_are_the_drafts_in_the_statistics():
 
 def test_a_model_that_cannot_skip_decodes_plainly():
     model = TransformersModel(llama(), slots=1)
-    stats = (
-        Engine({"target": model})
-        .generate([1, 2], Sampling(max_tokens=9), build_strategy("swift"))
-        .session.stats
-    )
+    stats = decode({"target": model}, [1, 2], "swift", max_tokens=9).session.stats
     assert (stats.drafted, stats.draft_calls, stats.target_calls) == (0, 0, 8)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.pair import over_slots
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
-from tests.support.cases import in_turn
-from tests.support.models.eight_requests import outputs, requests
+from tests.support.cases import in_turn, quick_only
+from tests.support.models.eight_requests import check_together, requests
 from tests.support.models.heads import random_eagle3
 from tests.support.models.resources import NEEDED, random_datastore, table_pair, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
@@ -37,10 +38,7 @@ def test_tables(name, parameters, temperature):
     def build() -> Any:
         return build_strategy(name, parameters, table_resources(8))
 
-    assert outputs(engine, build, wanted, together=True) == outputs(
-        engine, build, wanted, together=False
-    )
-    assert {len(model.slots._free) for model in engine.models.values()} == {8}
+    check_together(engine, build, wanted)
 
 
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
@@ -67,8 +65,7 @@ def test_tables_with_requests_that_alter_their_logits_beside_others(name, parame
     def build() -> Any:
         return build_strategy(name, parameters, table_resources(8))
 
-    alone = outputs(engine, build, wanted, together=False)
-    assert outputs(engine, build, wanted, together=True) == alone
+    alone = check_together(engine, build, wanted)
     assert any(2 in output and output.index(2) == len(output) - 1 >= 5 for output in alone[1::2]), (
         "one has stopped, later than it might"
     )
@@ -111,19 +108,21 @@ def networks(adapter: Any) -> dict[str, Any]:
     }
 
 
-BOTH = ("vanilla_sd", "spide", "duo_decoding")
-"""A serial, an overlapping and a branching strategy: these run over the library's own layers in the
-quick tests too."""
-ADAPTED = [
-    *in_turn([(name, over_slots) for name in LOSSLESS], [0.0, 1.0]),
-    *in_turn([(name, TransformersModel) for name in BOTH], [0.0, 1.0], start=1),
-    *[
-        pytest.param(name, TransformersModel, temperature, marks=[pytest.mark.slow])
-        for name in LOSSLESS
-        if name not in BOTH
-        for temperature in (0.0, 1.0)
-    ],
-]
+ADAPTED = quick_only(
+    product(LOSSLESS, (over_slots, TransformersModel), (0.0, 1.0)),
+    # serial, overlapping and branching strategies, and those that read hidden states or trees
+    ("vanilla_sd", over_slots, 1.0),
+    ("spide", over_slots, 0.0),
+    ("duo_decoding", over_slots, 1.0),
+    ("eagle3", over_slots, 1.0),
+    ("medusa", over_slots, 0.0),
+    ("specdec_pp", over_slots, 0.0),
+    ("swift", over_slots, 1.0),
+    ("lookahead", over_slots, 0.0),
+    ("vanilla_sd", TransformersModel, 0.0),
+    ("spide", TransformersModel, 1.0),
+    ("duo_decoding", TransformersModel, 0.0),
+)
 
 
 @pytest.mark.parametrize(("name", "adapter", "temperature"), ADAPTED)
@@ -137,6 +136,4 @@ def test_random_llamas_in_float32(name, adapter, temperature):
     def build() -> Any:
         return build_strategy(name, NEEDED.get(name, {}), resources)
 
-    assert outputs(engine, build, wanted, together=True) == outputs(
-        engine, build, wanted, together=False
-    )
+    check_together(engine, build, wanted)

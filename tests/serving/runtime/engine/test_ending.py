@@ -11,6 +11,7 @@ from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.strategies.compose import compose
+from tests.support.models.asking import submit
 from tests.support.models.resources import table_pair
 
 
@@ -46,7 +47,7 @@ def free(engine: Engine) -> set[int]:
 def test_a_strategy_that_raises_while_it_is_closed_leaves_all_slots_free(overlap, caplog):
     engine = Engine(table_pair(vocab=5))
     job = engine.submit([1, 2], Sampling(), clumsy(overlap))
-    other = engine.submit([1, 2], Sampling(max_tokens=5), build_strategy("vanilla_sd"))
+    other = submit(engine, [1, 2], 5, build_strategy("vanilla_sd"))
     engine.step()
     with caplog.at_level(logging.WARNING):
         engine.cancel(job)
@@ -112,7 +113,7 @@ def test_a_model_that_cannot_close_a_slot_does_not_keep_the_others(monkeypatch, 
 
     monkeypatch.setattr(models[broken], "close", fault)
     engine = Engine(models)
-    job = engine.submit([1], Sampling(max_tokens=3), build_strategy("vanilla_sd"))
+    job = submit(engine, [1], 3, build_strategy("vanilla_sd"))
     while not job.finished:
         engine.step()
     assert "cache fault" in str(job.error)

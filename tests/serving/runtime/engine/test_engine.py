@@ -12,6 +12,7 @@ from draftwell.serving.runtime.requests import Sampling, Text
 from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.support.cases import in_turn
 from tests.support.errors import raises_code
+from tests.support.models.asking import submit
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 
 
@@ -24,26 +25,9 @@ def free_slots(engine: Engine) -> set[int]:
     return {len(model.slots._free) for model in engine.models.values()}
 
 
-@pytest.mark.parametrize(("name", "temperature"), in_turn(STRATEGIES, [0.0, 1.0]))
-def test_concurrent_requests_give_what_each_gives_alone(name, temperature):
-    models = table_pair(vocab=8)
-    engine = Engine(models)
-    settings = [Sampling(max_tokens=20 + i, temperature=temperature, seed=i) for i in range(6)]
-    jobs = [engine.submit([i + 1, 2], s, usual(name)) for i, s in enumerate(settings)]
-    engine.run(jobs)
-    alone = [
-        Engine(table_pair(vocab=8)).generate([i + 1, 2], s, usual(name))
-        for i, s in enumerate(settings)
-    ]
-    assert [j.output for j in jobs] == [j.output for j in alone]
-    assert free_slots(engine) == {8}
-
-
 def test_a_stream_only_ever_grows():
     engine = Engine(table_pair(vocab=8, noise=2.0))
-    job = engine.submit(
-        [1], Sampling(max_tokens=50), build_strategy("spide", {}, table_resources(8))
-    )
+    job = submit(engine, [1], 50, build_strategy("spide", {}, table_resources(8)))
     streamed: list[int] = []
     while not job.finished:
         engine.step()
@@ -57,7 +41,7 @@ def test_a_step_copies_no_text(monkeypatch):
     copied, output = [], Text.output.fget
     monkeypatch.setattr(Text, "output", property(lambda text: copied.append(1) or output(text)))
     engine = Engine(table_pair(vocab=8))
-    job = engine.submit([1, 2], Sampling(max_tokens=30), build_strategy("autoregressive"))
+    job = submit(engine, [1, 2], 30)
     engine.run([job])
     assert not copied
     assert len(job.output) == 30
@@ -65,9 +49,7 @@ def test_a_step_copies_no_text(monkeypatch):
 
 def test_cancelled_requests_free_their_slots_at_once():
     engine = Engine(table_pair(vocab=8))
-    job = engine.submit(
-        [1], Sampling(max_tokens=400), build_strategy("spide", {}, table_resources(8))
-    )
+    job = submit(engine, [1], 400, build_strategy("spide", {}, table_resources(8)))
     engine.step()
     engine.cancel(job)
     assert job.finished
@@ -77,9 +59,7 @@ def test_cancelled_requests_free_their_slots_at_once():
 
 def test_cancelling_the_last_request_lets_the_worker_threads_go():
     engine = Engine(table_pair(vocab=5))
-    job = engine.submit(
-        [1], Sampling(max_tokens=30), build_strategy("pearl", {}, table_resources(5))
-    )
+    job = submit(engine, [1], 30, build_strategy("pearl", {}, table_resources(5)))
     engine.step()
     assert engine._workers is not None
     engine.cancel(job)
@@ -102,8 +82,8 @@ def test_the_target_waits_for_drafts_no_longer_than_it_may(patience, longest):
     engine = Engine(models)
     engine.patience = patience
     eight = build_strategy("vanilla_sd", {"num_speculative_tokens": 8}, table_resources(8))
-    plain = engine.submit([1, 2], Sampling(max_tokens=9), build_strategy("autoregressive"))
-    drafting = engine.submit([3, 2], Sampling(max_tokens=60, temperature=1.0, seed=3), eight)
+    plain = submit(engine, [1, 2], 9)
+    drafting = submit(engine, [3, 2], 60, eight, temperature=1.0, seed=3)
     while not plain.finished:
         engine.step()
     between = [len(list(group)) for role, group in groupby(calls) if role == "draft"]
@@ -128,8 +108,8 @@ def test_a_failing_request_leaves_the_others_unharmed():
         model.table[..., 7] = -50.0
     models["target"].forward = forward
     engine = Engine(models)
-    good = engine.submit([1, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd"))
-    bad = engine.submit([7, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd"))
+    good = submit(engine, [1, 2], 10, build_strategy("vanilla_sd"))
+    bad = submit(engine, [7, 2], 10, build_strategy("vanilla_sd"))
     while not (good.finished and bad.finished):
         engine.step()
     assert isinstance(bad.error, RuntimeError)
@@ -144,8 +124,7 @@ def test_a_failing_request_leaves_the_others_unharmed():
     assert free_slots(engine) == {8}
 
 
-@pytest.mark.parametrize("name", list(STRATEGIES))
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("name", "temperature"), in_turn(STRATEGIES, [0.0, 0.8]))
 def test_counters_add_up(name, temperature):
     sampling = Sampling(max_tokens=70, temperature=temperature)
     job = Engine(table_pair(vocab=8)).generate([1, 2, 3], sampling, usual(name))
@@ -159,7 +138,7 @@ def test_counters_add_up(name, temperature):
 def test_a_failed_submit_takes_no_slot():
     engine = Engine(table_pair(vocab=8))
     with raises_code("context_too_long", "600", error=ContextTooLong):
-        engine.submit([1], Sampling(max_tokens=600), build_strategy("vanilla_sd"))
+        submit(engine, [1], 600, build_strategy("vanilla_sd"))
     with raises_code("empty_prompt"):
         engine.submit([], Sampling(), build_strategy("vanilla_sd"))
     jobs = [engine.submit([1], Sampling(), build_strategy("vanilla_sd")) for _ in range(8)]

@@ -24,8 +24,8 @@ from draftwell.serving.runtime.engine.prompt_budget import (
 )
 from draftwell.serving.runtime.engine.prompt_pieces import LONGEST, SMALLEST
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
-from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
+from tests.support.models.asking import begun, submit
 from tests.support.models.llama_shapes import llama
 from tests.support.models.resources import table_pair
 
@@ -244,13 +244,12 @@ def test_the_engine_counts_tokens_by_their_place_in_the_slot(tokens: int | None)
     cost = model.token_cost
     model.token_cost = lambda position: (asked.append(position), cost(position))[1]  # type: ignore[method-assign]
     engine = Engine({"target": model}, budget=PromptBudget(tokens))
-    plain = build_strategy("autoregressive")
-    engine.run([engine.submit(LONG[:200], Sampling(max_tokens=2), plain, owner="me")])
-    other = engine.submit([1, 2, 3], Sampling(max_tokens=100), plain)
+    engine.run([submit(engine, LONG[:200], 2, owner="me")])
+    other = submit(engine, [1, 2, 3], 100)
     while not other.output:
         engine.step()
     asked.clear()
-    late = engine.submit(LONG[:400], Sampling(max_tokens=2), plain, owner="me")
+    late = submit(engine, LONG[:400], 2, owner="me")
     while not late.finished:
         engine.step()
     assert (min(asked) >= 150) if tokens is None else asked == []
@@ -315,9 +314,7 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, list[int], Callable
     """As `clocked`: one request is being answered, and what a token of a prompt costs is known."""
     engine, steps, clock = clocked(monkeypatch, PromptBudget())
     for prompt, max_tokens in ((LONG[:2], 480), (LONG, 1)):
-        job = engine.submit(
-            prompt, Sampling(max_tokens=max_tokens), build_strategy("autoregressive")
-        )
+        job = submit(engine, prompt, max_tokens)
         while not job.output:
             engine.step()
     return engine, steps, clock
@@ -343,10 +340,7 @@ def test_a_long_prompt_keeps_pauses_below_three_times_the_usual(
     """Read by the target, and then by the draft of its request, while one other is answered, or
     several."""
     engine, _, clock = clocked(monkeypatch, PromptBudget())
-    jobs = [
-        engine.submit([1, 2], Sampling(max_tokens=480), build_strategy(strategy))
-        for _ in range(answered)
-    ]
+    jobs = [submit(engine, [1, 2], 480, build_strategy(strategy)) for _ in range(answered)]
 
     def pauses(until: Callable[[], bool]) -> list[float]:
         """Seconds between steps that brought tokens to those who were there first."""
@@ -359,9 +353,9 @@ def test_a_long_prompt_keeps_pauses_below_three_times_the_usual(
         return [b - a for a, b in itertools.pairwise(times)]
 
     before = statistics.median(pauses(lambda: all(len(job.output) > 30 for job in jobs)))
-    warm = engine.submit(LONG[:200], Sampling(max_tokens=3), build_strategy(late_strategy))
+    warm = submit(engine, LONG[:200], 3, build_strategy(late_strategy))
     pauses(lambda: warm.finished)  # after this it has found its measure
-    late = engine.submit(LONG, Sampling(max_tokens=3), build_strategy(late_strategy))
+    late = submit(engine, LONG, 3, build_strategy(late_strategy))
     meanwhile = pauses(lambda: len(late.output) > 1)
     assert max(meanwhile) <= 3 * before
     assert not any(job.finished for job in jobs)
@@ -374,10 +368,7 @@ def test_requests_that_arrive_together_do_not_wait_for_the_first_of_them(
     """The first is answered before the others come; in pieces that spare it, they would wait for
     dozens of steps."""
     engine, steps, _ = warmed(monkeypatch)
-    others = [
-        engine.submit(LONG[:90], Sampling(max_tokens=50), build_strategy("autoregressive"))
-        for _ in range(7)
-    ]
+    others = [submit(engine, LONG[:90], 50) for _ in range(7)]
     steps.clear()
     while not all(job.output for job in others):
         engine.step()
@@ -393,10 +384,7 @@ def test_a_burst_of_long_prompts_holds_up_nobody_for_longer_than_the_longest_pau
     """Seven wait for one that is answered: without a bound all of their 3,000 tokens would be read
     in one step of three seconds."""
     engine, _, clock = warmed(monkeypatch)
-    others = [
-        engine.submit(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
-        for _ in range(7)
-    ]
+    others = [submit(engine, LONG, 2) for _ in range(7)]
     times = [clock()]
     while not any(job.output for job in others):
         engine.step()
@@ -410,12 +398,10 @@ def test_a_burst_of_long_prompts_holds_up_nobody_for_longer_than_the_longest_pau
 def test_who_is_answered_goes_on_while_no_prompt_may_be_read() -> None:
     budget = learnt()
     engine = Engine(table_pair(vocab=8), budget=budget)
-    busy = engine.submit([1, 2], Sampling(max_tokens=60), build_strategy("autoregressive"))
-    while not busy.output:
-        engine.step()
+    busy = begun(engine, max_tokens=60)
     while room(budget, 1, 1):
         budget.learn(0.1, {"target": 50})
-    late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy("vanilla_sd"))
+    late = submit(engine, LONG, 4, build_strategy("vanilla_sd"))
     known = len(busy.output)
     engine.step()
     assert len(busy.output) == known + 1
@@ -431,10 +417,10 @@ def test_a_request_that_comes_while_a_long_prompt_is_read_is_answered_before_it(
     short one for seconds."""
     monkeypatch.setattr(prompt_pieces, "LONGEST", 100)
     engine, steps, _ = clocked(monkeypatch, PromptBudget())
-    long = engine.submit(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
+    long = submit(engine, LONG, 2)
     engine.step()
     assert steps == [100]
-    short = engine.submit(LONG[:30], Sampling(max_tokens=2), build_strategy("autoregressive"))
+    short = submit(engine, LONG[:30], 2)
     engine.step()
     assert short.output
     assert not long.output
@@ -447,12 +433,12 @@ def test_a_request_that_comes_while_a_draft_reads_a_long_prompt_does_not_wait_fo
     too."""
     monkeypatch.setattr(prompt_pieces, "LONGEST", 100)
     engine, steps, _ = clocked(monkeypatch, PromptBudget())
-    long = engine.submit(LONG, Sampling(max_tokens=9), build_strategy("vanilla_sd"))
+    long = submit(engine, LONG, 9, build_strategy("vanilla_sd"))
     while not long.output:
         engine.step()
     engine.step()
     assert steps[-1] == 100
-    short = engine.submit(LONG[:30], Sampling(max_tokens=2), build_strategy("autoregressive"))
+    short = submit(engine, LONG[:30], 2)
     while not short.output:
         engine.step()
     assert len(long.output) == 1, "its draft still reads"

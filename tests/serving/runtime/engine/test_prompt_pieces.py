@@ -8,13 +8,15 @@ import pytest
 
 from draftwell.serving.recording.prompt_ratings import RatedPrompt
 from draftwell.serving.runtime.commands import Forward
-from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.runtime.engine.prompt_pieces import LEAST, MOST_ROWS, SMALLEST
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.cases import in_turn
+from tests.support.models.asking import begun, submit
 from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.table_model import TableModel
 
 LONG = [1 + i % 7 for i in range(200)]
 ROOM = 32
@@ -33,20 +35,7 @@ def recorded(models: dict[str, Any]) -> list[tuple[str, list[Forward]]]:
     return batches
 
 
-def begun(engine: Engine, strategy: str, max_tokens: int = 100) -> Job:
-    """A request that is being answered."""
-    job = engine.submit(
-        [1, 2],
-        Sampling(max_tokens=max_tokens),
-        build_strategy(strategy, NEEDED.get(strategy, {}), table_resources(8)),
-    )
-    while not job.output:
-        engine.step()
-    return job
-
-
-@pytest.mark.parametrize("split", [None, True])
-@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize(("name", "split"), in_turn(STRATEGIES, [None, True]))
 def test_answers_are_those_of_whole_prompts_with_a_budget_in_time(
     name: str, split: bool | None
 ) -> None:
@@ -59,7 +48,7 @@ def test_answers_are_those_of_whole_prompts_with_a_budget_in_time(
     sampling = Sampling(max_tokens=12, temperature=1.0, seed=5)
     alone = Engine(table_pair(vocab=8)).generate(LONG, sampling, strategy()).output
     engine = Engine(table_pair(vocab=8), split=split, budget=PromptBudget())
-    jobs = [begun(engine, "autoregressive"), engine.submit(LONG, sampling, strategy())]
+    jobs = [begun(engine, max_tokens=100), engine.submit(LONG, sampling, strategy())]
     for steps in range(2000):
         if steps % 5 == 0 and len(jobs) < 5:
             jobs.append(engine.submit(LONG, sampling, strategy()))
@@ -70,8 +59,7 @@ def test_answers_are_those_of_whole_prompts_with_a_budget_in_time(
     assert all(len(model.slots._free) == 8 for model in engine.models.values())
 
 
-@pytest.mark.parametrize("name", list(STRATEGIES))
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("name", "temperature"), in_turn(STRATEGIES, [0.0, 1.0]))
 def test_answers_are_those_of_whole_prompts(name: str, temperature: float) -> None:
     def strategy() -> Any:
         return build_strategy(name, NEEDED.get(name, {}), table_resources(8))
@@ -80,7 +68,7 @@ def test_answers_are_those_of_whole_prompts(name: str, temperature: float) -> No
     alone = Engine(table_pair(vocab=8)).generate(LONG, sampling, strategy()).output
     models = table_pair(vocab=8)
     engine = Engine(models, budget=PromptBudget(ROOM))
-    busy = begun(engine, "autoregressive")
+    busy = begun(engine, max_tokens=100)
     batches = recorded(models)
     jobs = [engine.submit(LONG, sampling, strategy()) for _ in range(3)]
     engine.run([busy, *jobs])
@@ -99,8 +87,8 @@ def test_the_others_get_tokens_while_a_prompt_is_read(name: str) -> None:
     """The draft reads the prompt too, and a target that waited for all drafts would wait for
     that."""
     engine = Engine(table_pair(vocab=8), budget=PromptBudget(ROOM))
-    busy = begun(engine, "autoregressive")
-    late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy(name))
+    busy = begun(engine, max_tokens=100)
+    late = submit(engine, LONG, 4, build_strategy(name))
     while not late.output:
         before = len(busy.output)
         engine.step()
@@ -125,10 +113,10 @@ def test_a_prompt_that_nobody_waits_behind_is_read_at_once() -> None:
 def test_a_short_prompt_does_not_wait_behind_a_long_one_that_goes_on() -> None:
     models = table_pair(vocab=8)
     engine = Engine(models, budget=PromptBudget(64))
-    begun(engine, "autoregressive")
+    begun(engine, max_tokens=100)
     batches = recorded(models)
     for length in (200, 100, 60):
-        engine.submit(LONG[:length], Sampling(max_tokens=90), build_strategy("autoregressive"))
+        submit(engine, LONG[:length], 90)
     for _ in range(7):
         engine.step()
     assert [[len(row.tokens) for row in rows] for _, rows in batches] == [
@@ -149,12 +137,12 @@ def test_a_long_prompt_is_read_however_many_short_ones_come(
     tokens: int | None, short: int, strategy: str
 ) -> None:
     engine = Engine(table_pair(vocab=8), budget=PromptBudget(tokens))
-    begun(engine, strategy, max_tokens=400)
-    late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy("autoregressive"))
+    begun(engine, build_strategy(strategy))
+    late = submit(engine, LONG, 4)
     steps = 0
     while not late.output:
         if len(engine.jobs) < 6:
-            engine.submit(LONG[:short], Sampling(max_tokens=2), build_strategy("autoregressive"))
+            submit(engine, LONG[:short], 2)
         engine.step()
         steps += 1
         assert steps < 300
@@ -165,17 +153,8 @@ def test_two_long_prompts_take_turns_beside_drafts_of_any_length() -> None:
     one."""
     for drafted in (1, 2, 3):
         engine = Engine(table_pair(vocab=8), budget=PromptBudget(SMALLEST))
-        busy = engine.submit(
-            [1, 2],
-            Sampling(max_tokens=400),
-            build_strategy("vanilla_sd", {"num_speculative_tokens": drafted}),
-        )
-        while not busy.output:
-            engine.step()
-        waiting = [
-            engine.submit(LONG[:n], Sampling(max_tokens=2), build_strategy("autoregressive"))
-            for n in (200, 190)
-        ]
+        begun(engine, build_strategy("vanilla_sd", {"num_speculative_tokens": drafted}))
+        waiting = [submit(engine, LONG[:n], 2) for n in (200, 190)]
         for _ in range(8 * (drafted + 1)):
             engine.step()
         read = [next(job.task.leaves()).read for job in waiting]
@@ -189,7 +168,7 @@ def test_prompts_that_are_rated_are_read_in_pieces_too() -> None:
     alone = Engine(table_pair(vocab=8)).generate(LONG, sampling, RatedPrompt())
     models = table_pair(vocab=8)
     engine = Engine(models, budget=PromptBudget(ROOM))
-    busy = begun(engine, "autoregressive")
+    busy = begun(engine, max_tokens=100)
     batches = recorded(models)
     jobs = [engine.submit(LONG, sampling, RatedPrompt()) for _ in range(7)]
     engine.run([busy, *jobs])
@@ -208,9 +187,7 @@ def test_a_step_has_a_bounded_number_of_rows_of_prompts_that_are_rated(length: i
     engine = Engine(models, budget=PromptBudget())
     batches = recorded(models)
     jobs = [
-        engine.submit(
-            [1 + number % 7, *LONG[: length - 1]], Sampling(max_tokens=1, logprobs=0), RatedPrompt()
-        )
+        submit(engine, [1 + number % 7, *LONG[: length - 1]], 1, RatedPrompt(), logprobs=0)
         for number in range(24)
     ]
     engine.run(jobs)
@@ -222,8 +199,8 @@ def test_a_step_has_a_bounded_number_of_rows_of_prompts_that_are_rated(length: i
 
 def test_a_request_cancelled_while_its_prompt_is_read_frees_its_slots() -> None:
     engine = Engine(table_pair(vocab=8), budget=PromptBudget(ROOM))
-    busy = begun(engine, "autoregressive")
-    late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy("vanilla_sd"))
+    busy = begun(engine, max_tokens=100)
+    late = submit(engine, LONG, 4, build_strategy("vanilla_sd"))
     engine.step()
     engine.cancel(late)
     engine.run([busy])
@@ -233,7 +210,7 @@ def test_a_request_cancelled_while_its_prompt_is_read_frees_its_slots() -> None:
 def test_a_failing_piece_ends_its_request_alone() -> None:
     models = table_pair(vocab=8)
     engine = Engine(models, budget=PromptBudget(ROOM))
-    busy = begun(engine, "autoregressive")
+    busy = begun(engine, max_tokens=100)
     run = models["target"].forward
 
     def forward(rows: list[Forward]) -> Any:
@@ -242,9 +219,7 @@ def test_a_failing_piece_ends_its_request_alone() -> None:
         return run(rows)
 
     models["target"].forward = forward
-    late = engine.submit(
-        [1] * 40 + [7] * 40, Sampling(max_tokens=4), build_strategy("autoregressive")
-    )
+    late = submit(engine, [1] * 40 + [7] * 40, 4)
     while not busy.finished:
         engine.step()
     assert isinstance(late.error, RuntimeError)
@@ -257,12 +232,10 @@ def test_a_long_draft_is_verified_while_an_older_prompt_is_read() -> None:
     older requests are read."""
     models = table_pair(vocab=8, noise=0.0)
     engine = Engine(models, budget=PromptBudget(ROOM))
-    begun(engine, "autoregressive")
-    older = engine.submit(LONG * 2, Sampling(max_tokens=2), build_strategy("autoregressive"))
-    younger = engine.submit(
-        [1, 2],
-        Sampling(max_tokens=90),
-        build_strategy("vanilla_sd", {"num_speculative_tokens": 20}),
+    begun(engine, max_tokens=100)
+    older = submit(engine, LONG * 2, 2)
+    younger = submit(
+        engine, [1, 2], 90, build_strategy("vanilla_sd", {"num_speculative_tokens": 20})
     )
     while not older.output:
         engine.step()

@@ -4,6 +4,7 @@ those of requests that share nothing."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
-from tests.support.cases import in_turn
+from tests.support.cases import in_turn, quick_only
+from tests.support.models import asking
+from tests.support.models.asking import begun
 from tests.support.models.heads import random_eagle3
 from tests.support.models.resources import NEEDED, ORIGIN, random_datastore, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
@@ -43,6 +46,14 @@ QUESTION = [5, 1, 4, 2, 6, 3]
 
 def plain() -> Any:
     return build_strategy("autoregressive")
+
+
+submit, answered = (partial(each, owner="one") for each in (asking.submit, asking.answered))
+
+
+def by_itself(*arguments: Any, **options: Any) -> Job:
+    """A request that shares nothing with anybody."""
+    return asking.answered(Engine(whole_text_pair()), *arguments, **options)
 
 
 def counted(job: Job) -> tuple[list[int], int, int]:
@@ -209,16 +220,10 @@ def test_eight_answers_compute_their_prompt_once_and_a_second_turn_only_what_is_
     first = engine.generate(PROMPT, Sampling(max_tokens=8), plain())
     assert sum(read["target"]) == len(PROMPT) + 7
     read["target"].clear()
-    engine.run([job := engine.submit(PROMPT, Sampling(max_tokens=8), plain(), owner="one")])
+    job = answered(engine, PROMPT, 8)
     assert sum(read["target"]) == len(PROMPT) + 7, "what was nobody's is not taken over"
     read["target"].clear()
-    engine.run(
-        [
-            engine.submit(
-                PROMPT + job.output + QUESTION, Sampling(max_tokens=1), plain(), owner="one"
-            )
-        ]
-    )
+    answered(engine, PROMPT + job.output + QUESTION, 1)
     assert read["target"] == [1 + len(QUESTION)], "the answer's last token was never read"
     assert first.output == job.output
 
@@ -230,9 +235,9 @@ def test_nobody_goes_on_from_what_another_owner_left(other: str | None) -> None:
     models = whole_text_pair()
     read = tokens_read(models)
     engine = Engine(models)
-    engine.run([engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one")])
-    running = engine.submit(PROMPT, Sampling(max_tokens=40), plain(), owner="one")
-    late = engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner=other)
+    answered(engine, PROMPT, 4)
+    running = submit(engine, PROMPT, 40)
+    late = submit(engine, PROMPT, 4, owner=other)
     read["target"].clear()
     engine.step()
     assert sorted(read["target"]) == [1, len(PROMPT)]
@@ -247,11 +252,8 @@ def test_a_system_prompt_is_copied_from_a_conversation_that_goes_on_otherwise() 
     system = PROMPT[:12]
 
     def ask(prompt: list[int]) -> int:
-        engine.run([job := engine.submit(prompt, Sampling(max_tokens=4), plain(), owner="one")])
-        assert (
-            job.output
-            == Engine(whole_text_pair()).generate(prompt, Sampling(max_tokens=4), plain()).output
-        )
+        job = answered(engine, prompt, 4)
+        assert job.output == by_itself(prompt, 4).output
         return job.session.stats.cached_tokens
 
     one, two = [*system, *[7] * 20], [*system, *[6] * 20]
@@ -269,15 +271,10 @@ def test_a_token_that_differs_in_the_middle_ends_what_is_taken_over(place: int) 
     changed = [*PROMPT]
     changed[place] = 3 if changed[place] != 3 else 4
     engine = Engine(whole_text_pair())
-    engine.run([engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one")])
-    engine.run([job := engine.submit([*changed, 1], Sampling(max_tokens=12), plain(), owner="one")])
+    answered(engine, PROMPT, 4)
+    job = answered(engine, [*changed, 1], 12)
     assert job.session.stats.cached_tokens == (place if place >= 8 else 0)
-    assert (
-        job.output
-        == Engine(whole_text_pair())
-        .generate([*changed, 1], Sampling(max_tokens=12), plain())
-        .output
-    )
+    assert job.output == by_itself([*changed, 1], 12).output
 
 
 @pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)
@@ -291,7 +288,7 @@ def test_a_request_that_is_cancelled_leaves_what_was_really_read(
     def build() -> Any:
         return build_strategy(name, parameters, table_resources(8))
 
-    other = engine.submit([1, 2], Sampling(max_tokens=400), plain())
+    other = asking.submit(engine, [1, 2], 400)
     for steps in range(1, 16):
         sampling = Sampling(max_tokens=30, temperature=1.0, seed=steps)
         job = engine.submit([*PROMPT[:20], steps % 8], sampling, build(), owner="one")
@@ -300,35 +297,27 @@ def test_a_request_that_is_cancelled_leaves_what_was_really_read(
         engine.cancel(job)
         check_held(models)
     text = [*PROMPT[:20], *job.session.text.output]
-    engine.run(
-        [later := engine.submit([*text, 1], Sampling(max_tokens=12, seed=1), build(), owner="one")]
-    )
-    alone = Engine(whole_text_pair()).generate([*text, 1], Sampling(max_tokens=12, seed=1), build())
-    assert later.output == alone.output
+    later = answered(engine, [*text, 1], 12, build(), seed=1)
+    assert later.output == by_itself([*text, 1], 12, build(), seed=1).output
     engine.cancel(other)
 
 
 def test_what_a_failed_request_left_is_not_taken_over() -> None:
     engine = Engine(models := whole_text_pair())
-    job = engine.submit(PROMPT, Sampling(max_tokens=40), plain(), owner="one")
+    job = submit(engine, PROMPT, 40)
     engine.step()
     run, models["target"].forward = models["target"].forward, lambda rows: 1 / 0
     engine.step()
     assert isinstance(job.error, ZeroDivisionError)
     models["target"].forward = run
-    engine.run([later := engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one")])
+    later = answered(engine, PROMPT, 4)
     assert later.session.stats.cached_tokens == 0
 
 
 def test_those_who_wait_for_a_prompt_read_it_themselves_if_its_reader_ends() -> None:
     engine = Engine(whole_text_pair(), budget=PromptBudget(8))
-    busy = engine.submit([1, 2], Sampling(max_tokens=400), plain())
-    while not busy.output:
-        engine.step()
-    first, second, third = [
-        engine.submit(PROMPT, Sampling(max_tokens=4, seed=i), plain(), owner="one")
-        for i in range(3)
-    ]
+    begun(engine)
+    first, second, third = [submit(engine, PROMPT, 4, seed=i) for i in range(3)]
     engine.step()
     assert [next(job.task.leaves()).read > 0 for job in (first, second, third)] == [
         True,
@@ -363,13 +352,8 @@ def test_all_who_wait_for_a_prompt_answer_one_step_after_its_reader(
     for count in (1, answers):
         engine = Engine(whole_text_pair(slots=10), budget=PromptBudget(8))
         if busy:
-            other = engine.submit([1, 2], Sampling(max_tokens=400), plain())
-            while not other.output:
-                engine.step()
-        jobs = [
-            engine.submit(PROMPT, Sampling(max_tokens=40, seed=i), plain(), owner="one")
-            for i in range(count)
-        ]
+            begun(engine)
+        jobs = [submit(engine, PROMPT, 40, seed=i) for i in range(count)]
         steps.append(steps_until_all_answer(engine, jobs))
     assert steps == [steps[0], steps[0] + 1]
     assert steps[0] == (3 if busy else 1), "30 tokens: two pieces of 8, and one forward pass of 14"
@@ -385,12 +369,9 @@ def test_nobody_waits_for_what_cannot_be_copied_or_lies_there_already(
     engine = Engine(whole_text_pair(slots=9))
     prompt = PROMPT[:4] if case == "short" else PROMPT
     if case == "held":
-        engine.run([engine.submit(prompt, Sampling(max_tokens=4), plain(), owner="one")])
+        answered(engine, prompt, 4)
     build = RatedPrompt if case == "rated" else plain
-    jobs = [
-        engine.submit(prompt, Sampling(max_tokens=40, seed=i), build(), owner="one")
-        for i in range(answers)
-    ]
+    jobs = [submit(engine, prompt, 40, build(), seed=i) for i in range(answers)]
     assert [job.session.target.length for job in jobs] == [
         len(prompt) - 1 if case == "held" else 0,
         *[0] * (answers - 1),
@@ -413,11 +394,8 @@ def test_prompts_of_those_who_wait_are_read_once_however_often_they_are_compared
 
     engine = Engine(whole_text_pair(slots=16))
     for number in range(16):
-        job = engine.submit(
-            [*PROMPT, 3 if alike else number // 4, 1, 2, number % 4 if not alike else 1],
-            Sampling(max_tokens=4),
-            plain(),
-            owner="one",
+        job = submit(
+            engine, [*PROMPT, 3 if alike else number // 4, 1, 2, number % 4 if not alike else 1], 4
         )
         job.session.text.ids = Watched(job.session.text.ids)
     for _ in range(3):
@@ -453,16 +431,14 @@ def test_those_who_wait_to_copy_are_no_burst_of_readers(monkeypatch: pytest.Monk
         lambda budget, model, answering, waiting, **others: heard.append(waiting) or 8,
     )
     engine = Engine(whole_text_pair(slots=10), budget=PromptBudget(8))
-    other = engine.submit([1, 2], Sampling(max_tokens=400), plain())
-    while not other.output:
-        engine.step()
+    begun(engine)
     heard.clear()
-    jobs = [engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one") for _ in range(8)]
+    jobs = [submit(engine, PROMPT, 4) for _ in range(8)]
     engine.step()
     for job in jobs:
         engine.cancel(job)
     for _ in range(8):
-        engine.submit(PROMPT, Sampling(max_tokens=4), plain())
+        asking.submit(engine, PROMPT, 4)
     engine.step()
     assert heard == [1, 8]
 
@@ -481,7 +457,7 @@ def test_a_copy_that_fails_only_costs_the_time(
         raise ZeroDivisionError
 
     models["target"].fork = fork
-    jobs = [engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one") for _ in range(2)]
+    jobs = [submit(engine, PROMPT, 4) for _ in range(2)]
     engine.run(jobs)
     assert jobs[0].output == jobs[1].output
     assert jobs[1].session.stats.cached_tokens == 0
@@ -501,11 +477,17 @@ def networks(
 
 
 FEW = ("vanilla_sd", "spide", "duo_decoding", "eagle3")
-ADAPTED = [
-    *[(name, LeanLlama) for name in LOSSLESS],
-    *[(name, TransformersModel) for name in FEW],
-    *[(name, StaticLlama) for name in FEW[:-1]],
-]
+"""A serial, an overlapping and a branching strategy, and one with a head."""
+ADAPTED = quick_only(
+    [
+        *[(name, LeanLlama) for name in LOSSLESS],
+        *[(name, TransformersModel) for name in FEW],
+        *[(name, StaticLlama) for name in FEW[:-1]],
+    ],
+    *[(name, LeanLlama) for name in FEW],
+    ("duo_decoding", TransformersModel),
+    ("duo_decoding", StaticLlama),
+)
 
 
 @pytest.mark.parametrize(("name", "adapter"), ADAPTED)
@@ -527,10 +509,7 @@ def test_networks_in_float32(name: str, adapter: Any) -> None:
         shared[2].session.stats.cached_tokens > shared[1].session.stats.cached_tokens >= len(PROMPT)
     )
     several = [
-        engine.submit(
-            [3, *PROMPT], Sampling(max_tokens=12, temperature=1.0, seed=seed), build(), owner="one"
-        )
-        for seed in range(4)
+        submit(engine, [3, *PROMPT], 12, build(), temperature=1.0, seed=seed) for seed in range(4)
     ]
     engine.run(several)
     fresh = Engine(networks(adapter, target))
@@ -610,12 +589,7 @@ def test_a_head_keeps_pairs_of_the_targets_own_states_alone(parameters: dict[str
     check_contents(target, head, artifact)
     for steps in (2, 3, 5, 8):
         jobs = [
-            engine.submit(
-                [4, *PROMPT],
-                Sampling(max_tokens=20, temperature=1.0, seed=seed),
-                build(),
-                owner="one",
-            )
+            submit(engine, [4, *PROMPT], 20, build(), temperature=1.0, seed=seed)
             for seed in range(steps, steps + 2)
         ]
         for _ in range(steps):

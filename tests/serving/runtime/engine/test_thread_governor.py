@@ -22,10 +22,10 @@ from draftwell.serving.runtime.engine.thread_governor import (
     governor_for,
     next_threads,
 )
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.table_model import TableModel
 
 
 class Torch:

@@ -20,9 +20,9 @@ from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.cases import in_turn
-from tests.support.models.enumeration import distance, joint_law, true_law
+from tests.support.models.enumeration import law_error
 from tests.support.models.finite_grammar import FiniteGrammar, FiniteMatcher
-from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.resources import NEEDED, decode, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
 
 STOP = 2
@@ -48,10 +48,10 @@ def off(
     sampling = Sampling(
         max_tokens=max_tokens, stop_token_ids=frozenset({STOP}), grammar=grammar, **warpers
     )
-    law = joint_law(
+
+    return law_error(
         lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
     )
-    return distance(law, true_law(models["target"], [0, 1, 0], sampling))
 
 
 @pytest.mark.parametrize("grammar", [PARITY, SPELT], ids=["parity", "spelt"])
@@ -220,10 +220,8 @@ def test_forced_tokens_save_passes_of_the_target_and_are_not_counted_as_the_stra
     )
     asked = {"max_tokens": 40, "stop_token_ids": frozenset({22}), "grammar": grammar}
     models = table_pair(vocab=24)
-    plain = Engine(models).generate(
-        [1], Sampling(**asked, draft_forced=False), build_strategy("autoregressive")
-    )
-    job = Engine(models).generate([1], Sampling(**asked), build_strategy("autoregressive"))
+    plain = decode(models, [1], "autoregressive", **asked, draft_forced=False)
+    job = decode(models, [1], "autoregressive", **asked)
     assert job.output == plain.output == [*range(20), 22]
     assert (plain.session.stats.target_calls, plain.session.stats.forced) == (20, 0)
     stats = job.session.stats
@@ -263,10 +261,8 @@ def test_a_matcher_that_refuses_what_it_allowed_frees_nothing(
 ) -> None:
     monkeypatch.setattr(FiniteMatcher, "accept", lambda self, token: False)
     with pytest.raises(InvalidRequest, match="how to go on"):
-        Engine(table_pair()).generate(
-            [1],
-            Sampling(max_tokens=5, grammar=PARITY, draft_forced=False),
-            build_strategy("autoregressive"),
+        decode(
+            table_pair(), [1], "autoregressive", max_tokens=5, grammar=PARITY, draft_forced=False
         )
 
 

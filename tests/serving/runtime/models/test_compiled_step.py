@@ -4,14 +4,14 @@ compiled unasked."""
 from __future__ import annotations
 
 import copy
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -42,6 +42,7 @@ from draftwell.serving.runtime.models.compiled_step import (
     FORMS,
     LONGEST_BESIDE,
     LONGEST_ROW,
+    Compile,
     CompiledHalves,
     CompiledRow,
     CompiledRows,
@@ -55,8 +56,39 @@ from draftwell.serving.runtime.models.row_kernel import fits
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from tests.support.errors import raises_code
 from tests.support.models.lean_families import CONFIGS, lean_family
-from tests.support.models.llama_shapes import llama, random_tokens
+from tests.support.models.llama_shapes import (
+    check_ends,
+    llama,
+    plain_logits,
+    random_tokens,
+    read_starts,
+)
+from tests.support.models.other_processors import compiles
 from tests.support.models.uncompiled import with_step
+
+ROUNDED = pytest.mark.skipif(
+    lacks_bfloat16(), reason="this processor multiplies by no rounded weights"
+)
+WIDE = {"hidden_size": 64, "intermediate_size": 128}
+"""int4 takes inputs in multiples of 32."""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for all that is compiled."""
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    return tmp_path
+
+
+def started(compiled: Compile) -> LeanLlama:
+    """A model of bfloat16, whose layers may be compiled."""
+    return LeanLlama(llama(torch.bfloat16), compiled=compiled)
+
+
+def whole_layer(model: LeanLlama) -> dict[str, torch.Tensor]:
+    """What a library of the first layer reads."""
+    return packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
 
 
 class UncompiledPart:
@@ -132,8 +164,6 @@ def with_parts(model: LeanLlama) -> Counter[str]:
 def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name: str) -> None:
     module = lean_family(name)
     text = random_tokens(14, 3)
-    with torch.no_grad():
-        expected = module(torch.tensor([text])).logits[0]
     model = LeanLlama(module, slots=3)
     called = with_step(model)
     other, slot = model.open(), model.open()
@@ -143,7 +173,7 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     model.rollback(slot, 4)
     logits = [model.forward([Forward("target", slot, (token,))])[0].logits for token in text[4:12]]
     logits.append(model.forward([Forward("target", slot, text[12:], 2)])[0].logits)
-    torch.testing.assert_close(torch.cat(logits), expected[4:], atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.cat(logits), plain_logits(module, text)[4:], atol=1e-4, rtol=0)
     # the first four tokens stand beside the other row's one; a draft of three and the last two are
     # one row
     assert called == {
@@ -152,11 +182,11 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     }
 
 
-@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
+@ROUNDED
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_few_tokens_read_rounded_weights_as_the_eager_way_does(weights: Weights) -> None:
     """And as many as the eager way takes the wide copy for are left to it."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.1}
+    sizes = {**WIDE, "initializer_range": 0.1}
     model, full = (
         LeanLlama(llama(torch.bfloat16, **sizes), weights=each, slots=2) for each in (weights, None)
     )
@@ -179,64 +209,35 @@ def test_few_tokens_read_rounded_weights_as_the_eager_way_does(weights: Weights)
     assert (found - expected).abs().mean() < (other - expected).abs().mean() / 2
 
 
+@pytest.mark.parametrize("counts", [(1, 1, 1), (3, 1, LONGEST_BESIDE, 2)], ids=["tokens", "drafts"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_rows_of_one_token_at_different_places_equal_the_plain_module(name: str) -> None:
-    """In any order of slots, with one between them that is not run."""
+def test_rows_beside_each_other_equal_the_plain_module(name: str, counts: tuple[int, ...]) -> None:
+    """In one call a layer, after texts of other lengths and rejected tokens, in any order of slots,
+    with one between them that is not run."""
     module = lean_family(name)
-    texts = [random_tokens(length, seed) for length, seed in ((9, 1), (2, 2), (14, 3))]
-    with torch.no_grad():
-        expected = [module(torch.tensor([text])).logits[0, -1] for text in texts]
-    model = LeanLlama(module, slots=4)
-    slots = [model.open() for _ in range(4)]
-    for slot in slots:
-        model.forward([Forward("target", slot, random_tokens(17, 8))])
-        model.rollback(slot, 0)
-    del slots[1]
-    slots = slots[::-1]
-    for slot, text in zip(slots, texts, strict=True):
-        model.forward([Forward("target", slot, text[:-1])])
-    called = with_step(model)
-    outputs = model.forward(
-        [Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)]
-    )
-    torch.testing.assert_close(
-        torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0
-    )
-    assert called == {"rows": module.config.num_hidden_layers}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_drafts_beside_each_other_equal_the_plain_module(name: str) -> None:
-    """Rows of one to eight tokens in one call a layer, after texts of other lengths and rejected
-    tokens; a tree among them is none."""
-    module = lean_family(name)
-    counts = (3, 1, LONGEST_BESIDE, 2)
     texts = [random_tokens(5 + 3 * i + count, i) for i, count in enumerate(counts)]
-    with torch.no_grad():
-        expected = [
-            module(torch.tensor([text])).logits[0, -count:]
-            for text, count in zip(texts, counts, strict=True)
-        ]
-    model = LeanLlama(module, slots=4)
-    slots = [model.open() for _ in texts][::-1]
+    model = LeanLlama(module, slots=5)
+    slots = [model.open() for _ in range(len(counts) + 1)]
+    model.forward([Forward("target", slots.pop(1), random_tokens(17, 8))])
+    slots.reverse()
     for slot, text, count in zip(slots, texts, counts, strict=True):
         model.forward([Forward("target", slot, (*text[:-count], 9, 9))])
         model.rollback(slot, len(text) - count)
     called = with_step(model)
-    rows = [
-        Forward("target", slot, text[-count:], count)
-        for slot, text, count in zip(slots, texts, counts, strict=True)
-    ]
-    for output, want in zip(model.forward(rows), expected, strict=True):
-        torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
-    layers = module.config.num_hidden_layers
-    assert called == {"rows": layers}
-    for slot, text, count in zip(slots, texts, counts, strict=True):
-        model.rollback(slot, len(text) - count)
-    model.forward([replace(rows[0], parents=(-1, 0, 0)), *rows[1:]])
-    longer = Forward("target", slots[0], random_tokens(LONGEST_BESIDE + 1, 3))
-    model.forward([longer, Forward("target", slots[1], (4,))])
-    assert called == {"rows": layers}
+    check_ends(model, module, slots, texts, counts)
+    assert called == {"rows": module.config.num_hidden_layers}
+
+
+def test_a_tree_or_a_row_of_many_tokens_beside_others_is_left_to_the_eager_way() -> None:
+    model = LeanLlama(lean_family("llama"), slots=2)
+    one, other = read_starts(model, [random_tokens(9)] * 2, [1, 1])
+    called = with_step(model)
+    for row in (
+        Forward("target", one, (5, 6, 7), 3, parents=(-1, 0, 0)),
+        Forward("target", one, random_tokens(LONGEST_BESIDE + 1, 3)),
+    ):
+        model.forward([row, Forward("target", other, (4,))])
+    assert not called
 
 
 def test_many_drafts_or_drafts_after_long_texts_are_not_read_token_by_token() -> None:
@@ -250,17 +251,11 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
     module = lean_family(name)
     lengths = (5, 2, 3, 8, LONGEST_ROW, LONGEST_ROW + 1)
     text = random_tokens(sum(lengths), 4)
-    with torch.no_grad():
-        expected = module(torch.tensor([text])).logits[0]
     model = LeanLlama(module, slots=1)
     called = with_step(model)
-    slot, at, logits = model.open(), 0, []
-    for count in lengths:
-        logits.append(
-            model.forward([Forward("target", slot, text[at : at + count], count)])[0].logits
-        )
-        at += count
-    torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
+    slot = model.open()
+    for count, end in zip(lengths, accumulate(lengths), strict=True):
+        check_ends(model, module, [slot], [text[:end]], [count])
     # all but the last, which is longer than what is compiled
     assert called == {"row": 5 * module.config.num_hidden_layers}
 
@@ -301,25 +296,11 @@ def test_rows_beside_parts_of_prompts_equal_the_plain_module(
     module = lean_family(name)
     counts = [(1, 1, 1, 3, 40)[i] for i in order]
     texts = [random_tokens(9 + i + count, i) for i, count in zip(order, counts, strict=True)]
-    with torch.no_grad():
-        expected = [
-            module(torch.tensor([text])).logits[0, -count:]
-            for text, count in zip(texts, counts, strict=True)
-        ]
     model = LeanLlama(module, slots=5)
-    slots = [model.open() for _ in texts]
-    for slot, text, count in zip(slots, texts, counts, strict=True):
-        model.forward([Forward("target", slot, text[:-count])])
+    slots = read_starts(model, texts, counts)
     with_step(model)
     called = with_parts(model)
-    outputs = model.forward(
-        [
-            Forward("target", slot, text[-count:], count)
-            for slot, text, count in zip(slots, texts, counts, strict=True)
-        ]
-    )
-    for output, want in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
+    check_ends(model, module, slots, texts, counts)
     layers = module.config.num_hidden_layers
     assert called == dict.fromkeys(("BeforeAttention", "AfterAttention", "rows"), layers) | {
         "row": 2 * layers
@@ -336,59 +317,46 @@ def test_rows_of_one_token_after_texts_of_very_different_lengths_attend_in_batch
     monkeypatch.setattr(row_attention, "MOST_WASTED", 10)
     module = lean_family(name)
     texts = [random_tokens(count, count) for count in (4, 60, 7, 58, 5)]
-    with torch.no_grad():
-        expected = [module(torch.tensor([text])).logits[0, -1] for text in texts]
+    counts = [1] * len(texts)
     model = LeanLlama(module, slots=5)
-    slots = [model.open() for _ in texts]
-    for slot, text in zip(slots, texts, strict=True):
-        model.forward([Forward("target", slot, text[:-1])])
+    slots = read_starts(model, texts, counts)
     whole, parts = with_step(model), with_parts(model)
-    outputs = model.forward(
-        [Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)]
-    )
-    torch.testing.assert_close(
-        torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0
-    )
+    check_ends(model, module, slots, texts, counts)
     layers = module.config.num_hidden_layers
     assert (whole["rows"], parts["rows"], parts["AfterAttention"]) == (0, 2 * layers, layers), (
         "batches of three and of two"
     )
 
 
-@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
-def test_a_few_tokens_of_no_form_read_int4_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The halves have them in full: two drafts of three tokens would read four times as many
-    bytes."""
-    monkeypatch.setattr(compiled_step, "has_matrix_unit", lambda: False)
-    model = LeanLlama(
-        llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights="int4", slots=2
-    )
-    with_step(model, forms=("token", "row"), most=8)
+@pytest.mark.parametrize(
+    ("weights", "matrix_unit", "layers"),
+    [
+        pytest.param("int4", False, {6: None, 8: None, 9: []}, marks=ROUNDED, id="int4"),
+        pytest.param(None, False, {1: None, 2: [], 512: []}, id="full"),
+        pytest.param(None, True, {64: [], 65: None}, id="full, matrix unit"),
+    ],
+)
+def test_which_numbers_of_tokens_of_no_form_read_compiled_halves(
+    weights: Weights | None,
+    matrix_unit: bool,
+    layers: dict[int, list[Any] | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The halves have int4 weights in full: two drafts of three tokens would read four times as
+    many bytes. Many tokens are left to a matrix unit."""
+    monkeypatch.setattr(compiled_step, "has_matrix_unit", lambda: matrix_unit)
+    model = LeanLlama(llama(torch.bfloat16, **WIDE), weights=weights, slots=2)
+    with_step(model, *([("token", "row"), 8] if weights else []))
     assert model.step is not None
     model.step.halves = []
-    assert (model.step.layers(6), model.step.layers(8), model.step.layers(9)) == (None, None, [])
-    full = LeanLlama(llama(torch.bfloat16), slots=2)
-    with_step(full)
-    assert full.step is not None
-    full.step.halves = []
-    assert (full.step.layers(1), full.step.layers(2), full.step.layers(512)) == (None, [], [])
-
-
-def test_many_tokens_are_left_to_a_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_step, "has_matrix_unit", lambda: True)
-    model = LeanLlama(llama(torch.bfloat16), slots=2)
-    with_step(model)
-    assert model.step is not None
-    model.step.halves = []
-    assert (model.step.layers(64), model.step.layers(65)) == ([], None)
+    assert {tokens: model.step.layers(tokens) for tokens in layers} == layers
 
 
 def test_rows_attend_compiled_only_between_compiled_halves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The eager half hands on parts of a wider tensor, and a library would not look at their
     strides."""
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     made: list[Path] = []
     monkeypatch.setattr(compiled_step, "compiled_calls", lambda *_: ([], []))
     # None: it could not be compiled
@@ -398,7 +366,7 @@ def test_rows_attend_compiled_only_between_compiled_halves(
         packed_layer(layer_weights(*pair))
         for pair in zip(model.layers, model.module.model.layers, strict=True)
     ]
-    step = compiled_step.compiled_step(model.layers, weights, model.slots, "try", [tmp_path])
+    step = compiled_step.compiled_step(model.layers, weights, model.slots, "try", [home])
     assert step is not None
     assert (step.halves, step.parts) == (None, None)
     assert len(made) <= 1, "no attention is compiled then"
@@ -408,9 +376,7 @@ def test_rows_of_alike_texts_stay_one_call_a_layer() -> None:
     model = LeanLlama(lean_family("llama"), slots=8)
     called = with_step(model)
     parts = with_parts(model)
-    slots = [model.open() for _ in range(8)]
-    for i, slot in enumerate(slots):
-        model.forward([Forward("target", slot, random_tokens(20 + i, i))])
+    slots = read_starts(model, [random_tokens(21 + i, i) for i in range(8)], [1] * 8)
     parts.clear()
     model.forward([Forward("target", slot, (1,)) for slot in slots])
     assert (called["rows"], sum(parts.values())) == (model.module.config.num_hidden_layers, 0)
@@ -460,43 +426,39 @@ def test_a_product_by_a_packed_weight_is_that_by_the_weight(tokens: int, outputs
     assert outputs % OUTPUTS or torch.equal(unpacked(packed(whole)), whole)
 
 
-def test_nothing_is_compiled_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+def test_nothing_is_compiled_unasked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_step, "build", lambda *_: pytest.fail("compiled"))
-    assert LeanLlama(llama(torch.bfloat16), compiled="auto").step is None
-    assert LeanLlama(llama(torch.bfloat16), compiled="off").step is None
+    assert started("auto").step is None
+    assert started("off").step is None
     # float32 is what transformers is compared with
     assert LeanLlama(llama(), compiled="on").step is None
 
 
-def test_no_compiler_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+def test_no_compiler_is_said_in_a_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with raises_code("no_compiler", "g++", "compile=off"):
-        LeanLlama(llama(torch.bfloat16), compiled="on")
+        started("on")
 
 
 def test_a_library_that_cannot_be_loaded_is_left_out_unless_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A home may be shared with a machine of another C library: the default must serve there all
     the same."""
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
-    broken = tmp_path / LIBRARY
+    broken = home / LIBRARY
     broken.write_text("no library")
     monkeypatch.setattr(compiled_step, "library", lambda *_: broken)
-    assert LeanLlama(llama(torch.bfloat16), compiled="auto").step is None
+    assert started("auto").step is None
     assert "cannot be loaded" in caplog.text
-    with raises_code("broken_compiled_layer"):
-        LeanLlama(llama(torch.bfloat16), compiled="on")
+    with raises_code("broken_compiled_layer", str(broken), "delete"):
+        started("on")
 
 
 def test_trying_skips_small_models_and_what_failed_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A minute of compiling that is tried at every start, or for a model of a few layers, would
     cost more than it ever saves."""
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setattr(lean_llama, "compiler", lambda: "g++")
     tried = []
 
@@ -505,23 +467,26 @@ def test_trying_skips_small_models_and_what_failed_before(
         raise DraftwellError("the linker failed", code="compile_failed")
 
     monkeypatch.setattr(compiled_step, "build", build)
-    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    assert started("try").step is None
     assert tried == []
+    assert "compiling layers" not in caplog.text
+    compiled_step.say_compiling.cache_clear()
     monkeypatch.setattr(lean_llama, "WORTH_COMPILING", 0)
-    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    assert started("try").step is None
     once = len(tried)
     assert once > 0
+    assert caplog.text.count("compiling layers") == 1
     assert "the linker failed" in caplog.text
-    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    assert started("try").step is None
     assert len(tried) == once
     with raises_code("compile_failed"):
-        LeanLlama(llama(torch.bfloat16), compiled="on")
+        started("on")
     monkeypatch.setattr(lean_llama, "compiler", lambda: None)
-    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    assert started("try").step is None
 
 
-def test_a_library_may_lie_in_a_further_folder(tmp_path: Path) -> None:
-    bundled, own = folders = [tmp_path / "bundled", tmp_path / "own"]
+def test_a_library_may_lie_in_a_further_folder(home: Path) -> None:
+    bundled, own = folders = [home / "bundled", home / "own"]
     assert library("key", folders).parent.parent == own
     there = bundled / "key" / LIBRARY
     there.parent.mkdir(parents=True)
@@ -534,22 +499,21 @@ def test_a_library_may_lie_in_a_further_folder(tmp_path: Path) -> None:
 
 
 def test_a_home_that_cannot_be_written_is_no_error_unless_layers_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The default of all commands: it must not end where nothing can be kept."""
-    (tmp_path / "compiled").write_text("a file in the folder's place")
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    (home / "compiled").write_text("a file in the folder's place")
     monkeypatch.setattr(lean_llama, "compiler", lambda: "g++")
     monkeypatch.setattr(compiled_library, "compiler", lambda: "g++")
     monkeypatch.setattr(lean_llama, "WORTH_COMPILING", 0)
-    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    assert started("try").step is None
     assert "could not be compiled" in caplog.text
     with raises_code("compile_failed"):
-        LeanLlama(llama(torch.bfloat16), compiled="on")
+        started("on")
 
 
 def test_a_compiled_head_says_what_the_eager_one_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = torch.randn(2 * OUTPUTS, 16, generator=torch.Generator().manual_seed(1)).to(
         torch.bfloat16
@@ -564,19 +528,19 @@ def test_a_compiled_head_says_what_the_eager_one_says(
     def eager(several: torch.Tensor) -> torch.Tensor:
         return several.float() @ weight.float().T
 
-    assert compiled_step.compiled_head(weight, eager, "auto", [tmp_path]) == (eager, [])
-    file = tmp_path / compiled_library.head_key(packed(weight)) / LIBRARY
+    assert compiled_step.compiled_head(weight, eager, "auto", [home]) == (eager, [])
+    file = home / compiled_library.head_key(packed(weight)) / LIBRARY
     file.parent.mkdir()
     file.write_text("a library")
     monkeypatch.setattr(compiled_step, "load", lambda _: Library())
-    head, found = compiled_step.compiled_head(weight, eager, "auto", [tmp_path])
+    head, found = compiled_step.compiled_head(weight, eager, "auto", [home])
     assert found == [file]
     for count in (1, 6):
         torch.testing.assert_close(head(states[:count]), eager(states[:count]))
     torch.testing.assert_close(head(states[::2]), eager(states[::2]))
 
 
-@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
+@ROUNDED
 def test_int4_weights_with_an_int8_one_among_them() -> None:
     """A feed-forward of 144 inputs fills no groups of 32: it is int8 in an int4 model."""
     model = LeanLlama(
@@ -585,41 +549,35 @@ def test_int4_weights_with_an_int8_one_among_them() -> None:
     weights = layer_weights(model.layers[0], model.module.model.layers[0])
     read = packed_layer(weights)
     assert (read["qkv"].dtype, read["down0"].dtype) == (torch.uint8, torch.int8)
-    x = torch.randn(2, 144)
+    x = torch.randn(2, 144, generator=torch.Generator().manual_seed(0))
     expected = x @ (weights["down0"].float() * weights["down0.scale"].float()[:, None]).T
     torch.testing.assert_close(
         product(x, read["down0"], None, read["down0.scale"]), expected, rtol=0.05, atol=0.05
     )
 
 
-def test_a_broken_library_is_named(tmp_path: Path) -> None:
-    file = tmp_path / LIBRARY
-    file.write_text("no library")
-    with raises_code("broken_compiled_layer", str(file), "delete"):
-        load(file)
+def key_of(model: LeanLlama) -> str:
+    weights = whole_layer(model)
+    return key(OneToken(model.layers[0], list(weights), model.shape.windows[0]), weights)
 
 
 def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of(model: LeanLlama) -> str:
-        weights = packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
-        return key(OneToken(model.layers[0], list(weights), model.shape.windows[0]), weights)
-
     def one(**changes: Any) -> LeanLlama:
         return LeanLlama(llama(torch.bfloat16, **changes))
 
-    same = of(one())
+    same = key_of(one())
     assert (
-        of(one(num_hidden_layers=1))
-        == of(LeanLlama(llama(torch.bfloat16), slots=7, max_context=9))
+        key_of(one(num_hidden_layers=1))
+        == key_of(LeanLlama(llama(torch.bfloat16), slots=7, max_context=9))
         == same
     )
     others = [
-        of(one(**changes))
+        key_of(one(**changes))
         for changes in ({"intermediate_size": 64}, {"rms_norm_eps": 1e-3}, {"attention_bias": True})
     ]
     model = one()
     monkeypatch.setattr(torch, "__version__", "9.9")
-    assert len({same, of(model), *others}) == 5
+    assert len({same, key_of(model), *others}) == 5
 
 
 STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 7, LONGEST_ROW], "rows": [1, 2, 3]}
@@ -643,6 +601,13 @@ def say(model: LeanLlama, form: Form) -> torch.Tensor:
     return logits
 
 
+def check_as_near(say: Callable[..., torch.Tensor], exact: LeanLlama, *others: LeanLlama) -> None:
+    """What the first of two models computes is as near to float32 as the eager bfloat16 is."""
+    right = say(exact)
+    mine, theirs = ((say(one) - right).abs().mean() for one in others)
+    assert mine < 1.2 * theirs
+
+
 def say_beside_a_prompt(model: LeanLlama) -> torch.Tensor:
     """Logits of two rows of one token, a draft, and the whole of a prompt, in one pass."""
     slots = [model.open() for _ in range(3)]
@@ -661,15 +626,10 @@ def say_beside_a_prompt(model: LeanLlama) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
+@ROUNDED
 def test_a_library_for_rounded_weights_is_another_one() -> None:
-    keys = set()
-    for weights in (None, *WEIGHTS):
-        model = LeanLlama(
-            llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights=weights
-        )
-        found = packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
-        keys.add(key(OneToken(model.layers[0], list(found), None), found))
+    module = llama(torch.bfloat16, **WIDE)
+    keys = {key_of(LeanLlama(module, weights=weights)) for weights in (None, *WEIGHTS)}
     assert len(keys) == 3
 
 
@@ -684,15 +644,10 @@ def exactly(module: Any, int8: bool) -> Any:
     return exact
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
+@compiles
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_compiled_layers_read_rounded_weights(
-    weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    module = llama(torch.bfloat16, hidden_size=64, intermediate_size=128)
+def test_compiled_layers_read_rounded_weights(weights: Weights, home: Path) -> None:
+    module = llama(torch.bfloat16, **WIDE)
     eager, model = (
         LeanLlama(module, slots=3, weights=weights),
         LeanLlama(module, slots=3, weights=weights, compiled="on"),
@@ -702,20 +657,17 @@ def test_compiled_layers_read_rounded_weights(
         torch.testing.assert_close(say(model, form), say(eager, form), atol=0.04, rtol=0.05)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
+@compiles
 @pytest.mark.parametrize(("name", "int8"), [("qwen3", False), ("gemma2", False), ("llama", True)])
 def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(
-    name: str, int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, int8: bool, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All forms, few slots and many, and a start without a compiler from what is kept."""
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     module = lean_family(name, torch.bfloat16)
     exact, eager = LeanLlama(exactly(module, int8), slots=3), LeanLlama(module, slots=3, int8=int8)
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
-    found = len(list(tmp_path.glob(f"compiled/*/{LIBRARY}")))
+    found = len(list(home.glob(f"compiled/*/{LIBRARY}")))
     by_kernel = fits(eager.shape.head_dim)
     assert found == 3 * windows + 3 + by_kernel, (
         "by window tokens, rows and their attention; one row and its, two halves; no head"
@@ -726,29 +678,17 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(
         assert model.step is not None
         for form in FORMS:
             if form != "rows" or model.slots.count > 1:
-                right = say(exact, form)
-                mine, theirs = ((say(one, form) - right).abs().mean() for one in (model, eager))
-                # what is computed is as near to float32 as the eager bfloat16 is
-                assert mine < 1.2 * theirs, form
+                check_as_near(partial(say, form=form), exact, model, eager)
         assert model.step.halves
         assert model.step.parts
         assert (model.step.parts.row is not None) == by_kernel
         if model.slots.count > 1:
-            right = say_beside_a_prompt(exact)
-            mine, theirs = (
-                (say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager)
-            )
-            assert mine < 1.2 * theirs
+            check_as_near(say_beside_a_prompt, exact, model, eager)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
-def test_a_row_beside_others_attends_by_the_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@compiles
+def test_a_row_beside_others_attends_by_the_kernel(home: Path) -> None:
     """By its library, for heads of a size that the kernel takes on every processor."""
-    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     module = llama(
         torch.bfloat16, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32
     )
@@ -757,30 +697,19 @@ def test_a_row_beside_others_attends_by_the_kernel(
     assert model.step is not None
     assert model.step.parts is not None
     assert model.step.parts.row is not None
-    right = say_beside_a_prompt(exact)
-    mine, theirs = ((say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager))
-    assert mine < 1.2 * theirs
+    check_as_near(say_beside_a_prompt, exact, model, eager)
 
 
-def resident() -> int:
-    """Bytes of this process that lie in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
+@compiles
 @pytest.mark.parametrize("form", ["token", "row"])
-def test_a_library_touches_no_more_of_its_slots_than_it_needs(
-    form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_touches_no_more_of_its_slots_than_it_needs(form: Form, home: Path) -> None:
     """With a single key head, as Gemma 3's small models have, the compiler once copied all slots,
     there and back, in every layer."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     model = LeanLlama(llama(torch.bfloat16, num_key_value_heads=1))
     dim = model.shape.head_dim
-    weights = packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
+    weights = whole_layer(model)
     compiled_library.build(
-        FORMS[form](model.layers[0], list(weights), None), weights, tmp_path / LIBRARY
+        FORMS[form](model.layers[0], list(weights), None), weights, home / LIBRARY
     )
     count, end = (1, 9) if form == "token" else (4, 9)
     positions = torch.arange(end - count, end)
@@ -796,8 +725,9 @@ def test_a_library_touches_no_more_of_its_slots_than_it_needs(
     )
     states = torch.randn(count, model.module.config.hidden_size).bfloat16()
     rope = [torch.ones(count, 1, dim).bfloat16(), torch.zeros(count, 1, dim).bfloat16()]
-    before = resident()
-    load(tmp_path / LIBRARY).run([states, *rope, *memory, *place, *weights.values()])
-    assert resident() - before < memory[0].nbytes // 4
+    memory_of_process = psutil.Process().memory_info
+    before = memory_of_process().rss
+    load(home / LIBRARY).run([states, *rope, *memory, *place, *weights.values()])
+    assert memory_of_process().rss - before < memory[0].nbytes // 4
     written = memory[0][0, 0] if form == "token" else memory[0][0]
     assert written[end - count : end].abs().sum() > 0

@@ -13,26 +13,34 @@ import transformers as tf
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models import lean_llama, row_attention
 from draftwell.serving.runtime.models.architecture import architecture_of
-from draftwell.serving.runtime.models.lean_llama import LeanLlama, runs
+from draftwell.serving.runtime.models.lean_llama import LeanLlama, fits, runs
+from draftwell.serving.runtime.models.linear import linear
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.pair import over_slots
 from tests.support.models.lean_families import CONFIGS, SHARP, lean_family
-from tests.support.models.llama_shapes import SIZES, TEXTS, ragged, random_tokens
-
-
-def plain_logits(module, text):
-    with torch.no_grad():
-        return module(torch.tensor([text])).logits[0]
+from tests.support.models.llama_shapes import (
+    SHAPES,
+    SIZES,
+    TEXTS,
+    check_ends,
+    check_ragged,
+    llama,
+    ragged,
+    random_tokens,
+    read_starts,
+)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ragged_rows_and_a_rejected_draft_equal_the_plain_module(name):
     module = lean_family(name)
-    expected = [plain_logits(module, text)[3:] for text in TEXTS]
-    model = over_slots(module, slots=3)
-    assert type(model) is LeanLlama
-    for logits, want in zip(ragged(model, TEXTS), expected, strict=True):
-        torch.testing.assert_close(logits, want, atol=1e-4, rtol=0)
+    assert type(over_slots(module)) is LeanLlama
+    check_ragged(over_slots, module, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", ["one key head", "all key heads", "tied"])
+def test_ragged_rows_of_further_shapes_equal_the_plain_module(shape):
+    check_ragged(LeanLlama, llama(**SHAPES[shape]))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -41,26 +49,13 @@ def test_single_tokens_drafts_and_the_end_of_a_prompt_in_one_pass_equal_the_plai
     module = lean_family(name)
     counts = (1, 3, 1, 12, 3, 1, 40)
     texts = [list(random_tokens(9 + count, count + i)) for i, count in enumerate(counts)]
-    expected = [
-        plain_logits(module, text)[-count:] for text, count in zip(texts, counts, strict=True)
-    ]
     model = LeanLlama(module, slots=len(counts))
-    slots = [model.open() for _ in texts]
-    model.forward(
-        [Forward("target", slot, tuple(text[:9])) for slot, text in zip(slots, texts, strict=True)]
-    )
+    slots = read_starts(model, texts, counts)
     placed = [(slot, 9, count) for slot, count in zip(slots, counts, strict=True)]
     assert [
         part.count for part in row_attention.RowAttention(model.slots, placed, model.shape).parts
     ] == [1, 12, 40]
-    outputs = model.forward(
-        [
-            Forward("target", slot, tuple(text[9:]), count)
-            for slot, text, count in zip(slots, texts, counts, strict=True)
-        ]
-    )
-    for output, want in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
+    check_ends(model, module, slots, texts, counts)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +66,15 @@ def test_rows_of_a_batch_are_copied_where_others_lie_between_them(name, taken, b
     """Half of eight slots, the rest being another batch's, would have seven attend."""
     module = lean_family(name)
     texts = [list(random_tokens(9 + i, i)) for i in range(9)]
-    expected = [plain_logits(module, text)[-3:] for text in texts]
     model = LeanLlama(module, slots=9)
-    slots = [model.open() for _ in texts]
-    model.forward(
-        [Forward("target", slot, tuple(text[:-3])) for slot, text in zip(slots, texts, strict=True)]
-    )
+    slots = read_starts(model, texts, [3] * 9)
     (part,) = row_attention.RowAttention(
         model.slots, [(i, 6 + i, 3) for i in taken], model.shape
     ).parts
     assert part.batch == batch
-    outputs = model.forward([Forward("target", slots[i], tuple(texts[i][-3:]), 3) for i in taken])
-    for output, i in zip(outputs, taken, strict=True):
-        torch.testing.assert_close(output.logits, expected[i], atol=1e-4, rtol=0)
+    check_ends(
+        model, module, [slots[i] for i in taken], [texts[i] for i in taken], [3] * len(taken)
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -94,19 +85,9 @@ def test_long_prompts_read_pass_by_pass_equal_the_plain_module(name, monkeypatch
     monkeypatch.setattr(row_attention, "LONGEST_FOLDED", 4)
     module = lean_family(name)
     texts = [list(random_tokens(count, count)) for count in (10, 41, 23)]
-    expected = [plain_logits(module, text) for text in texts]
     model = LeanLlama(module, slots=3)
-    slots = [model.open() for _ in texts]
-    model.forward([Forward("target", slots[0], tuple(texts[0][:9]))])
-    outputs = model.forward(
-        [
-            Forward("target", slots[0], (texts[0][9],)),
-            Forward("target", slots[1], tuple(texts[1]), 41),
-            Forward("target", slots[2], tuple(texts[2]), 2),
-        ]
-    )
-    for output, want in zip(outputs, (expected[0][9:], expected[1], expected[2][-2:]), strict=True):
-        torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
+    slots = [*read_starts(model, texts[:1], [1]), model.open(), model.open()]
+    check_ends(model, module, slots, texts, [1, 41, 23], [1, 41, 2])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -205,3 +186,51 @@ def test_a_model_whose_text_part_is_one_of_several_takes_the_librarys_module():
         config = tf.LlavaConfig(text_config=tf.LlamaConfig(**SIZES))
 
     assert not runs(Composite)
+
+
+def test_a_restricted_head_and_hidden_states_equal_the_adapters():
+    module, head = llama(), torch.tensor([1, 5, 60])
+    outputs = []
+    for model in (TransformersModel(module, head_tokens=head), LeanLlama(module, head_tokens=head)):
+        slot = model.open()
+        outputs.append(model.forward([Forward("draft", slot, (3, 1, 4), 2)])[0])
+    torch.testing.assert_close(outputs[1].logits, outputs[0].logits)
+    torch.testing.assert_close(outputs[1].hidden, outputs[0].hidden)
+
+
+def test_bfloat16_weights_packed_for_the_processor_give_the_same_product():
+    random = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, 64, generator=random).bfloat16() for rows in (96, 5))
+    exact = x.double() @ weight.double().T
+    assert (linear(weight)(x) - exact).abs().max() <= 2 * (
+        torch.nn.functional.linear(x, weight) - exact
+    ).abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_runs_on_without_its_modules_projections(dtype):
+    module = llama(dtype)
+    model = LeanLlama(module, slots=6)
+    before, held = ragged(model, TEXTS), sum(p.numel() for p in module.parameters())
+    model.release()
+    assert sum(p.numel() for p in module.parameters()) < held / 2
+    assert all(torch.equal(a, b) for a, b in zip(ragged(model, TEXTS), before, strict=True))
+
+
+def test_a_draft_in_float32_keeps_its_weights():
+    module = llama()
+    same = [ragged(LeanLlama(module, slots=3, int8=int8), TEXTS) for int8 in (True, False)]
+    assert all(torch.equal(a, b) for a, b in zip(*same, strict=True))
+
+
+def test_only_models_of_known_architectures_take_the_fast_path():
+    assert isinstance(over_slots(llama()), LeanLlama)
+    assert not fits(llama(attention_bias=True))
+    assert not fits(llama(hidden_act="gelu"))
+    qwen, neox = (
+        tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES)),
+        tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**SIZES)),
+    )
+    assert not fits(qwen)
+    assert type(over_slots(qwen)) is LeanLlama
+    assert type(over_slots(neox)) is TransformersModel

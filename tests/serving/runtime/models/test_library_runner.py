@@ -3,30 +3,26 @@ free, nothing kept."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
 
 from draftwell.serving.runtime.engine.workers import bind_thread
-from draftwell.serving.runtime.models.compiled_library import LIBRARY, build_library, compiler, load
+from draftwell.serving.runtime.models.compiled_library import LIBRARY, build_library, load
 from draftwell.serving.runtime.models.library_runner import (
     LibraryRunner,
     SharedRunner,
     beside_others,
 )
+from tests.support.models.other_processors import compiles
 
 SIZE = 1200
-
-
-def compiles(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks of a test that compiles a library."""
-    return pytest.mark.slow(pytest.mark.skipif(compiler() is None, reason="no C++ compiler")(test))
 
 
 class Doubling:
@@ -106,21 +102,16 @@ def test_others_have_their_turns_while_a_library_computes(
     assert turns(worker, lambda: shared.run(given)) > 3 * turns(worker, lambda: held.run(given))
 
 
-def resident() -> int:
-    """Bytes of memory that the process has."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @compiles
-@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="memory is read from /proc")
 def test_nothing_of_a_call_is_kept(library: Path) -> None:
     """Outputs of 60 calls are 690 MB; their handles were once left to nobody."""
     runner, given = SharedRunner(library), inputs()
     runner.run(given)
-    before = resident()
+    memory = psutil.Process().memory_info
+    before = memory().rss
     for _ in range(60):
         runner.run(given)
-    assert resident() - before < 100e6
+    assert memory().rss - before < 100e6
 
 
 @compiles

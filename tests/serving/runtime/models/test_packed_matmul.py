@@ -12,9 +12,14 @@ from torch import Tensor
 
 from draftwell.serving.artifacts.compiled_libraries import LIBRARY
 from draftwell.serving.runtime.models import packed_matmul as kernel
-from draftwell.serving.runtime.models.compiled_library import VARIES, build_library, compiler, load
+from draftwell.serving.runtime.models.compiled_library import VARIES, build_library, load
 from draftwell.serving.runtime.models.packed_matmul import OUTPUTS, packed, packed_matmul
-from tests.support.models.other_processors import PROCESSORS, compiled_for
+from tests.support.models.other_processors import (
+    PROCESSORS,
+    check_any_thread_count,
+    compiled_for,
+    compiles,
+)
 
 
 class Products(torch.nn.Module):
@@ -38,8 +43,7 @@ def library(
         yield folder / LIBRARY
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@compiles
 def test_any_number_of_tokens_is_multiplied_as_torch_does(library: Path) -> None:
     random = torch.Generator().manual_seed(3)
     whole = torch.randn(96, 48, generator=random).bfloat16()
@@ -58,8 +62,7 @@ def test_any_number_of_tokens_is_multiplied_as_torch_does(library: Path) -> None
             )
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@compiles
 def test_no_thread_count_changes_a_result(library: Path) -> None:
     random = torch.Generator().manual_seed(4)
     arguments = [
@@ -67,19 +70,11 @@ def test_no_thread_count_changes_a_result(library: Path) -> None:
         packed(torch.randn(96, 48, generator=random).bfloat16()),
         packed(torch.randint(-127, 128, (96, 48), generator=random, dtype=torch.int8)),
     ]
-    runner, before = load(library), torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(torch.cat(runner.run(arguments)))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, found[0]) for one in found)
+    runner = load(library)
+    check_any_thread_count(lambda: runner.run(arguments))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@compiles
 def test_a_weight_packed_for_another_machine_is_refused(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ def networks(adapter: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("adapter", [TransformersModel, over_slots])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
 @given(steps=STEPS)
 @example(
     steps=[
@@ -77,7 +77,7 @@ def interval(confidence: float) -> int:
     return sum(confidence >= edge for edge in EDGES)
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(TABLE_STEPS)
 def test_an_acceptance_table_is_a_dictionary_of_lists(steps):
     table, seen = AcceptanceTable.empty(ORIGIN), defaultdict(list)
@@ -127,7 +127,7 @@ class SlowMemory:
 PAIR = st.tuples(st.integers(0, 4), st.integers(0, 4))
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     st.integers(1, 20),
     st.lists(st.one_of(PAIR, PAIR, PAIR, st.sampled_from(["copy", "disk"])), max_size=80),
@@ -164,7 +164,7 @@ SAMPLINGS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(LOGITS, SAMPLINGS, st.floats(-20, 20, width=32), st.randoms(use_true_random=False))
 def test_warping_keeps_order_mass_and_names(logits, sampling, shift, random):
     probs = warp(logits, sampling)
@@ -185,7 +185,7 @@ def test_warping_keeps_order_mass_and_names(logits, sampling, shift, random):
         )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(LOGITS, st.floats(0.05, 0.999))
 def test_top_p_keeps_the_smallest_set_that_has_the_mass(logits, top_p):
     plain, cut = logits.softmax(-1).double(), warp(logits, Sampling(temperature=1.0, top_p=top_p))
@@ -196,7 +196,7 @@ def test_top_p_keeps_the_smallest_set_that_has_the_mass(logits, top_p):
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.integers(2, 10).flatmap(
         lambda n: st.tuples(*[st.lists(st.floats(-8, 8, width=32), min_size=n, max_size=n)] * 2)

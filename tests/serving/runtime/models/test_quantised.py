@@ -20,6 +20,7 @@ from draftwell.serving.runtime.models.quantised import GROUP, rounded
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.pair import LoadSettings, load_pair, over_slots
 from draftwell.serving.runtime.strategies import build_strategy
+from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.eight_requests import outputs, requests
 from tests.support.models.llama_shapes import TEXTS, llama, ragged
@@ -133,8 +134,9 @@ def test_a_model_in_float32_is_the_module_with_rounded_weights(weights: Weights)
         assert not torch.allclose(logits, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", ["vanilla_sd", "prompt_lookup", "svip", "adaedl"])
+@pytest.mark.parametrize(
+    ("name", "weights"), in_turn(["vanilla_sd", "prompt_lookup", "svip", "adaedl"], WEIGHTS)
+)
 def test_a_lossless_strategy_gives_what_plain_decoding_of_the_rounded_target_gives(
     name: str, weights: Weights
 ) -> None:

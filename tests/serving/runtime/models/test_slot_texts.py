@@ -17,7 +17,6 @@ from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.onnx.onnx_export import export_llama
 from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
 from draftwell.serving.runtime.pair import over_slots
@@ -26,6 +25,7 @@ from draftwell.serving.runtime.slot_texts import SlotText, SlotTexts, common_pre
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.heads import random_eagle3
 from tests.support.models.lean_families import lean_family
+from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import llama
 from tests.support.models.unbatched_families import module_of
 from tests.support.models.uncompiled import with_step

@@ -14,7 +14,7 @@ from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
 from draftwell.serving.runtime.models.visible import visible
 from draftwell.serving.runtime.trees import DraftTree
 from tests.support.models.lean_families import lean_family
-from tests.support.models.llama_shapes import llama
+from tests.support.models.llama_shapes import llama, plain_logits
 from tests.support.models.uncompiled import with_step
 
 TREE = DraftTree([7, 8, 9, 10, 11, 12], [-1, -1, 0, 0, 1, 4])
@@ -28,16 +28,9 @@ ADAPTERS = [
 PROMPTS = [[1, 2, 3, 4, 5, 6, 13, 14, 15], [21, 22, 23]]
 
 
-def expected(module, prompt, tree, places):
-    with torch.no_grad():
-        return torch.stack(
-            [
-                module(torch.tensor([prompt + [tree.tokens[i] for i in tree.path(place)]])).logits[
-                    0, -1
-                ]
-                for place in places
-            ]
-        )
+def last_logits(module, prompt, tree, place):
+    """Behind the path of a tree to one of its tokens."""
+    return plain_logits(module, prompt + [tree.tokens[i] for i in tree.path(place)])[-1]
 
 
 def read(model, prompts, trees):
@@ -70,25 +63,20 @@ def test_a_tree_gives_each_paths_logits_and_one_path_can_be_kept(name, make, row
     check(module, model, [TREE, DraftTree([9, 30, 31], [-1, 0, 0])][:rows])
 
 
-def check(module, model, trees, atol=5e-5):
+def check(module, model, trees):
     prompts = PROMPTS[: len(trees)]
     slots, found = read(model, prompts, trees)
     for prompt, tree, logits in zip(prompts, trees, found, strict=True):
-        with torch.no_grad():
-            first = module(torch.tensor([prompt])).logits[0, -1]
-        assert torch.allclose(logits[0], first, atol=atol)
-        assert torch.allclose(
-            logits[1:], expected(module, prompt, tree, range(len(tree))), atol=atol
-        )
+        assert torch.allclose(logits[0], plain_logits(module, prompt)[-1], atol=5e-5)
+        for place in range(len(tree)):
+            wanted = last_logits(module, prompt, tree, place)
+            assert torch.allclose(logits[1 + place], wanted, atol=5e-5)
     for slot, prompt, tree in zip(slots, prompts, trees, strict=True):
         path = tree.path(len(tree) - 1)
         model.keep(slot, len(prompt), path)
         text = prompt + [tree.tokens[i] for i in path]
         (after,) = model.forward([Forward("target", slot, (33,))])
-        with torch.no_grad():
-            assert torch.allclose(
-                after.logits[0], module(torch.tensor([[*text, 33]])).logits[0, -1], atol=atol
-            )
+        assert torch.allclose(after.logits[0], plain_logits(module, [*text, 33])[-1], atol=5e-5)
 
 
 @pytest.mark.parametrize("tree", [TREE, DraftTree([7, 8], [-1, -1])], ids=["six", "two"])

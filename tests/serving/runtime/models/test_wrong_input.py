@@ -21,7 +21,6 @@ from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine.engine import Engine, Job
 from draftwell.serving.runtime.model_files import load_module
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.pair import over_slots
@@ -30,6 +29,7 @@ from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_str
 from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import VOCAB, llama, near
 from tests.support.models.variants import VARIANTS
 
@@ -252,9 +252,9 @@ SUBMITTED = {
 }
 
 
-@pytest.mark.parametrize(("prompt", "settings", "kind", "word"), SUBMITTED.values(), ids=SUBMITTED)
-@pytest.mark.parametrize("name", list(STRATEGIES))
-def test_a_refused_request_takes_no_slot_and_hurts_nobody(name, prompt, settings, kind, word):
+@pytest.mark.parametrize(("name", "case"), in_turn(STRATEGIES, list(SUBMITTED)))
+def test_a_refused_request_takes_no_slot_and_hurts_nobody(name, case):
+    prompt, settings, kind, word = SUBMITTED[case]
     models = models_of(build(name))
     engine = Engine(models)
     good = engine.submit(GOOD[0], sampled(0, 1.0), build(name))

@@ -13,16 +13,16 @@ from hypothesis import assume, given, strategies as st
 from draftwell.serving.runtime.acceptance.divergence import divergence
 from draftwell.serving.runtime.acceptance.mentored import mentored
 from draftwell.serving.runtime.acceptance.relaxed import Fuzzy
-from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import LogitRows, residual
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from draftwell.serving.runtime.types import Draft
 from tests.support.errors import raises_code
+from tests.support.models.counters import counters
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
-from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.resources import decode, table_pair, table_resources
 
 LOSSY = [
     ("fuzzy_sd", {"tau": 0.0}),
@@ -43,26 +43,16 @@ def run(
     resources: StrategyResources | None = None,
     **sampling,
 ):
-    job = Engine(models).generate(
+    job = decode(
+        models,
         [1, 2],
-        Sampling(max_tokens=tokens, **sampling),
-        build_strategy(name, parameters, resources or table_resources(8)),
+        name,
+        parameters,
+        resources or table_resources(8),
+        max_tokens=tokens,
+        **sampling,
     )
     return job.output, job.session.stats
-
-
-def counters(stats) -> tuple:
-    return (
-        stats.drafted,
-        stats.judged,
-        stats.accepted,
-        stats.rescued,
-        stats.sampled,
-        stats.rounds,
-        stats.target_calls,
-        stats.draft_calls,
-        stats.accepted_at,
-    )
 
 
 @pytest.mark.parametrize("warpers", [{"temperature": 0.0}, *WARPERS], ids=str)

@@ -12,13 +12,18 @@ import pytest
 import torch
 
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.enumeration import Oracle, distance, law_of, run_once, true_law
-from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
+from tests.support.models.resources import (
+    ORIGIN,
+    counting_pair,
+    decode,
+    table_pair,
+    table_resources,
+)
 from tests.support.models.tiny import llama, near
 from tests.support.published.decoding import Decoded, Reader, Round, greedy
 from tests.support.published.duo_decoding import draft_sequences, duo_decoding
@@ -109,9 +114,7 @@ def run(
 ):
     rounds.clear()
     resources = table_resources() if learned is None else table_resources(verifier=learned)
-    return Engine(pair.models).generate(
-        PROMPT, Sampling(**sampling), build_strategy(name, parameters, resources)
-    )
+    return decode(pair.models, PROMPT, name, parameters, resources, **sampling)
 
 
 def kinds_of(rounds: Seen) -> set[str]:

@@ -11,14 +11,14 @@ import torch
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.acceptance.divergence import divergence
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest
-from tests.support.models.resources import table_pair
+from tests.support.models.resources import decode, table_pair
+from tests.support.models.table_model import TableModel
 
 BOTH = ("pyramid_assisted", "pyramid_fuzzy")
 
@@ -32,7 +32,7 @@ def counting_models(vocab: int = 64) -> dict:
 
 
 def run(name: str, models: dict, parameters: dict, **sampling):
-    return Engine(models).generate([1, 2], Sampling(**sampling), build_strategy(name, parameters))
+    return decode(models, [1, 2], name, parameters, **sampling)
 
 
 @pytest.mark.parametrize("name", BOTH)

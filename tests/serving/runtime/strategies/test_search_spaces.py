@@ -1,5 +1,4 @@
-"""What strategy classes say about themselves to the tuner and the exporter, and the worked example
-of docs/add_a_strategy.md."""
+"""What the tuner knows of each strategy, and the worked example of docs/add_a_strategy.md."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from draftwell.components.replay.texts import Texts, read_texts
 from draftwell.components.tune.search.space import MEASURED, REPLAYED, combinations
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
-from draftwell.serving.runtime.strategies.search_space import Span
+from draftwell.serving.runtime.strategies import STRATEGIES, StrategyResources
+from draftwell.serving.runtime.strategies.lossless import draft_lengths
 from tests.support.collecting import collect_traces
 from tests.support.models.resources import NEEDED, ORIGIN, table_resources
 from tests.support.models.tiny import VOCAB, table_pair
@@ -25,7 +24,7 @@ from tests.support.paths import REPO
 PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
 
 
-ORDER = [
+ORDER_AT_FIRST = [
     "vanilla_sd",
     "svip",
     "draft_verify",
@@ -51,8 +50,8 @@ may stand anywhere between them."""
 def test_the_searched_strategies_and_their_order() -> None:
     """The order is that of trials where spaces are equally large: a new strategy does not change
     that of the others."""
-    assert [name for name in [*REPLAYED, *MEASURED] if name in ORDER] == ORDER
-    assert [name for name in REPLAYED if name in ORDER] == ORDER[:8]
+    assert [name for name in [*REPLAYED, *MEASURED] if name in ORDER_AT_FIRST] == ORDER_AT_FIRST
+    assert [name for name in REPLAYED if name in ORDER_AT_FIRST] == ORDER_AT_FIRST[:8]
     assert set(STRATEGIES) - set(REPLAYED) - set(MEASURED) == {"autoregressive"}, (
         "plain decoding has nothing to tune"
     )
@@ -92,18 +91,8 @@ def test_every_searched_strategy_has_a_size() -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_the_number_of_configurations(name: str) -> None:
-    assert len(combinations(name)) == SIZES[name]
-
-
-@pytest.mark.parametrize("name", [*REPLAYED, *MEASURED])
-def test_every_value_of_a_space_is_a_valid_config(name: str) -> None:
-    for choice in combinations(name):
-        strategy = build_strategy(
-            name, dict(choice.parameters), StrategyResources({PROFILE.kind: PROFILE})
-        )
-        assert strategy.rollout_needed() >= 0
-    for values in STRATEGIES[name].search_space.values():
-        assert len(values.values if isinstance(values, Span) else values) > 1
+    found = combinations(name)
+    assert len(set(found)) == len(found) == SIZES[name]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +118,7 @@ def test_what_is_declared_replayable_can_be_replayed(
             traced, name, NEEDED.get(name, {}), resources, PROFILE, extend=True
         )
     except DraftwellError as error:
-        pytest.fail(f"{name} sets replayable = True, but its replay fails: {error}")
+        pytest.fail(f"{name} stands in REPLAYED, but its replay fails: {error}")
     assert replayed.stats.emitted == sum(len(text.output) for text in traced.texts)
 
 
@@ -137,8 +126,7 @@ def test_the_worked_example_of_the_guide_is_a_strategy() -> None:
     text = (REPO / "docs" / "add_a_strategy.md").read_text(encoding="utf-8")
     [source] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     module: Any = types.ModuleType("patient_sd")
+    vars(module).update(vars(draft_lengths), __name__="patient_sd")
     exec(compile(source, "patient_sd.py", "exec", dont_inherit=True), module.__dict__)
     cls = module.PatientSD
-    assert (cls.name, cls.lossless, cls.replayable) == ("patient_sd", True, True)
-    assert set(cls.search_space) <= set(cls.Config.model_fields)
-    assert cls.speculation(cls.Config()).threshold == 0.3
+    assert (cls.name, cls.lossless) == ("patient_sd", True)

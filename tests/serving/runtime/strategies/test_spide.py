@@ -13,8 +13,14 @@ from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
-from tests.support.models.counters import judged_positions
-from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
+from tests.support.models.counters import counters, judged_positions
+from tests.support.models.resources import (
+    ORIGIN,
+    counting_pair,
+    decode,
+    table_pair,
+    table_resources,
+)
 
 
 def certain_table() -> AcceptanceTable:
@@ -29,9 +35,7 @@ def test_every_position_is_judged_once_when_all_is_kept(monkeypatch, ratio):
         acceptance_table=certain_table(),
         hardware_profile=table_resources(ratio=ratio).artifacts["hardware_profile"],
     )
-    job = Engine(counting_pair(64)).generate(
-        [0], Sampling(max_tokens=30), build_strategy("spide", {"max_draft": 4}, resources)
-    )
+    job = decode(counting_pair(64), [0], "spide", {"max_draft": 4}, resources, max_tokens=30)
     assert job.output == list(range(1, 31))
     sampled = set(job.output) - set(seen)
     assert len(seen) == len(set(seen)), "a position was judged twice"
@@ -51,9 +55,7 @@ def test_stop_token_inside_a_draft_ends_the_text_without_a_bonus():
 @pytest.mark.parametrize("wrong", [None, 2])
 def test_budgets_are_kept_exactly(budget, wrong):
     resources = table_resources(ratio=4.0, acceptance_table=certain_table())
-    job = Engine(counting_pair(wrong_behind=wrong)).generate(
-        [0], Sampling(max_tokens=budget), build_strategy("spide", {}, resources)
-    )
+    job = decode(counting_pair(wrong_behind=wrong), [0], "spide", {}, resources, max_tokens=budget)
     assert job.output == [1, 2, 3, 4, 5][:budget]
     assert (
         job.session.stats.emitted
@@ -81,17 +83,7 @@ def test_tau_zero_is_a_fixed_length_at_the_cap(temperature):
         [1], sampling, build_strategy("vanilla_sd", {"num_speculative_tokens": 3})
     )
     assert dynamic.output == fixed.output
-    for name in (
-        "drafted",
-        "judged",
-        "accepted",
-        "sampled",
-        "rounds",
-        "target_calls",
-        "draft_calls",
-        "accepted_at",
-    ):
-        assert getattr(dynamic.session.stats, name) == getattr(fixed.session.stats, name), name
+    assert counters(dynamic.session.stats) == counters(fixed.session.stats)
 
 
 def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
@@ -135,9 +127,7 @@ def test_only_judged_tokens_update_the_table():
     table = AcceptanceTable.empty(ORIGIN)
     resources = table_resources(acceptance_table=table)
     resources = type(resources)(resources.artifacts, deterministic=False)
-    job = Engine(counting_pair(wrong_behind=5)).generate(
-        [0], Sampling(max_tokens=20), build_strategy("spide", {}, resources)
-    )
+    job = decode(counting_pair(wrong_behind=5), [0], "spide", {}, resources, max_tokens=20)
     assert sum(table.total) == job.session.stats.judged
     assert sum(table.accepted) == job.session.stats.accepted
 
@@ -145,9 +135,7 @@ def test_only_judged_tokens_update_the_table():
 def test_a_table_that_does_not_learn_stays_as_it_was_calibrated():
     table = AcceptanceTable([4] * 20, [1] * 20, ORIGIN)
     resources = replace(table_resources(acceptance_table=table), deterministic=False)
-    Engine(counting_pair()).generate(
-        [0], Sampling(max_tokens=20), build_strategy("spide", {"learns": False}, resources)
-    )
+    decode(counting_pair(), [0], "spide", {"learns": False}, resources, max_tokens=20)
     assert (sum(table.total), sum(table.accepted)) == (80, 20)
 
 
@@ -173,9 +161,7 @@ def test_a_table_from_nothing_learns_over_requests_and_leaves_the_calibrated_one
 
 def test_deterministic_mode_leaves_the_shared_table_alone():
     resources = table_resources()
-    Engine(counting_pair()).generate(
-        [0], Sampling(max_tokens=20), build_strategy("spide", {}, resources)
-    )
+    decode(counting_pair(), [0], "spide", {}, resources, max_tokens=20)
     assert sum(resources.artifacts["acceptance_table"].total) == 0
 
 
@@ -198,10 +184,8 @@ def test_thresholds_read_raw_confidence_not_the_greedy_one_hot():
     """At temperature 0 a warped distribution is one-hot; C from it would be 1 and drafts would run
     to the cap."""
     models = table_pair(vocab=8, noise=0.2, sharpness=0.5)
-    job = Engine(models).generate(
-        [1],
-        Sampling(max_tokens=50),
-        build_strategy("spide", {"tau": 0.7, "parallel": False}, table_resources(8)),
+    job = decode(
+        models, [1], "spide", {"tau": 0.7, "parallel": False}, table_resources(8), max_tokens=50
     )
     stats = job.session.stats
     assert stats.drafted / stats.rounds < 3

@@ -20,7 +20,7 @@ from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.strategies.compose import compose
 from draftwell.serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.resources import ORIGIN, table_pair, table_resources
+from tests.support.models.resources import ORIGIN, decode, table_pair, table_resources
 
 
 def verifier(weight: list[float], bias: float = 0.0, features=("before",)) -> Verifier:
@@ -142,13 +142,7 @@ def test_a_zero_uniform_does_not_keep_a_token_that_the_target_rules_out():
 def test_the_token_at_the_cap_is_judged():
     models = table_pair(vocab=8)
     resources = table_resources(8, verifier=verifier([0.0] * 8, bias=50.0))
-    stats = (
-        Engine(models)
-        .generate(
-            [1], Sampling(max_tokens=61), build_strategy("sprinter", {"max_run": 5}, resources)
-        )
-        .session.stats
-    )
+    stats = decode(models, [1], "sprinter", {"max_run": 5}, resources, max_tokens=61).session.stats
     assert stats.rescued + stats.target_calls == stats.judged, (
         "four trusted tokens and one judged in every full run"
     )
@@ -175,9 +169,7 @@ def test_caches_stay_right_with_every_feature(features):
     models = table_pair(vocab=8, noise=2.0)
     width = sum({"before": 8, "after": 8, "scalars": 4}[f] for f in features)
     resources = table_resources(8, verifier=verifier([0.3] * width, features=features))
-    job = Engine(models).generate(
-        [1], Sampling(max_tokens=60), build_strategy("sprinter", {}, resources)
-    )
+    job = decode(models, [1], "sprinter", {}, resources, max_tokens=60)
     assert job.session.stats.emitted == 60
     ids = [1, *job.output]
     # every token is the draft's or the target's argmax on the true prefix

@@ -26,7 +26,6 @@ from draftwell.serving.server.http import errors
 from draftwell.serving.server.http.errors import without_paths
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model.served_model import ServedModel
-from draftwell.serving.server.scheduling.costs import BatchCosts
 from draftwell.serving.server.scheduling.detokenize import TextStream
 from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.scheduling.ticket import End, Event, Ticket
@@ -222,7 +221,11 @@ def test_what_is_refused_changes_nothing(
 ) -> None:
     http, deployments = client
     strategy_of(http)
-    before, threads = deployments.current, threading.active_count()
+
+    def ours() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.startswith("draftwell-")}
+
+    before, threads = deployments.current, ours()
     with caplog.at_level(logging.ERROR, "draftwell.serving"):
         assert not deployments.switch(load)
     assert deployments.current is before
@@ -233,25 +236,22 @@ def test_what_is_refused_changes_nothing(
     assert (state["status"], state["switches"]) == ("ok", 0)
     (record,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert "\n" not in record.getMessage()
-    assert threading.active_count() <= threads, "nothing of the refused one is left running"
+    assert ours() <= threads, "nothing of the refused one is left running"
     assert deployments.switch(lambda old: sharing(old, "prompt_lookup"))
     assert http.get("/health").json()["last_switch_error"] is None
 
 
-def test_a_shared_switch_keeps_models_engine_and_thread_and_brings_its_own_costs(
+def test_a_shared_switch_keeps_models_engine_and_thread(
     client: tuple[httpx.Client, Deployments],
 ) -> None:
     http, deployments = client
-    before, costs = deployments.current, BatchCosts({1: 1.0}, {1: 4.0}, source="made up")
-    assert deployments.switch(lambda old: sharing(old, "prompt_lookup", costs=costs, version="8"))
+    before = deployments.current
+    assert deployments.switch(lambda old: sharing(old, "prompt_lookup", version="8"))
     now = deployments.current
     assert now.scheduler is before.scheduler
-    assert now.scheduler.load is not None
-    assert now.scheduler.load.costs is costs
     assert strategy_of(http) == "prompt_lookup"
     state = http.get("/health").json()
     assert (state["version"], state["switches"]) == ("8", 1)
-    assert state["speculation_under_load"]["costs"] == "made up"
 
 
 def test_a_request_keeps_the_deployment_that_it_began_with(
@@ -431,7 +431,7 @@ def test_the_watch_runs_by_itself_and_ends(tmp_path: Path) -> None:
     watch = BundleWatch(link, lambda folder: seen.set() if folder == eight else None, seconds=0.01)
     watch.start()
     lead(link, eight)
-    assert seen.wait(10)
+    assert seen.wait(60)
     watch.close()
-    watch._thread.join(10)
+    watch._thread.join(60)
     assert not watch._thread.is_alive()

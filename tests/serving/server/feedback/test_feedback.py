@@ -28,10 +28,8 @@ from draftwell.serving.recording.trace_schema import KINDS, LOSSY
 from draftwell.serving.server.feedback import feedback as module
 from draftwell.serving.server.feedback.record import Record
 from draftwell.serving.server.feedback.spool import Spool
-from draftwell.serving.server.scheduling import draft_length
-from draftwell.serving.server.scheduling.costs import BatchCosts
 from draftwell.serving.server.scheduling.detokenize import TextStream
-from draftwell.serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
+from draftwell.serving.server.scheduling.draft_limits import PROBE_EVERY
 from draftwell.serving.server.scheduling.ticket import Delta, End, Event, Ticket
 from draftwell.serving.server.settings import FeedbackSettings, ServerSettings
 from tests.support.errors import raises_code
@@ -228,14 +226,6 @@ def test_bodies_are_what_was_asked_and_answered_and_nothing_else(tmp_path: Path,
     assert [prompt.prompt for prompt in load_prompts(tmp_path)] == list(PROMPTS)
 
 
-def test_texts_are_for_the_servers_own_user_alone(tmp_path: Path, pair: Any) -> None:
-    FeedbackServer(pair, tmp_path / "new", text=True)
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
-    (tmp_path / "shared").mkdir(mode=0o755)
-    FeedbackServer(pair, tmp_path / "shared", text=True)
-    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
-
-
 def test_a_verifiers_states_are_part_of_a_text(tmp_path: Path, pair: Any) -> None:
     for text in (True, False):
         folder = tmp_path / str(text)
@@ -267,23 +257,22 @@ def test_requests_of_other_settings_are_shards_of_their_own(tmp_path: Path, pair
 
 
 @pytest.mark.parametrize(
-    "asked", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"prediction": (1, 2, 3)}]
+    ("asked", "altered"),
+    [
+        ({"presence_penalty": 0.5}, 2),
+        ({"logit_bias": {5: 1.0}}, 2),
+        ({"prediction": (1, 2, 3)}, 2),
+        ({"min_p": 0.1, "temperature": 1.0}, 2),
+        ({"min_p": 0.1, "temperature": 0.0}, 0),  # it cuts sampled ones only
+    ],
 )
 def test_requests_that_alter_the_distributions_say_nothing(
-    tmp_path: Path, pair: Any, asked: dict[str, Any]
+    tmp_path: Path, pair: Any, asked: dict[str, Any], altered: int
 ) -> None:
     server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS[:2], **asked)
-    assert server.counts == {"skipped_altered": 2}
-
-
-@pytest.mark.parametrize(("temperature", "counts"), [(0.0, {}), (1.0, {"skipped_altered": 1})])
-def test_min_p_alters_sampled_requests_only(
-    tmp_path: Path, pair: Any, temperature: float, counts: dict[str, int]
-) -> None:
-    server = FeedbackServer(pair, tmp_path)
-    server.ask(PROMPTS[:1], min_p=0.1, temperature=temperature)
-    assert server.counts.get("skipped_altered", 0) == counts.get("skipped_altered", 0)
+    assert server.counts.get("skipped_altered", 0) == altered
+    assert server.counts.get("recorded", 0) == 2 - altered
 
 
 def test_what_is_not_comparable_or_not_finished_is_left_out(tmp_path: Path, pair: Any) -> None:
@@ -322,14 +311,11 @@ def test_the_same_prompt_is_recorded_once(
     )
 
 
-def test_a_busy_server_that_does_not_draft_records_all_the_same(
-    tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_server_that_does_not_draft_records_all_the_same(tmp_path: Path, pair: Any) -> None:
     """The draft reads along from time to time, so that not only quiet hours are recorded; the price
     is one draft in many rounds."""
-    monkeypatch.setattr(draft_length, "ENOUGH", 10**6)  # no other length is tried
-    costs = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 2.0, 8: 8.0, 64: 64.0})
-    server = FeedbackServer(pair, tmp_path, text=True, load=LoadControl(costs))
+    server = FeedbackServer(pair, tmp_path, text=True)
+    server.scheduler.strategy.draft_length_by_batch = {1: 5, 2: 0}
     longest = 2 * PROBE_EVERY + 8
     answers = server.ask(PROMPTS[:4], max_tokens=longest)
     server.close()
@@ -363,22 +349,22 @@ def test_a_share_of_the_requests(
     assert 18 <= len(made) <= 42
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_that_is_no_share_is_refused(tmp_path: Path, rate: float) -> None:
-    with raises_code("invalid_option", "--feedback-rate"):
-        ServerSettings.from_options(bundle=tmp_path, feedback_dir=tmp_path, feedback_rate=rate)
-
-
 def test_the_flags_are_either_complete_or_refused(tmp_path: Path) -> None:
     assert ServerSettings(bundle=tmp_path).feedback is None
     given = ServerSettings(
         bundle=tmp_path, feedback_dir=tmp_path, feedback_rate=0.1, feedback_megabytes=2
     )
     assert given.feedback == FeedbackSettings(folder=tmp_path, rate=0.1, max_bytes=2 << 20)
-    with raises_code("feedback_rate_missing", "--feedback-rate"):
-        ServerSettings(bundle=tmp_path, feedback_dir=tmp_path)
-    with raises_code("feedback_folder_missing", "--feedback-dir"):
-        ServerSettings(bundle=tmp_path, feedback_rate=0.1)
+    for code, option, flags in (
+        ("feedback_rate_missing", "rate", {"feedback_dir": tmp_path}),
+        ("feedback_folder_missing", "dir", {"feedback_rate": 0.1}),
+        *(
+            ("invalid_option", "rate", {"feedback_dir": tmp_path, "feedback_rate": rate})
+            for rate in (-0.1, 1.1, float("nan"))
+        ),
+    ):
+        with raises_code(code, f"--feedback-{option}"):
+            ServerSettings.from_options(bundle=tmp_path, **flags)
 
 
 def test_requests_a_minute_are_bounded(
@@ -405,7 +391,7 @@ class Stuck(Spool):
 
     def write(self, records: Sequence[Record]) -> None:
         self.entered.set()
-        self.release.wait(30)
+        self.release.wait(120)
         super().write(records)
 
 
@@ -414,7 +400,7 @@ def test_a_disk_that_hangs_never_stops_decoding(tmp_path: Path, pair: Any) -> No
     server = FeedbackServer(pair, tmp_path, spool=spool)
     spool.start()
     server.ask(PROMPTS[:1])
-    assert spool.entered.wait(5)
+    assert spool.entered.wait(60)
     answers = server.ask(PROMPTS[1:])
     assert all(isinstance(events[-1], End) for events in answers)
     counts = server.counts
@@ -445,10 +431,13 @@ def test_a_spool_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
 def test_files_with_texts_are_for_the_servers_own_user_alone(tmp_path: Path, text: bool) -> None:
     """Also in a folder that was there already and that others may look into."""
     (tmp_path / "shared").mkdir(mode=0o755)
-    spool = Spool(tmp_path / "shared", private=text)
-    spool.write([record(1, body={"prompt": "a secret"} if text else None)])
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "shared").iterdir()}
-    assert modes == {0o600 if text else 0o644}
+    for folder in (tmp_path / "shared", tmp_path / "new"):
+        spool = Spool(folder, private=text)
+        spool.write([record(1, body={"prompt": "a secret"} if text else None)])
+        modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
+        assert modes == {0o600 if text else 0o644}
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
+    assert not text or (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
 def test_shards_sort_by_time_whatever_the_clock_does(
@@ -471,7 +460,7 @@ def _shard(folder: Path) -> Path:
 
 
 def test_records_wait_for_each_other_but_not_long(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, flush_seconds=0.2)
+    spool = Spool(tmp_path, flush_seconds=2.0)
     spool.start()
     for i in range(5):
         assert spool.offer(record(i))
@@ -536,10 +525,11 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing_half_read(tmp_path: Path
     half = [name for name in files(tmp_path) if name.startswith(".shard-")]
     assert len(half) == 1
     Spool(tmp_path)
-    assert half[0] in files(tmp_path), "another server that lives is still writing it"
+    assert half[0] in files(tmp_path), "another server may still be writing it"
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
     assert set(rows(tmp_path).column("prompt_id").to_pylist()) == {"r1"}
+    os.utime(tmp_path / half[0], (0, 0))
     Spool(tmp_path)
     assert [name for name in files(tmp_path) if name.startswith(".")] == []
     assert len(files(tmp_path)) == 2

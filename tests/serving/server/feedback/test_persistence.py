@@ -22,7 +22,7 @@ from draftwell.serving.runtime.commands import Role
 from draftwell.serving.server.feedback.persistence import Persistence
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model.served_model import ServedModel
-from draftwell.serving.server.model.snapshot import Snapshot, SnapshotOrigin, read_snapshot
+from draftwell.serving.server.model.snapshots import Snapshot, SnapshotOrigin, read_snapshot
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from draftwell.serving.server.settings import FeedbackSettings
 from tests.support.models.resources import ORIGIN, table_resources
@@ -92,8 +92,8 @@ def test_a_bundle_that_is_refused_leaves_the_old_ones_state(
     keeping.close()
     snapshot = read_snapshot(tmp_path / "everybody.json")
     assert snapshot.origin == first.origin != refused.origin
-    assert snapshot.table is not None
-    assert sum(snapshot.table.total) == total(first)
+    assert snapshot.learnt.table is not None
+    assert sum(snapshot.learnt.table[0]) == total(first)
 
 
 @pytest.mark.slow
@@ -305,12 +305,11 @@ def test_after_kill_9_in_the_middle_the_next_start_is_clean(
         assert server.wait(60) == 0
     now = written(state)
     assert now is not None
-    assert left.table is not None
-    assert now.table is not None
     if moment == "in a stream":
-        assert (now.origin, sum(now.table.total) > sum(left.table.total)) == (old, True), (
-            "it goes on from there"
-        )
+        assert left.learnt.table is not None
+        assert now.learnt.table is not None
+        assert now.origin == old
+        assert sum(now.learnt.table[0]) > sum(left.learnt.table[0]), "it goes on from there"
     else:
         assert now.origin == new
     assert not [
@@ -353,9 +352,9 @@ def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(
             server.send_signal(how)
             assert server.wait(60) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
         if how == signal.SIGTERM:
-            bins = read_snapshot(state / "everybody.json").table
+            bins = read_snapshot(state / "everybody.json").learnt.table
             assert bins is not None
-            counts.append(sum(bins.total))
+            counts.append(sum(bins[0]))
             assert not [
                 path
                 for folder in (state, spool)

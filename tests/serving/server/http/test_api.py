@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import time
@@ -128,13 +127,6 @@ def test_usage_and_speculation_add_up(server: SimpleNamespace, served: ServedMod
     assert 0 < speculation["acceptance_rate"] < 1
     # each token came from the prompt's forward, from a draft, or from a target call
     assert usage.completion_tokens == 1 + speculation["accepted"] + speculation["target_calls"]
-
-
-def test_token_ids_are_a_prompt_too(
-    server: SimpleNamespace, served: ServedModel, greedy: dict[str, tuple[str, int]]
-) -> None:
-    assert complete(server, served.encode("The cat")).choices[0].text == greedy["The cat"][0]
-    assert complete(server, ["The cat"]).choices[0].text == greedy["The cat"][0]
 
 
 def test_chat_goes_through_the_template(server: SimpleNamespace, served: ServedModel) -> None:
@@ -300,8 +292,8 @@ def test_clients_that_go_away_free_their_slots(
     monkeypatch.setattr(
         engine, "submit", lambda *request: jobs.append(submit(*request)) or jobs[-1]
     )
-    # 200 tokens take a second at least
-    monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.005), step()))
+    # 200 tokens take ten seconds at least
+    monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.05), step()))
     host, port = server.url.removeprefix("http://").split(":")
     with ExitStack() as connections:
         for number in range(5):
@@ -330,13 +322,13 @@ def test_clients_that_go_away_free_their_slots(
 def test_health_tells_the_state(server: SimpleNamespace) -> None:
     wait_until_idle(server)
     state = server.http.get("/health").json()
-    assert state.pop("speculation_under_load").startswith("unlimited")
     assert state == {
         "status": "ok",
         "model": "tiny",
         "version": None,
         "strategy": "vanilla_sd",
         "tuned": {"greedy": "vanilla_sd", "sampled": "vanilla_sd"},
+        "draft_length_by_batch": {},
         "slots": 3,
         "running": 0,
         "waiting": 0,
@@ -345,17 +337,3 @@ def test_health_tells_the_state(server: SimpleNamespace) -> None:
     }
     ready = server.http.get("/ready")
     assert (ready.status_code, ready.json()) == (200, {"ready": True})
-
-
-async def ask_asynchronously(url: str) -> str:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.completions.create(
-            model="tiny", prompt="1 2 3", max_tokens=24, temperature=0, stream=True
-        )
-        return "".join([chunk.choices[0].text async for chunk in stream])
-
-
-def test_the_asynchronous_client_works_too(
-    server: SimpleNamespace, greedy: dict[str, tuple[str, int]]
-) -> None:
-    assert asyncio.run(ask_asynchronously(server.url)) == greedy["1 2 3"][0]

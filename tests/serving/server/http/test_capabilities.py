@@ -9,7 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from draftwell.serving.runtime.session.session import UNLIMITED
+from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.http.security import Security
+from draftwell.serving.server.http.service import with_parameters
 from tests.support.server.browser import Page, browsing, find_browser
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
 
@@ -77,6 +80,13 @@ def test_a_parameter_changes_this_request_and_no_other(open_server: httpx.Client
     assert (
         complete(open_server).json()["speculation"]["drafted"] == before["speculation"]["drafted"]
     )
+
+
+def test_changed_parameters_hold_for_a_request_alone_and_the_table_beside_others() -> None:
+    strategy = build_strategy("vanilla_sd", {"num_speculative_tokens": 5})
+    strategy.draft_length_by_batch = {1: 5, 2: 3, 4: 0}
+    changed = with_parameters(strategy, {"num_speculative_tokens": 10}, allowed=True)
+    assert [changed.draft_limit(running) for running in (1, 2, 3)] == [UNLIMITED, 3, 0]
 
 
 @pytest.mark.parametrize(

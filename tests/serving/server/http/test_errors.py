@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.detokenize import LONGEST_LEAD
-from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
+from tests.support.server.served_pair import MAX_CONTEXT, served_pair
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 PLAIN = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
@@ -22,12 +21,6 @@ PLAIN = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
     return served_pair("autoregressive", slots=1)
-
-
-@pytest.fixture(scope="module")
-def http(served: ServedModel) -> Iterator[httpx.Client]:
-    with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        yield client
 
 
 def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -17,11 +16,14 @@ from draftwell.serving.server.http import rendering as answer_module, service as
 from draftwell.serving.server.http.conversation import Conversation
 from draftwell.serving.server.http.rendering import PING
 from draftwell.serving.server.http.requests import (
+    OTHER_FIELDS,
     ChatRequest,
     CompletionRequest,
     Generation,
+    Message,
     Messages,
 )
+from draftwell.serving.server.http.responses_api import ResponsesRequest
 from draftwell.serving.server.model.loading import log_defaults
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import MAX_CONTEXT, TunedModel, served_pair, serving
@@ -31,15 +33,13 @@ CHAT = {"model": "tiny", "messages": [USER], "max_tokens": 4, "temperature": 0}
 PLAIN = {"model": "tiny", "prompt": "hello there", "max_tokens": 24, "temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def served() -> ServedModel:
-    return served_pair("vanilla_sd", slots=2, num_speculative_tokens=4)
-
-
-@pytest.fixture(scope="module")
-def http(served: ServedModel) -> Iterator[httpx.Client]:
-    with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        yield client
+def test_a_field_that_is_read_is_not_listed_as_lacking() -> None:
+    """`parallel_tool_calls` and `metadata` are fields of some requests, and ignored in others."""
+    requests = (CompletionRequest, ChatRequest, ResponsesRequest)
+    for model in (*requests, Message):
+        assert not model.OFF.keys() & model.model_fields.keys()
+    everywhere = set.intersection(*(set(model.model_fields) for model in requests))
+    assert not everywhere & set(OTHER_FIELDS["ignored"])
 
 
 def text_of(http: httpx.Client, **change: Any) -> str:
@@ -74,6 +74,7 @@ def expected(served: ServedModel, **sampling: Any) -> str:
     "asked",
     [
         {"repetition_penalty": 1.5},
+        {"repetition_penalty": 0.01},
         {"repetition_penalty": 0.7, "presence_penalty": 0.5},
         {"min_tokens": 20},
     ],
@@ -139,7 +140,10 @@ def test_a_stop_string_is_looked_for_after_min_tokens_only(http: httpx.Client) -
     ("change", "param"),
     [
         ({"min_p": 1.5}, "min_p"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
+        # a logit that is divided by next to nothing is infinite
+        ({"repetition_penalty": 1e-3}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-320}, "repetition_penalty"),
+        ({"priority": 1}, "priority"),
         ({"min_tokens": 25}, "min_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids"),
@@ -187,17 +191,6 @@ def test_usage_is_in_every_chunk_where_it_is_asked_for(http: httpx.Client) -> No
     assert '"usage"' not in alone, "include_usage turns it on, as with vLLM"
 
 
-def test_what_vllm_does_and_we_do_not_is_refused(http: httpx.Client) -> None:
-    response = http.post("/v1/chat/completions", json=CHAT | {"priority": 1})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "priority")
-    harmless = {
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": False},
-        "priority": 0,
-    }
-    assert http.post("/v1/chat/completions", json=CHAT | harmless).status_code == 200
-
-
 def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedModel) -> None:
     harmless = {name: values[0] if values else None for name, values in Generation.OFF.items()}
     more = {
@@ -212,6 +205,7 @@ def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedMod
         "request_id": "r",
         "session_id": "s",
         "stream_interval": 2,
+        "stream_options": None,
         "truncation_side": "left",
     }
     assert text_of(http, **harmless, **more) == text_of(http)
@@ -228,15 +222,6 @@ def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedMod
         }
     )
     assert http.post("/v1/chat/completions", json=chat).status_code == 200
-
-
-@pytest.mark.parametrize(("penalty", "status"), [(0.01, 200), (1e-3, 400), (1e-320, 400)])
-def test_a_repetition_penalty_has_a_floor(http: httpx.Client, penalty: float, status: int) -> None:
-    """A logit that is divided by next to nothing is infinite."""
-    response = http.post("/v1/chat/completions", json=CHAT | {"repetition_penalty": penalty})
-    assert response.status_code == status
-    if status == 400:
-        assert response.json()["error"]["param"] == "repetition_penalty"
 
 
 def test_the_models_own_sampling_defaults_fill_what_a_request_leaves_open() -> None:
@@ -282,27 +267,6 @@ def test_what_the_models_defaults_cost_is_logged(
     log_defaults(defaults, feedback=feedback)
     assert [said in line and "--generation-config none" in line for line in caplog.messages] == (
         [True] if said else []
-    )
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "messages",
-        "conversations",
-        "self",
-        "range",
-        "namespace",
-        "raise_exception",
-        "strftime_now",
-        "tokenize",
-    ],
-)
-def test_a_templates_own_names_are_no_values(http: httpx.Client, name: str) -> None:
-    response = http.post("/v1/chat/completions", json=CHAT | {"chat_template_kwargs": {name: 1}})
-    assert (response.status_code, response.json()["error"]["param"]) == (
-        400,
-        "chat_template_kwargs",
     )
 
 
@@ -368,16 +332,14 @@ def test_template_values_reach_the_template_and_nothing_else(served: ServedModel
         tokenizer.chat_template = before
 
 
-@pytest.mark.parametrize(
-    "name", ["chat_template", "tokenize", "return_dict", "conversation", "add_generation_prompt"]
-)
-def test_a_template_value_that_means_something_else_is_refused(
-    http: httpx.Client, name: str
-) -> None:
-    param, message = refused(
-        http, "/v1/chat/completions", CHAT | {"chat_template_kwargs": {name: "{{ 1 }}"}}
-    )
-    assert (param, name in message) == ("chat_template_kwargs", True)
+def test_a_template_value_that_means_something_else_is_refused(http: httpx.Client) -> None:
+    """A template's own names, and arguments of the function that renders it."""
+    names = "messages conversations self range namespace raise_exception strftime_now tokenize "
+    names += "chat_template return_dict conversation add_generation_prompt"
+    for name in names.split():
+        body = CHAT | {"chat_template_kwargs": {name: "{{ 1 }}"}}
+        param, message = refused(http, "/v1/chat/completions", body)
+        assert (param, name in message) == ("chat_template_kwargs", True)
 
 
 def test_tokens_of_a_text_and_back(http: httpx.Client, served: ServedModel) -> None:
@@ -391,21 +353,15 @@ def test_tokens_of_a_text_and_back(http: httpx.Client, served: ServedModel) -> N
 
 
 def test_tokens_of_a_conversation(http: httpx.Client, served: ServedModel) -> None:
+    ids = served.encode_chat([USER])
     found = http.post("/tokenize", json={"model": "tiny", "messages": [USER]}).json()
-    assert found == {
-        "tokens": served.encode_chat([USER]),
-        "count": found["count"],
-        "max_model_len": MAX_CONTEXT,
-    }
-
-
-def test_tokens_of_a_conversation_with_tools(http: httpx.Client, served: ServedModel) -> None:
+    assert found == {"tokens": ids, "count": len(ids), "max_model_len": MAX_CONTEXT}
     tool = {
         "type": "function",
         "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}},
     }
     found = http.post("/tokenize", json={"messages": [USER], "tools": [tool]}).json()
-    assert found["tokens"] == served.encode_chat([USER], tools=[tool]) != served.encode_chat([USER])
+    assert found["tokens"] == served.encode_chat([USER], tools=[tool]) != ids
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
@@ -489,31 +445,6 @@ def test_a_silent_stream_is_pinged_and_says_the_same(
 
     events = [loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
     assert "".join(event["choices"][0]["text"] for event in events) == whole
-
-
-def test_no_event_is_lost_to_a_timeout() -> None:
-    """A timeout that falls together with an event leaves it in the queue."""
-
-    async def run() -> list[int]:
-        queue: asyncio.Queue[int] = asyncio.Queue()
-        found: list[int] = []
-
-        async def fill() -> None:
-            for i in range(300):
-                await asyncio.sleep(0.0005 if i % 7 else 0)
-                queue.put_nowait(i)
-
-        filler = asyncio.create_task(fill())
-        while len(found) < 300:
-            try:
-                async with asyncio.timeout(0.0005):
-                    found.append(await queue.get())
-            except TimeoutError:
-                continue
-        await filler
-        return found
-
-    assert asyncio.run(run()) == list(range(300))
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

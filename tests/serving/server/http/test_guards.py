@@ -22,10 +22,10 @@ from draftwell.serving.server.http import (
     rendering as answer_module,
     service as service_module,
 )
-from draftwell.serving.server.http.conversation import Conversation
+from draftwell.serving.server.http.conversation import Conversation, Deadline
 from draftwell.serving.server.http.errors import retry_after, shutting_down
 from draftwell.serving.server.http.requests import whole_characters
-from draftwell.serving.server.http.security import HostCheck, Security, hosts_of
+from draftwell.serving.server.http.security import Security, hosts_of
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling import scheduler as scheduler_module
 from draftwell.serving.server.scheduling.admission import QueueFull
@@ -75,7 +75,8 @@ def server(served: ServedModel) -> Iterator[tuple[httpx.Client, Any]]:
 )
 def test_a_host_is_one_of_the_servers_names(host: str, known: bool) -> None:
     names = ["api.example.org", "other.example.net:8443"]
-    assert HostCheck(None, hosts_of("127.0.0.1", names, keys=False)).knows(host) is known  # type: ignore[arg-type]
+    hosts = hosts_of("127.0.0.1", names, keys=False)
+    assert Security(hosts=hosts).answers_as(host) is known
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "127.1.2.3", "LOCALHOST", "::1", "::ffff:127.0.0.1"])
@@ -125,7 +126,7 @@ def test_every_answer_has_an_id_and_one_line(
     first, second = lines()  # probes are not logged
     assert first.startswith("POST /v1/completions 200 in ")
     assert first.endswith("request mine-1")
-    assert second.startswith("POST /v1/completions 400 in ")
+    assert second.startswith("POST /v1/completions 400 (invalid_request_error: temperature) in ")
 
 
 def test_the_line_of_a_refusal_names_what_was_asked_for(
@@ -150,46 +151,60 @@ def test_the_line_of_a_refusal_names_what_was_asked_for(
 
         wait_until(lambda: len(lines()) >= 3, "three lines of the log", 30)
     assert sorted(lines()) == [
-        "POST /v1/completions 421",
-        "POST /v1/models/{name:path} 421",
-        "POST unknown path 421",
+        "POST /v1/completions 421 (wrong_host)",
+        "POST /v1/models/{name:path} 421 (wrong_host)",
+        "POST unknown path 421 (wrong_host)",
     ]
 
 
+TRACED = {"n": 10, "max_tokens": 10, "ignore_eos": True, "speculation": {"trace": True}}
+RATED = {"n": 2, "max_tokens": 10, "logprobs": 4}
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        (RATED, None),
+        (RATED | {"logprobs": 5}, "logprobs"),
+        (RATED | {"echo": True}, "logprobs"),  # an echoed prompt is listed too
+        ({"n": 20, "max_tokens": 10}, None),  # nothing is listed
+        (TRACED, None),
+        (TRACED | {"max_tokens": 11}, "speculation.trace"),
+        (TRACED | {"logprobs": 0}, "logprobs"),  # both lists count
+    ],
+    ids=str,
+)
 def test_what_a_request_lists_is_bounded_as_a_whole(
-    server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch
+    server: tuple[httpx.Client, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    refused: str | None,
 ) -> None:
-    http, _ = server
     monkeypatch.setattr(service_module, "MOST_LISTED", 100)
-    listed = PLAIN | {"n": 2, "max_tokens": 10, "logprobs": 4}
-    assert http.post("/v1/completions", json=listed).status_code == 200
-    refused = http.post("/v1/completions", json=listed | {"logprobs": 5})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
-    assert http.post("/v1/completions", json=listed | {"echo": True}).status_code == 400, (
-        "an echoed prompt is listed too"
-    )
-    assert (
-        http.post("/v1/completions", json=PLAIN | {"n": 20, "max_tokens": 10}).status_code == 200
-    ), "nothing is listed"
+    response = server[0].post("/v1/completions", json=PLAIN | asked)
+    assert response.status_code == (400 if refused else 200)
+    assert response.json().get("error", {}).get("param") == refused
 
 
-def test_a_trace_counts_as_a_list(
-    server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [(TRACED, 100), ({"ignore_eos": True, "n": 2, "logprobs": True, "top_logprobs": 4}, 20)],
+)
+def test_where_no_budget_was_named_it_is_what_can_be_listed(
+    server: tuple[httpx.Client, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    tokens: int,
 ) -> None:
-    http, _ = server
     monkeypatch.setattr(service_module, "MOST_LISTED", 100)
-    traced = PLAIN | {"n": 10, "max_tokens": 10, "ignore_eos": True, "speculation": {"trace": True}}
-    assert http.post("/v1/completions", json=traced).status_code == 200
-    refused = http.post("/v1/completions", json=traced | {"max_tokens": 11})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.trace")
-    assert http.post("/v1/completions", json=traced | {"logprobs": 0}).status_code == 400, (
-        "both lists count"
-    )
-    chat = {key: value for key, value in traced.items() if key not in ("prompt", "max_tokens")}
-    response = http.post(
-        "/v1/chat/completions", json=chat | {"messages": [{"role": "user", "content": "hi"}]}
-    )
-    assert response.json()["usage"]["completion_tokens"] == 100
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+    body = chat | asked | {"max_tokens": None}
+    response = server[0].post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["completion_tokens"] == tokens
+    assert {choice["finish_reason"] for choice in response.json()["choices"]} == {"length"}
+    body["max_tokens"] = 11
+    assert server[0].post("/v1/chat/completions", json=body).status_code == 400
 
 
 @pytest.mark.parametrize("listed", [{"logprobs": 1}, {"speculation": {"trace": True}}], ids=str)
@@ -197,15 +212,15 @@ def test_long_lists_are_not_written_on_the_event_loop(
     server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch, listed: dict[str, Any]
 ) -> None:
     threads: list[str] = []
-    write = answer_module.as_json
+    usage = answer_module.usage_of
     monkeypatch.setattr(
         answer_module,
-        "as_json",
-        lambda data: (threads.append(threading.current_thread().name), write(data))[1],
+        "usage_of",
+        lambda *counts: (threads.append(threading.current_thread().name), usage(*counts))[1],
     )
     assert server[0].post("/v1/completions", json=PLAIN | listed).status_code == 200
-    assert [name for name in threads if not name.startswith("answer")] == []
     assert threads
+    assert all(name.startswith(("answer_", "stream_")) for name in threads)
 
 
 def test_long_texts_are_checked_in_one_piece() -> None:
@@ -218,27 +233,6 @@ def test_long_texts_are_checked_in_one_piece() -> None:
     assert whole_characters(Unread("é🙂" * 1000)) == "é🙂" * 1000
     with pytest.raises(PydanticCustomError):
         whole_characters(Unread("é\ud800"))
-
-
-def test_where_no_budget_was_named_it_is_what_can_be_listed(
-    server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    http, _ = server
-    monkeypatch.setattr(service_module, "MOST_LISTED", 100)
-    chat = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "hi"}],
-        "temperature": 0,
-        "ignore_eos": True,
-        "n": 2,
-        "logprobs": True,
-        "top_logprobs": 4,
-    }
-    response = http.post("/v1/chat/completions", json=chat)
-    assert response.status_code == 200, response.text
-    assert response.json()["usage"]["completion_tokens"] == 2 * 10
-    assert [choice["finish_reason"] for choice in response.json()["choices"]] == ["length"] * 2
-    assert http.post("/v1/chat/completions", json=chat | {"max_tokens": 11}).status_code == 400
 
 
 def test_each_token_is_spelt_once(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +271,7 @@ def test_errors_say_whether_to_try_again(
     error: Exception, own: bool, status: int, header: str
 ) -> None:
     conversation = object.__new__(Conversation)
-    conversation._own_deadline = own
+    conversation._deadline = Deadline(own=own)
     found = conversation._error(Failure(error))
     assert found.status == status
     assert header in (found.headers or {})

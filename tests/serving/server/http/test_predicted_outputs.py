@@ -3,15 +3,13 @@ counts what the prediction brought."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from draftwell.serving.server.model.served_model import ServedModel
-from tests.support.server.served_pair import served_pair, serving
+from tests.support.server.served_pair import served_pair
 
 USER = [{"role": "user", "content": "Say something"}]
 
@@ -19,21 +17,6 @@ USER = [{"role": "user", "content": "Say something"}]
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
     return served_pair("vanilla_sd", slots=3, num_speculative_tokens=2)
-
-
-@pytest.fixture(scope="module")
-def client(served: ServedModel) -> Iterator[openai.OpenAI]:
-    with (
-        serving(served) as (url, _),
-        openai.OpenAI(
-            base_url=f"{url}/v1",
-            api_key="none",
-            max_retries=0,
-            timeout=100,
-            http_client=httpx.Client(),
-        ) as one,
-    ):
-        yield one
 
 
 @pytest.fixture(scope="module")

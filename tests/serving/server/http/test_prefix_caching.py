@@ -74,7 +74,7 @@ def test_a_second_turn_reads_what_is_new_and_says_so() -> None:
         # A client has its answer before the request is counted.
         for counter, value in (("hits", cached(second)), ("queries", queried)):
             line = f'vllm:prefix_cache_{counter}_total{{model_name="tiny"}} {value}.0'
-            wait_until(lambda line=line: line in http.get("/metrics").text, line, seconds=10)
+            wait_until(lambda line=line: line in http.get("/metrics").text, line)
     with server(strategy="autoregressive", prompt_sharing="off") as (http, _):
         fresh = http.post("/v1/chat/completions", json=ask).json()
         assert cached(fresh) == 0

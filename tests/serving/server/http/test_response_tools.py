@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,7 +14,6 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.http import rendering as answer_module
 from draftwell.serving.server.http.conversation import Conversation
 from draftwell.serving.server.http.rendering import Answer
@@ -24,7 +22,7 @@ from draftwell.serving.server.http.tool_calls import ToolCallParser
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import DIGIT, closed
 from tests.support.server.functions import SCHEMAS, TOOLS
-from tests.support.server.served_pair import TunedModel, serving, tiny_pair, tiny_tokenizer
+from tests.support.server.served_pair import calling_pair
 
 FLAT: list[Any] = [{"type": "function"} | tool["function"] for tool in TOOLS]
 CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
@@ -32,26 +30,7 @@ CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
-    return TunedModel(
-        "tiny", tiny_pair(2, tokenizer, context=4096), build_strategy("vanilla_sd"), 2
-    )
-
-
-@pytest.fixture(scope="module")
-def client(served: ServedModel) -> Iterator[openai.OpenAI]:
-    with (
-        serving(served) as (url, _),
-        openai.OpenAI(
-            base_url=f"{url}/v1",
-            api_key="none",
-            max_retries=0,
-            timeout=100,
-            http_client=httpx.Client(),
-        ) as one,
-    ):
-        yield one
+    return calling_pair()
 
 
 def respond(client: openai.OpenAI, **change: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -21,29 +20,8 @@ from openai.types.responses import (
 from draftwell.serving.server.http.errors import APIError
 from draftwell.serving.server.http.responses_api import failure_code
 from draftwell.serving.server.model.served_model import ServedModel
-from tests.support.server.served_pair import served_pair, serving
 
 ENDLESS = {"ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def served() -> ServedModel:
-    return served_pair("vanilla_sd", slots=2, num_speculative_tokens=3)
-
-
-@pytest.fixture(scope="module")
-def client(served: ServedModel) -> Iterator[openai.OpenAI]:
-    with (
-        serving(served) as (url, _),
-        openai.OpenAI(
-            base_url=f"{url}/v1",
-            api_key="none",
-            max_retries=0,
-            timeout=100,
-            http_client=httpx.Client(),
-        ) as one,
-    ):
-        yield one
 
 
 def respond(client: openai.OpenAI, said: Any = "Say hi", **more: Any) -> Any:
@@ -184,7 +162,7 @@ def test_logprobs_are_spelt_and_written_in_a_thread(
     assert len(list(found) if stream else found.output) > 0
     assert spelling
     assert writing
-    assert all(name.startswith(("answer", "stream")) for name in spelling | writing), (
+    assert all(name.startswith(("answer_", "stream_")) for name in spelling | writing), (
         spelling | writing
     )
 

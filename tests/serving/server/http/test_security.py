@@ -6,9 +6,12 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import logging
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +40,18 @@ KEYS = ("first-key", "zweiter-schlüssel")
 
 @pytest.fixture(scope="module")
 def closed() -> Any:
+    with asking(security=Security(keys=KEYS, body_bytes=2000)) as (http, _):
+        yield http
+
+
+@contextmanager
+def asking(**settings: Any) -> Iterator[tuple[httpx.Client, Any]]:
+    """A client of a server with such settings, and its scheduler."""
     with (
-        serving(
-            served_pair("autoregressive", slots=1), security=Security(keys=KEYS, body_bytes=2000)
-        ) as (url, _),
+        serving(served_pair("autoregressive", slots=1), **settings) as (url, scheduler),
         httpx.Client(base_url=url, timeout=60) as http,
     ):
-        yield http
+        yield http, scheduler
 
 
 def bearer(key: str) -> dict[str, bytes]:
@@ -152,8 +160,15 @@ def test_where_keys_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         read_keys(tmp_path / "absent")
 
 
-def test_a_body_too_large_is_refused(closed: httpx.Client) -> None:
-    headers = {"Content-Type": "application/json", **bearer("first-key")}
+def test_a_body_too_large_is_refused(
+    closed: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "draftwell.serving.server.http.security")
+    headers = {
+        "Content-Type": "application/json",
+        "x-request-id": "too-large",
+        **bearer("first-key"),
+    }
     little, much = (
         json.dumps(BODY | {"prompt": "x" * length}).encode() for length in (3000, 2_000_000)
     )
@@ -167,6 +182,14 @@ def test_a_body_too_large_is_refused(closed: httpx.Client) -> None:
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "request_too_large"
     assert closed.post("/v1/completions", json=BODY, headers=headers).status_code == 200
+
+    def lines() -> list[str]:
+        """Of these requests alone: the line of an earlier test's may come late."""
+        return [line for line in caplog.messages if line.endswith("request too-large")]
+
+    wait_until(lambda: len(lines()) == 4, "each has its line in the log")
+    (client,) = {line.partition("client ")[2].partition(",")[0] for line in lines()}
+    assert len(client) == 32, "known before its body is"
 
 
 def test_an_endless_body_is_cut_off(closed: httpx.Client) -> None:
@@ -191,11 +214,7 @@ def test_bodies_together_are_bounded(chunked: bool) -> None:
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
         b"application/json\r\nContent-Length: 1900\r\n\r\n"
     )
-    security = Security(body_bytes=2000, bodies_bytes=4500)
-    with (
-        serving(served_pair("autoregressive", slots=1), security=security) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
+    with asking(security=Security(body_bytes=2000, bodies_bytes=4500)) as (http, _):
 
         def ask() -> httpx.Response:
             content: Any = iter([body[:500], body[500:]]) if chunked else body
@@ -204,7 +223,6 @@ def test_bodies_together_are_bounded(chunked: bool) -> None:
             )
 
         assert [ask().status_code for _ in range(6)] == [200] * 6
-        host, port = url.removeprefix("http://").split(":")
         slow: list[socket.socket] = []
 
         def arrived() -> bool:
@@ -212,7 +230,8 @@ def test_bodies_together_are_bounded(chunked: bool) -> None:
             while slow:
                 slow.pop().close()
             for _ in range(2):
-                slow.append(socket.create_connection((host, int(port)), timeout=60))
+                place = (http.base_url.host, http.base_url.port)
+                slow.append(socket.create_connection(place, timeout=60))
                 slow[-1].sendall(head + b"x" * 1850)
             time.sleep(0.2)
             return ask().status_code == 503
@@ -232,94 +251,46 @@ def test_bodies_together_are_bounded(chunked: bool) -> None:
         wait_until(lambda: ask().status_code == 200, "there is room again")
 
 
+SITE = "https://site.example"
+PREFLIGHT = {
+    "Origin": SITE,
+    "Access-Control-Request-Method": "POST",
+    # OpenAI's client for browsers sends headers of its own, whose names change with its versions
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+}
+
+
 def test_other_sites_pages_are_not_answered_unless_allowed() -> None:
-    asking = {
-        "Origin": "https://site.example",
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type",
-    }
-    with (
-        serving(served_pair("autoregressive", slots=1)) as (url, _),
-        httpx.Client(base_url=url) as http,
-    ):
+    with asking() as (http, _):
         for response in (
-            http.options("/v1/completions", headers=asking),
-            http.get("/v1/models", headers=asking),
+            http.options("/v1/completions", headers=PREFLIGHT),
+            http.get("/v1/models", headers=PREFLIGHT),
         ):
             assert not [name for name in response.headers if name.startswith("access-control")]
-    allowed = Security(keys=("k",), cors_origins=("https://site.example",))
-    with (
-        serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _),
-        httpx.Client(base_url=url) as http,
-    ):
-        preflight = http.options("/v1/completions", headers=asking)
-        assert preflight.status_code == 200, "a browser's preflight carries no key"
-        assert preflight.headers["access-control-allow-origin"] == "https://site.example"
-        answer = http.get(
-            "/v1/models", headers={"Origin": "https://site.example", "Authorization": "Bearer k"}
-        )
-        assert answer.headers["access-control-allow-origin"] == "https://site.example"
-        other = http.get(
-            "/v1/models", headers={"Origin": "https://other.example", "Authorization": "Bearer k"}
-        )
-        assert "access-control-allow-origin" not in other.headers
 
 
-def test_an_allowed_page_may_read_every_refusal() -> None:
-    page = {"Origin": "https://site.example"}
-    allowed = Security(
-        keys=("k",), cors_origins=(page["Origin"],), hosts=("localhost", "127.0.0.1")
-    )
-    with (
-        serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _),
-        httpx.Client(base_url=url, headers=page) as http,
-    ):
-        refused = [http.get("/v1/models", headers={"Host": "evil.example"}), http.get("/v1/models")]
-    assert [answer.status_code for answer in refused] == [421, 401]
-    assert [answer.headers.get("access-control-allow-origin") for answer in refused] == [
-        page["Origin"]
-    ] * 2
-
-
-def test_the_preflight_of_openais_client_for_browsers_is_answered() -> None:
-    """It sends headers of its own, whose names change with its versions. Cookies are no part of
-    it."""
-    asking = {
-        "Origin": "https://site.example",
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-runtime",  # noqa: E501
-    }
-    allowed = Security(keys=("k",), cors_origins=("https://site.example",))
-    with (
-        serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _),
-        httpx.Client(base_url=url) as http,
-    ):
-        preflight = http.options("/v1/chat/completions", headers=asking)
-        assert preflight.status_code == 200, preflight.text
-        named = {
-            name.strip()
-            for name in preflight.headers["access-control-allow-headers"].lower().split(",")
-        }
-        assert set(asking["Access-Control-Request-Headers"].split(",")) <= named
-        answer = http.get(
-            "/v1/models",
-            headers={
-                "Origin": "https://site.example",
-                "Authorization": "Bearer k",
-                "x-stainless-lang": "js",
-            },
-        )
-        assert answer.status_code == 200
-        assert [
-            response
-            for response in (preflight, answer)
-            if "access-control-allow-credentials" in response.headers
-        ] == []
-        other = http.options(
-            "/v1/chat/completions", headers=asking | {"Origin": "https://other.example"}
-        )
-        assert other.status_code == 400
-        assert "access-control-allow-origin" not in other.headers
+def test_an_allowed_sites_pages_are_answered_and_may_read_every_refusal() -> None:
+    security = Security(keys=("k",), cors_origins=(SITE,), hosts=("localhost", "127.0.0.1"))
+    key, other = {"Authorization": "Bearer k"}, {"Origin": "https://other.example"}
+    with asking(security=security) as (http, _):
+        answers = [
+            http.options("/v1/chat/completions", headers=PREFLIGHT),  # it carries no key
+            http.get("/v1/models", headers=key | {"Origin": SITE, "x-stainless-lang": "js"}),
+            http.get("/v1/models", headers={"Origin": SITE, "Host": "evil.example"}),
+            http.get("/v1/models", headers={"Origin": SITE}),
+        ]
+        refused = [
+            http.options("/v1/chat/completions", headers=PREFLIGHT | other),
+            http.get("/v1/models", headers=key | other),
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 421, 401]
+    assert [answer.headers["access-control-allow-origin"] for answer in answers] == [SITE] * 4
+    allowed = answers[0].headers["access-control-allow-headers"].lower().replace(" ", "").split(",")
+    assert set(PREFLIGHT["Access-Control-Request-Headers"].split(",")) <= set(allowed)
+    assert [answer.status_code for answer in refused] == [400, 200]
+    assert not any("access-control-allow-origin" in answer.headers for answer in refused)
+    for answer in (*answers, *refused):
+        assert "access-control-allow-credentials" not in answer.headers, "cookies are no part of it"
 
 
 def test_origins_are_checked() -> None:
@@ -330,10 +301,7 @@ def test_origins_are_checked() -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        serving(served_pair("autoregressive", slots=1)) as (url, scheduler),
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
+    with asking() as (http, scheduler):
 
         def full(ticket: Any, **more: Any) -> None:
             raise QueueFull(7)
@@ -346,7 +314,10 @@ def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
             assert response.json()["error"]["type"] == "rate_limit_error"
         with (
             openai.OpenAI(
-                base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=httpx.Client()
+                base_url=f"{http.base_url}/v1",
+                api_key="none",
+                max_retries=0,
+                http_client=httpx.Client(),
             ) as client,
             pytest.raises(openai.RateLimitError),
         ):
@@ -356,10 +327,7 @@ def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
 def test_of_several_choices_none_runs_when_one_finds_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with (
-        serving(served_pair("autoregressive", slots=1)) as (url, scheduler),
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
+    with asking() as (http, scheduler):
         asked: list[tuple[Any, ...]] = []
 
         def full(*tickets: Any, **more: Any) -> None:
@@ -377,13 +345,7 @@ def test_of_several_choices_none_runs_when_one_finds_no_place(
 def test_clients_are_told_apart_by_key_else_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     for keys in ((), ("one", "two")):
-        with (
-            serving(served_pair("autoregressive", slots=1), security=Security(keys=keys)) as (
-                url,
-                scheduler,
-            ),
-            httpx.Client(base_url=url, timeout=60) as http,
-        ):
+        with asking(security=Security(keys=keys)) as (http, scheduler):
             submit = scheduler.submit
 
             def noted(ticket: Any, submit: Any = submit, **more: Any) -> None:

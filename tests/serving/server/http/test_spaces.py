@@ -3,7 +3,6 @@ those of SentencePiece do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -13,13 +12,12 @@ from hypothesis import assume, given, strategies as st
 
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.types import Rating
-from draftwell.serving.server.http.rendering import PlainLogprobs
+from draftwell.serving.server.http.rendering import plain_logprobs
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.detokenize import HALF, Detokenizer
 from tests.support.server.served_pair import (
     TunedModel,
     served_pair,
-    serving,
     spaced_tokenizer,
     tiny_pair,
 )
@@ -39,12 +37,6 @@ def token(text: str) -> int:
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
     return TunedModel("tiny", tiny_pair(2, tokenizer()), build_strategy("vanilla_sd"), 2)
-
-
-@pytest.fixture(scope="module")
-def http(served: ServedModel) -> Iterator[httpx.Client]:
-    with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        yield client
 
 
 def paris(http: httpx.Client, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
@@ -98,7 +90,7 @@ def test_a_token_is_spelt_as_it_is_within_a_text(served: ServedModel) -> None:
 
 def test_words_with_and_without_a_space_are_two_at_the_top(served: ServedModel) -> None:
     top = ((token("▁a"), -1.0), (token("a"), -2.0))
-    logprobs = PlainLogprobs(served.token_text).of([(token("▁a"), Rating(-1.0, top))])
+    logprobs = plain_logprobs([(token("▁a"), Rating(-1.0, top))], served.token_text)
     assert logprobs["top_logprobs"] == [{" a": -1.0, "a": -2.0}]
 
 

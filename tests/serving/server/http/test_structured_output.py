@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -24,38 +23,13 @@ from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model import served_model as module
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import SCHEMAS, closed
-from tests.support.server.served_pair import served_pair, serving
+from tests.support.server.served_pair import serving
 
 MESSAGES = [{"role": "user", "content": "Who is it?"}]
 CHAT = {"model": "tiny", "messages": MESSAGES, "max_tokens": 160, "temperature": 0}
 PLAIN = {"model": "tiny", "prompt": "Who is it?", "max_tokens": 160, "temperature": 0}
 PERSON = SCHEMAS["person"]
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def served() -> ServedModel:
-    return served_pair("vanilla_sd", slots=3, num_speculative_tokens=4)
-
-
-@pytest.fixture(scope="module")
-def url(served: ServedModel) -> Iterator[str]:
-    with serving(served) as (address, _):
-        yield address
-
-
-@pytest.fixture(scope="module")
-def http(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100, http_client=httpx.Client()
-    ) as one:
-        yield one
 
 
 def by_schema(schema: Any, **more: Any) -> dict[str, Any]:

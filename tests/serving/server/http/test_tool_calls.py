@@ -7,13 +7,13 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from draftwell.serving.server.http.rendering import joined
 from draftwell.serving.server.http.tool_calls import (
     Call,
     FirstCall,
     Piece,
     TextPiece,
     ToolCallParser,
+    joined,
 )
 
 ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "}]"]}}\n</tool_call>'

@@ -4,20 +4,17 @@ streams, histories and templates."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
 
 from draftwell.serving.runtime.grammar import guidance
-from draftwell.serving.runtime.strategies import build_strategy
-from draftwell.serving.server.http.requests import MOST_CALLS, Tool, calls_grammar
+from draftwell.serving.server.http.requests import MOST_CALLS, FunctionSpec, calls_grammar
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.functions import POINT, SCHEMAS, TOOLS
-from tests.support.server.served_pair import TunedModel, serving, tiny_pair, tiny_tokenizer
+from tests.support.server.served_pair import calling_pair, tiny_tokenizer
 
 STRICT = [{"type": "function", "function": tool["function"] | {"strict": True}} for tool in TOOLS]
 ASK: dict[str, Any] = {
@@ -38,26 +35,7 @@ NATIVE = (
 
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
-    """Marks of calls are tokens of their own, as Qwen's are."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
-    pair = tiny_pair(3, tokenizer, context=4096)
-    return TunedModel("tiny", pair, build_strategy("vanilla_sd", {"num_speculative_tokens": 4}), 3)
-
-
-@pytest.fixture(scope="module")
-def client(served: ServedModel) -> Iterator[openai.OpenAI]:
-    with (
-        serving(served) as (url, _),
-        openai.OpenAI(
-            base_url=f"{url}/v1",
-            api_key="none",
-            max_retries=0,
-            timeout=100,
-            http_client=httpx.Client(),
-        ) as one,
-    ):
-        yield one
+    return calling_pair()
 
 
 def ask(client: openai.OpenAI, **change: Any) -> Any:
@@ -194,7 +172,7 @@ def test_no_spelling_of_the_mark_leaves_the_schema(marks: bool) -> None:
     reader = guidance.GuidanceTokenizer(
         tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id])
     )
-    tools = [Tool.model_validate(tool) for tool in STRICT[2:]]
+    tools = [FunctionSpec.model_validate(tool["function"]) for tool in STRICT[2:]]
     definition = calls_grammar(tools, lambda text: marks, most=1, text=True)
 
     def letters(text: str) -> list[int]:
@@ -279,12 +257,6 @@ def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls[0].function.name == "weather"
     assert choice.message.tool_calls[0].function.arguments.startswith("{")
-
-
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_regular_expression_beside_tools_is_refused(client: openai.OpenAI, choice: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="cannot be combined with guided_regex"):
-        ask(client, tool_choice=choice, extra_body={"guided_regex": "[a-z]+"})
 
 
 def test_a_stop_string_within_arguments_leaves_no_call_to_make(client: openai.OpenAI) -> None:
@@ -439,6 +411,7 @@ def test_an_answer_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"extra_body": {"guided_regex": "a"}}, "tools"),
+        ({"extra_body": {"guided_regex": "a"}, "tool_choice": "required"}, "tools"),
         (
             {
                 "tool_choice": "required",

@@ -26,15 +26,11 @@ from draftwell.serving.server.feedback.feedback import Feedback
 from draftwell.serving.server.metrics import metrics as metrics_module
 from draftwell.serving.server.metrics.dashboards import GRAFANA
 from draftwell.serving.server.metrics.endpoint import CountAnswers, metrics_router
-from draftwell.serving.server.metrics.metrics import Metrics
+from draftwell.serving.server.metrics.metrics import FAMILIES, Metrics
 from draftwell.serving.server.metrics.serving_state import FEEDBACK
 from draftwell.serving.server.scheduling.admission import QueueFull
-from draftwell.serving.server.scheduling.costs import BatchCosts
 from draftwell.serving.server.scheduling.detokenize import TextStream
-from draftwell.serving.server.scheduling.draft_length import ENOUGH, DraftLength
-from draftwell.serving.server.scheduling.load_control import LoadControl
 from draftwell.serving.server.scheduling.observer import Observer
-from draftwell.serving.server.scheduling.recent_traffic import Acceptance
 from draftwell.serving.server.scheduling.scheduler import Scheduler
 from draftwell.serving.server.scheduling.ticket import (
     Cancelled,
@@ -253,6 +249,14 @@ def test_first_tokens_and_gaps_are_told_as_they_come(metrics: Metrics) -> None:
     assert not metrics._last_progress, "what has left must not be remembered"
 
 
+def test_a_metric_is_of_the_kind_that_its_family_names(metrics: Metrics) -> None:
+    kinds = {name: about["kind"] for name, about in FAMILIES["counted"].items()}
+    assert {family.name: family.type for family in metrics.registry.collect()} == kinds
+    for wrong in ({"kind": "summary"}, {"kind": "counter", "buckets": "latency"}):
+        with pytest.raises((KeyError, TypeError), match=r"summary|buckets"):
+            metrics._family("draftwell:new", help="", **wrong)
+
+
 def test_two_servers_in_one_process_do_not_mix() -> None:
     one, other = Metrics("one"), Metrics("other")
     one.finished(ticket(drafted()), Cancelled())
@@ -276,33 +280,34 @@ def test_names_keep_their_colons_whatever_form_is_asked_for(metrics: Metrics, ac
     assert "\nvllm:spec_decode_num_drafts_total{" in answer.text
 
 
-def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
-    pair = SimpleNamespace(fingerprint="f" * 64, dtype="float32", device="cpu")
-    deployments = SimpleNamespace(switches=0, last_switch_error=None)
-
-    def serve(version: str, running: int) -> None:
-        served = SimpleNamespace(
-            version=version,
-            pair=pair,
-            strategy=SimpleNamespace(name="spide"),
-            tuned={"greedy": "spide", "sampled": "svip"},
-        )
-        scheduler = SimpleNamespace(running=running, waiting=7, slots=4, threads=1, load=None)
-        deployments.current = SimpleNamespace(served=served, scheduler=scheduler)
-
-    metrics.watch(deployments)  # type: ignore[arg-type]
-    serve("1", 1)
-    assert (
-        Samples.read(metrics).of(
-            "draftwell:bundle_info",
-            version="1",
-            fingerprint="f" * 12,
-            strategy="spide",
-            sampled_strategy="svip",
-        )
-        == 1
+def serving_now(
+    metrics: Metrics, version: str, strategy: str = "spide", **scheduler: Any
+) -> SimpleNamespace:
+    """Deployments that the metrics watch, of which one serves."""
+    served = SimpleNamespace(
+        version=version,
+        pair=SimpleNamespace(fingerprint="f" * 64, dtype="float32", device="cpu"),
+        strategy=SimpleNamespace(name=strategy),
+        tuned={"greedy": strategy, "sampled": "svip"},
     )
-    serve("2", 2)
+    known = {"running": 1, "waiting": 7, "slots": 4, "threads": 1, "load": None, **scheduler}
+    current = SimpleNamespace(served=served, scheduler=SimpleNamespace(**known))
+    deployments = SimpleNamespace(switches=0, last_switch_error=None, current=current)
+    metrics.watch(deployments)  # type: ignore[arg-type]
+    return deployments
+
+
+def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
+    deployments = serving_now(metrics, "1")
+    found = Samples.read(metrics).of(
+        "draftwell:bundle_info",
+        version="1",
+        fingerprint="f" * 12,
+        strategy="spide",
+        sampled_strategy="svip",
+    )
+    assert found == 1
+    deployments.current.served.version, deployments.current.scheduler.running = "2", 2
     deployments.switches, deployments.last_switch_error = 1, "the bundle 3 is damaged"
     samples = Samples.read(metrics)
     assert [labels["version"] for labels, _ in samples.labels["draftwell:bundle_info"]] == ["2"]
@@ -313,51 +318,6 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     assert samples.of("vllm:num_requests_waiting") == 7
     assert samples.of("vllm:kv_cache_usage_perc") == 0.5
     assert samples.of("draftwell:threads") == 1
-
-
-def test_draft_lengths_under_load_are_gauges(metrics: Metrics) -> None:
-    load = LoadControl(BatchCosts({1: 0.1}, {1: 1.0}))
-    pair = SimpleNamespace(fingerprint="f", dtype="float32", device="cpu")
-    served = SimpleNamespace(
-        strategy=build_strategy("vanilla_sd"),
-        version="1",
-        pair=pair,
-        tuned={"greedy": "vanilla_sd", "sampled": "vanilla_sd"},
-    )
-    scheduler = SimpleNamespace(running=2, waiting=0, slots=4, threads=1, load=load)
-    current = SimpleNamespace(served=served, scheduler=scheduler)
-    metrics.watch(SimpleNamespace(switches=0, last_switch_error=None, current=current))  # type: ignore[arg-type]
-    samples = Samples.read(metrics)
-    assert samples.of("draftwell:control_rounds_share") == 0
-    assert "draftwell:draft_length" not in samples.labels, "a single request has no limit"
-    load.current = load.lengths["some load"] = DraftLength({0: 1.0, 2: 1.5})  # type: ignore[index]
-    for _ in range(ENOUGH + 8):
-        load.current.observe(8, 2.0)
-    samples = Samples.read(metrics)
-    assert samples.of("draftwell:draft_length", model_name="tiny") == 2
-    assert samples.of(
-        "draftwell:draft_length_tokens_per_second", draft_tokens="2"
-    ) == pytest.approx(4.0)
-    assert samples.of(
-        "draftwell:draft_length_tokens_per_second", draft_tokens="0"
-    ) == pytest.approx(4.0 / 1.5)
-    assert 0 < samples.of("draftwell:control_rounds_share") < 0.5
-    assert load.describe()["tokens_per_second"] == {"0": 2.7, "2": 4.0}
-    assert (
-        samples.of("draftwell:draft_length_switches_total")
-        == samples.of("draftwell:draft_tokens_given")
-        == 0
-    )
-    assert "draftwell:draft_acceptance" not in samples.labels, "nobody has drafted"
-    load.acceptance["vanilla_sd"], load.given, load.switches = (
-        Acceptance(judged=84, accepted=63.8),
-        12,
-        3,
-    )
-    samples = Samples.read(metrics)
-    assert samples.of("draftwell:draft_acceptance", strategy="vanilla_sd") == pytest.approx(0.75)
-    assert samples.of("draftwell:draft_tokens_given") == 12
-    assert samples.of("draftwell:draft_length_switches_total") == 3
 
 
 def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> None:
@@ -484,16 +444,14 @@ def live() -> Iterator[Callable[..., Any]]:
         speculation = (
             http.post("/v1/completions", json=body).raise_for_status().json()["speculation"]
         )
+
+        def counted() -> bool:
+            samples = Samples(http.get("/metrics").text)
+            done = samples.of("vllm:request_success_total", finished_reason="length")
+            return (done, samples.of("vllm:num_requests_running")) == (1, 0)
+
         # a client has its answer a moment before the observers are notified
-        wait_until(
-            lambda: (
-                Samples(http.get("/metrics").text).of(
-                    "vllm:request_success_total", finished_reason="length"
-                )
-                == 1
-            ),
-            "the request is counted",
-        )
+        wait_until(counted, "the request is counted")
         yield lambda path: (http.get(path).raise_for_status(), speculation)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from draftwell.serving.runtime.types import Emitted, Rating
 from draftwell.serving.server.scheduling.detokenize import Detokenizer, StopStrings, TextStream
-from tests.support.server.served_pair import spaced_tokenizer
+from tests.support.server.served_pair import calling_pair, spaced_tokenizer
 
 
 def from_bytes(ids: Sequence[int]) -> str:
@@ -262,3 +262,10 @@ def test_tokens_without_text_come_at_the_end() -> None:
         taken.append([token.id for token in stream.take()])
     stream.flush()
     assert [*taken, [token.id for token in stream.take()]] == [[0], [], [1, 2], [], [3]]
+
+
+def test_an_added_token_is_one_that_is_written_as_text() -> None:
+    served = calling_pair()
+    assert served.is_token("<tool_call>")
+    assert not served.is_token(str(served.pair.tokenizer.eos_token)), "special ones are not written"
+    assert not served.is_token("hello")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from draftwell.serving.artifacts import acceptance_table, correction_memory
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
@@ -21,7 +22,6 @@ from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy, build_strategy
 from draftwell.serving.runtime.types import Draft, Verdict
-from draftwell.serving.server.model.snapshot import Snapshot
 from draftwell.serving.server.model.strategy_pool import (
     EVERYBODY,
     Learnt,
@@ -30,7 +30,7 @@ from draftwell.serving.server.model.strategy_pool import (
 )
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
-from tests.support.server.pools import SNAPSHOT_ORIGIN, VOCAB, Pair, decode, pool
+from tests.support.server.pools import VOCAB, Pair, decode, pool
 
 
 def table_of(strategy: Strategy) -> AcceptanceTable:
@@ -90,7 +90,7 @@ class Pausing(list[int]):
     def __setitem__(self, index: Any, value: Any) -> None:
         super().__setitem__(index, value)
         self.reached.set()
-        self.go_on.wait(5)
+        self.go_on.wait(60)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def paused() -> Iterator[tuple[AcceptanceTable, Pausing]]:
     table.total = numbers = Pausing(table.total)
     update = threading.Thread(target=table.update, args=(0.95, True))
     update.start()
-    assert numbers.reached.wait(5)
+    assert numbers.reached.wait(60)
     yield table, numbers
     numbers.go_on.set()
     update.join()
@@ -116,7 +116,7 @@ def test_a_copy_waits_for_an_update_that_is_half_done(
     copier.join(0.2)
     torn = list(copies)
     numbers.go_on.set()
-    copier.join(5)
+    copier.join(60)
     assert torn == []
     assert (sum(copies[0].total), sum(copies[0].accepted)) == (1, 1)
 
@@ -145,10 +145,10 @@ def test_a_memory_is_copied_whole_while_it_evicts() -> None:
 def test_an_adaptive_threshold_is_read_as_a_pair() -> None:
     """AR and th move together: rounds that are kept whole raise AR towards 1, and th with it while
     AR is below .9."""
-    threshold, ended = AdaptiveThreshold(0.5, cap=4), threading.Event()
+    threshold, ended = AdaptiveThreshold(0.5, max_draft=4), threading.Event()
     allowed = set()
     for accepted in (0, 4):
-        twin = AdaptiveThreshold(0.5, cap=4)
+        twin = AdaptiveThreshold(0.5, max_draft=4)
         twin.learn(Draft([1] * 4), Verdict(accepted, 9, min(4, accepted + 1)))
         allowed.add(tuple(twin.learnt().values()))
 
@@ -168,11 +168,11 @@ def test_an_adaptive_threshold_is_read_as_a_pair() -> None:
 @pytest.mark.parametrize(
     ("made", "wrong"),
     [
-        (lambda: AdaptiveThreshold(0.4, cap=8), {"value": 1.5, "rate": 0.0}),
-        (lambda: AdaptiveThreshold(0.4, cap=8), {"value": 0.5}),
-        (lambda: AdaptiveThreshold(0.4, cap=8), {"value": float("nan"), "rate": 0.5}),
-        (lambda: HeuristicLength(5, cap=8), {"value": 9}),
-        (lambda: HeuristicLength(5, cap=8), {"value": "5"}),
+        (lambda: AdaptiveThreshold(0.4, max_draft=8), {"value": 1.5, "rate": 0.0}),
+        (lambda: AdaptiveThreshold(0.4, max_draft=8), {"value": 0.5}),
+        (lambda: AdaptiveThreshold(0.4, max_draft=8), {"value": float("nan"), "rate": 0.5}),
+        (lambda: HeuristicLength(5, max_draft=8), {"value": 9}),
+        (lambda: HeuristicLength(5, max_draft=8), {"value": "5"}),
     ],
 )
 def test_only_what_can_have_been_learnt_is_resumed(made: Any, wrong: dict[str, Any]) -> None:
@@ -469,12 +469,8 @@ def test_what_hybrid_counted_of_each_class_is_resumed() -> None:
         assert counted[f"{kind}.draft.rounds"] > 3
         assert any(name.startswith(f"{kind}.lookup.total.") for name in counted)
     again = fresh()
-    again.resume(
-        EVERYBODY,
-        Snapshot.model_validate_json(
-            Snapshot.of(SNAPSHOT_ORIGIN, EVERYBODY, learnt).model_dump_json(exclude_unset=True)
-        ).learnt(),
-    )
+    written = TypeAdapter(Learnt).dump_json(learnt)
+    again.resume(EVERYBODY, TypeAdapter(Learnt).validate_json(written))
     assert again.learnt()[EVERYBODY].strategies == learnt.strategies
     before, after = (one.get(None).seen["greedy"].models["draft"] for one in (it, again))  # type: ignore[attr-defined]
     assert (after.gain, after.ahead, after.rounds) == (before.gain, before.ahead, before.rounds)

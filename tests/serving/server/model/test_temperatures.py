@@ -59,6 +59,18 @@ def test_the_greedy_choice_serves_sampled_requests_only_where_the_gate_measured_
     )
 
 
+@pytest.mark.parametrize("strategy", ["svip", "vanilla_sd"])
+def test_tuned_choices_bring_their_draft_lengths_by_batch(strategy: str) -> None:
+    tables = {1: 4, 2: 3}, {1: 8, 4: 0}
+    sampled = SampledChoice(0.7, strategy, {}, {}, tables[1])
+    it = pool("vanilla_sd", sampled=sampled, draft_length_by_batch=tables[0])
+    found = [it.get(temperature=temperature) for temperature in (0.0, 0.7)]
+    assert [strategy.draft_length_by_batch for strategy in found] == list(tables)
+    assert it.get("hf_dynamic").draft_length_by_batch == {}, "nobody tuned it"
+    greedy = DecodingConfig("svip", {}, {}, ORIGIN, None, tables[0]).with_greedy_for_sampled()
+    assert served_choice(greedy, 0.7).draft_length_by_batch == tables[0]
+
+
 def test_what_was_tuned_for_sampled_requests_is_not_replaced_by_the_greedy_choice() -> None:
     tuned = DecodingConfig("svip", {"max_draft": 3}, {}, ORIGIN, SAMPLED)
     assert tuned.with_greedy_for_sampled() is tuned

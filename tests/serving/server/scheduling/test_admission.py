@@ -14,7 +14,6 @@ from hypothesis import given, strategies as st
 
 from draftwell.serving.errors import ContextTooLong
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.app import create_app
@@ -32,6 +31,7 @@ from draftwell.serving.server.scheduling.ticket import (
     Ticket,
 )
 from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.table_model import TableModel
 from tests.support.server.scheduler_rounds import letters, turn_until, turn_until_idle
 from tests.support.server.served_pair import running, served_pair
 from tests.support.server.server_process import wait_until
@@ -80,14 +80,6 @@ def test_clients_take_turns() -> None:
     assert order(queue) == "abaa", (
         "a client that comes later waits for one request of the other, not for all"
     )
-
-
-def test_a_clients_own_requests_keep_their_order() -> None:
-    queue, mine = FairQueue(10), [ticket("a")[0] for _ in range(4)]
-    for one in mine:
-        queue.put(one)
-        queue.put(ticket("b")[0])
-    assert [one for one in (queue.pop() for _ in range(8)) if one.client == "a"] == mine
 
 
 @given(st.lists(st.one_of(st.sampled_from("abc"), st.none()), max_size=60), st.data())

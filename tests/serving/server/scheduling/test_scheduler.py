@@ -13,7 +13,6 @@ from draftwell.serving.errors import ContextTooLong
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
-from draftwell.serving.runtime.models.table_model import TableModel
 from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
@@ -28,6 +27,7 @@ from draftwell.serving.server.scheduling.ticket import (
     SchedulerClosed,
     Ticket,
 )
+from tests.support.models.table_model import TableModel
 from tests.support.server.scheduler_rounds import letters, turn_until_idle
 from tests.support.server.server_process import wait_until
 
@@ -187,31 +187,6 @@ def test_a_decoder_that_fails_ends_only_its_own_request() -> None:
     assert isinstance(events[-1], End)
 
 
-def test_a_load_control_that_fails_ends_the_request_it_was_asked_for() -> None:
-    """The request has left the queue already: nobody else would tell it."""
-
-    class Broken:
-        def limit(self, *asked: Any) -> int:
-            raise RuntimeError("no costs")
-
-        def apply(self, *asked: Any) -> None:
-            raise AssertionError("nothing runs")
-
-    it = scheduler(slots=1)
-    it.load = Broken()  # type: ignore[assignment]
-    tickets = [ticket() for _ in range(2)]
-    for one, _ in tickets:
-        it.submit(one)
-    it.turn()
-    assert [[type(event) for event in events] for _, events in tickets] == [[Failure]] * 2
-    assert (it.running, it.waiting) == (0, 0)
-    it.load = None
-    good, events = ticket()
-    it.submit(good)
-    turn_until_idle(it)
-    assert isinstance(events[-1], End)
-
-
 def test_a_failed_round_ends_its_requests_and_frees_their_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,7 +256,7 @@ def test_a_thread_that_dies_tells_everybody_and_takes_nothing_more(
     for one, _ in tickets:
         it.submit(one)
     it.start()
-    it._thread.join(10)
+    it._thread.join(60)
     assert not it.alive
     assert [type(events[-1]) for _, events in tickets] == [Failure] * 3
     with pytest.raises(SchedulerClosed):
@@ -301,8 +276,11 @@ def test_closing_finishes_what_runs_and_what_waits_and_refuses_the_rest() -> Non
         it.submit(ticket()[0])
 
 
-def test_closing_with_a_time_limit_cancels_what_is_left() -> None:
+def test_closing_with_a_time_limit_cancels_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     it = scheduler(slots=1)
+    step = it.engine.step
+    # else all may be over before this thread has its turn
+    monkeypatch.setattr(it.engine, "step", lambda: (time.sleep(0.002), step()))
     tickets = [ticket(max_tokens=500) for _ in range(4)]
     for one, _ in tickets:
         it.submit(one)

@@ -22,6 +22,7 @@ from draftwell.serving.runtime.models.transformers_model import TransformersMode
 from draftwell.serving.runtime.pair import LoadSettings, in_onnx, load_pair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.models.llama_shapes import LLAMA3
 from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import tiny_tokenizer
 
@@ -33,14 +34,6 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 HEAD = torch.tensor([0, 2, 3, 5, 8, 13, 21, 34, 55, 60])
 
@@ -75,10 +68,10 @@ def compare(models, rows: list[Forward]) -> None:
         assert float((a.hidden - b.hidden).abs().max()) < 1e-4
 
 
-def drive(models, steps: int, vocab: int, slots: int, prompts: tuple[int, ...]) -> None:
+def drive(models, steps: int, *prompts: int, vocab: int = SIZES["vocab_size"]) -> None:
     """Incremental steps with ragged batches, several tokens at once, and rollbacks; the same on
     both models."""
-    rng = random.Random(7)
+    rng, slots = random.Random(7), len(prompts)
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(vocab) for _ in range(count))
@@ -107,21 +100,15 @@ def drive(models, steps: int, vocab: int, slots: int, prompts: tuple[int, ...]) 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"rope_parameters": LLAMA3_ROPE}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}],
+    [{}, {"rope_parameters": LLAMA3}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}],
     ids=str,
 )
 def test_one_request_gives_torchs_logits_over_64_steps_with_rollbacks(changes):
-    drive(both(tiny_llama(**changes)), 64, SIZES["vocab_size"], 1, (20,))
+    drive(both(tiny_llama(**changes)), 64, 20)
 
 
 def test_ragged_batches_give_torchs_logits_over_64_steps_with_rollbacks():
-    drive(
-        both(tiny_llama(), slots=3, max_context=512, head=HEAD),
-        64,
-        SIZES["vocab_size"],
-        3,
-        (5, 31, 12),
-    )
+    drive(both(tiny_llama(), slots=3, max_context=512, head=HEAD), 64, 5, 31, 12)
 
 
 def test_bfloat16_weights_are_the_same_weights_in_float32():
@@ -130,7 +117,7 @@ def test_bfloat16_weights_are_the_same_weights_in_float32():
         export_llama(half, half.lm_head.weight).SerializeToString(), half, max_context=64
     )
     exact = tiny_llama().bfloat16().float()
-    drive((TransformersModel(exact, max_context=64), model), 12, SIZES["vocab_size"], 1, (9,))
+    drive((TransformersModel(exact, max_context=64), model), 12, 9)
 
 
 def test_branches_go_their_own_way_and_leave_the_others_alone():
@@ -176,33 +163,20 @@ def test_its_threads_do_not_spin():
 
 def test_a_graph_is_written_once_and_whole(tmp_path: Path, monkeypatch):
     module = tiny_llama()
-    first = cached(module, module.lm_head.weight, {"draft": "a", "target": "b"}, tmp_path)
+    head, digests = module.lm_head.weight, {"draft": "a", "target": "b"}
+    first = cached(module, head, digests, tmp_path)
     written = first.stat().st_mtime_ns
-    assert (
-        cached(module, module.lm_head.weight, {"draft": "a", "target": "b"}, tmp_path)
-        .stat()
-        .st_mtime_ns
-        == written
-    )
+    assert cached(module, head, digests, tmp_path).stat().st_mtime_ns == written
     assert sorted(p.name for p in first.parent.iterdir()) == ["draft.onnx", "draft.weights"]
-    assert (
-        len(
-            {
-                first,
-                *(
-                    cached(m, m.lm_head.weight[:n], d, tmp_path)
-                    for m, n, d in [
-                        (module, 61, {"draft": "c", "target": "b"}),
-                        (module, 10, {"draft": "a", "target": "b"}),
-                        (tiny_llama().bfloat16(), 61, {"draft": "a", "target": "b"}),
-                    ]
-                ),
-            }
-        )
-        == 4
-    )
+    half = tiny_llama().bfloat16()
+    others = {
+        cached(module, head, digests | {"draft": "c"}, tmp_path),
+        cached(module, head[:10], digests, tmp_path),
+        cached(half, half.lm_head.weight, digests, tmp_path),
+    }
+    assert len({first, *others}) == 4
     read_back = OnnxModel(first, module, max_context=16)
-    drive((TransformersModel(module, max_context=16), read_back), 2, SIZES["vocab_size"], 1, (4,))
+    drive((TransformersModel(module, max_context=16), read_back), 2, 4)
 
     def broken(graph, folder):
         (folder / "draft.onnx").write_bytes(b"half")
@@ -240,7 +214,7 @@ def save_pair(folder: Path, draft) -> PairFiles:
     return PairFiles("tiny", folder / "target", folder / "draft")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_pair_is_loaded_with_it_on_request_and_its_graph_is_kept_in_the_home(
     tmp_path: Path, monkeypatch, dtype
 ):
@@ -289,16 +263,8 @@ def test_a_home_that_cannot_be_written_to_is_only_slower(monkeypatch):
     monkeypatch.setattr("draftwell.serving.runtime.pair.model_digest", str)
     module = tiny_llama()
     torch_draft = TransformersModel(module, max_context=64)
-    drive(
-        (
-            torch_draft,
-            in_onnx(torch_draft, PairFiles("tiny", Path("target"), Path("draft")), "cpu", 1),
-        ),
-        4,
-        SIZES["vocab_size"],
-        1,
-        (9,),
-    )
+    files = PairFiles("tiny", Path("target"), Path("draft"))
+    drive((torch_draft, in_onnx(torch_draft, files, "cpu", 1)), 4, 9)
 
 
 def test_a_draft_that_cannot_be_exported_stays_in_torch(tmp_path: Path):
@@ -325,7 +291,7 @@ def test_the_default_draft_gives_torchs_logits_over_64_steps_with_rollbacks():
         vocab_size=pair.models["draft"].vocab_size,
     )
     onnx_draft = in_onnx(torch_draft, fetch(find_pair("default")), "cpu", 3)
-    drive((torch_draft, onnx_draft), 64, torch_draft.vocab_size, 3, (40, 7, 100))
+    drive((torch_draft, onnx_draft), 64, 40, 7, 100, vocab=torch_draft.vocab_size)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
