@@ -20,26 +20,6 @@ from draftwell.serving.artifacts.verifier import SCALARS
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace_schema import LOSSY
 
-COLUMNS = tuple(
-    dict.fromkeys(
-        (
-            "prompt_id",
-            "turn",
-            "kind",
-            "temperature",
-            "position",
-            "prompt_tokens",
-            "token",
-            "draft_token",
-            "draft_q",
-            "draft_p",
-            "ratio",
-            "confidence",
-            "correction",
-            *(scalar.column for scalar in SCALARS),
-        )
-    )
-)
 BY_POSITION = (
     "prompt_id",
     "position",
@@ -50,6 +30,9 @@ BY_POSITION = (
     "confidence",
     "correction",
 )
+"""What becomes an array; the other columns choose rows, name prompts or are read by `scalars`."""
+CHOOSING = ("turn", "kind", "temperature", "prompt_tokens", "token")
+COLUMNS = tuple(dict.fromkeys((*BY_POSITION, *CHOOSING, *(scalar.column for scalar in SCALARS))))
 HIDDEN = ("hidden_before", "hidden_after")
 NEEDED = ("draft_q", "draft_p", "confidence")
 """A position that lacks one of these was not drafted: it says nothing."""
