@@ -42,6 +42,6 @@ def test_it_puts_one_name_at_the_top_of_site_packages(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == [
         "somebody else",
-        str(site / "draftwell" / "components" / "gate" / "verdict.py"),
+        str(site / "draftwell" / "components" / "gate" / "settings.py"),
         "smollm2-135m",
     ]
