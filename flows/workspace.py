@@ -199,13 +199,11 @@ class Workspace:
         pad_target: float | None = None,
         strategies: Iterable[StrategyChoice] = (),
         keep_modules: bool = False,
-        compiled: bool = True,
     ) -> LoadedPair:
         """The pair's models, ready to run; `draft_device`, `pad_target` and `keep_modules` as in
         `load_pair`.
 
         Args:
-            compiled: False: without compiled layers, whether they are there or not.
             strategies: those that will run, empty if any may: some prefer the draft in ONNX
                 Runtime, which is then loaded too, and only few need a qualifier.
         Raises:
@@ -241,7 +239,7 @@ class Workspace:
                     "draft_device": draft_device,
                     "keep_modules": keep_modules,
                     "qualifier": qualifier,
-                    "compile": wanted_mode("try") if compiled else "off",
+                    "compile": wanted_mode(),
                 }
             ),
         )

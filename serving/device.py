@@ -238,17 +238,11 @@ def cpu_flags() -> str:
 
 
 def lacks_bfloat16() -> bool:
-    """Whether this CPU has no instructions for bfloat16: but by compiled layers, prompts and drafts
-    are read several times slower in it."""
+    """Whether this CPU has no instructions for bfloat16: by torch, models are several times slower
+    in it."""
     import torch
 
     return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def has_matrix_unit() -> bool:
-    """Whether this CPU multiplies tiles of bfloat16 (AMX): products of many tokens are then several
-    times faster than with vectors."""
-    return "amx_bf16" in cpu_flags().split()
 
 
 def slug(name: str) -> str:

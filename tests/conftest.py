@@ -57,8 +57,6 @@ def process_settings(folder: Path) -> dict[str, str]:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "1",
         "MPLBACKEND": "Agg",
-        # homes of tests are new, and to compile the default pair's layers takes a minute
-        "DRAFTWELL_COMPILE": "auto",
         # One thread: the models of most tests are tiny, and two threads on a busy machine wait for
         # each other. torch reads this when it is imported.
         "OMP_NUM_THREADS": "1",

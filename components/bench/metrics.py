@@ -70,6 +70,7 @@ class BenchMetrics:
             lossless=m.lossless,
             greedy=self.greedy,
             dtype=self.pair.dtype,
+            exact=self.pair.exact and ours is not None,
             **self.speed(m),
             **latencies(m),
             **(self.counts(m) if ours else {}),
@@ -210,7 +211,8 @@ class BenchMetrics:
             next((run.tokens for run in runs if run.tokens != reference), reference)
             for runs, reference in zip(m.runs, references, strict=True)
         ]
-        return differences(self.pair, m.prompt_ids, self.encoded, outputs, references)
+        exact = self.pair.exact and m.ours is not None
+        return differences(self.pair, m.prompt_ids, self.encoded, outputs, references, exact=exact)
 
     def agreement(self, m: Measurement) -> TargetAgreement:
         """How the emitted tokens compare with the target after the same prefixes; every prompt's

@@ -144,6 +144,7 @@ class BenchEntry(Frozen):
     # identity and quality
     identical_outputs: int | None = None
     near_ties: int | None = None
+    exact: bool = False
     differences: tuple[Difference, ...] = ()
     target_argmax_share: float | None = None
     kl: float | None = None

@@ -43,14 +43,17 @@ def difference(
     prompt: Sequence[int],
     tokens: Sequence[int],
     reference: Sequence[int],
+    *,
+    exact: bool,
 ) -> Difference | None:
     """The first difference of greedy outputs, with the target's logit gap there; None for equal
     outputs.
 
-    It is a near-tie if the logits of both tokens are that close to the largest: below 1e-3 in
-    float32; in bfloat16 and float16 up to four times the distance between neighbouring numbers at
-    the row's largest logit: roundings add up over the layers, and forward passes of one and of
-    several tokens were seen to differ by three such steps.
+    Where the passes that wrote both are exact, nothing is a near-tie. Elsewhere it is one if the
+    logits of both tokens are that close to the largest: below 1e-3 in float32; in bfloat16 and
+    float16 up to four times the distance between neighbouring numbers at the row's largest logit:
+    roundings add up over the layers, and forward passes of one and of several tokens were seen to
+    differ by three such steps.
     """
     at = first_difference(tokens, reference)
     if at is None:
@@ -59,9 +62,8 @@ def difference(
     two = logits.topk(2).values
     chosen = [output[at] for output in (tokens, reference) if at < len(output)]
     below = max([float(two[0] - logits[token]) for token in chosen] + [float(two[0] - two[1])])
-    return Difference(
-        prompt_id, at, float(two[0] - two[1]), below <= near_tie_gap(pair.dtype, logits)
-    )
+    near_tie = not exact and below <= near_tie_gap(pair.dtype, logits)
+    return Difference(prompt_id, at, float(two[0] - two[1]), near_tie)
 
 
 def differences(
@@ -70,10 +72,12 @@ def differences(
     prompts: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
     references: Sequence[Sequence[int]],
+    *,
+    exact: bool,
 ) -> list[Difference]:
     """The `difference` of every output that has one."""
     rows = zip(prompt_ids, prompts, outputs, references, strict=True)
-    found = [difference(pair, *row) for row in rows]
+    found = [difference(pair, *row, exact=exact) for row in rows]
     return [one for one in found if one is not None]
 
 
@@ -102,13 +106,21 @@ def target_logits(
 
 
 def departure(
-    pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], max_tokens: int
+    pair: LoadedPair,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    max_tokens: int,
+    *,
+    exact: bool,
 ) -> str:
     """How a greedy output of at most `max_tokens` leaves the target's own, by one pass over it:
     "none", at a "near-tie" only, "wrong", or "cut" short of its end.
 
     By induction over positions, outputs whose every token is the target's argmax are those of plain
     decoding.
+
+    Args:
+        exact: the passes that wrote it are the target's own and exact: nothing is a near-tie.
     """
     if not output or (len(output) < max_tokens and output[-1] not in pair.stop_tokens):
         return "cut"
@@ -116,6 +128,8 @@ def departure(
     found = "none"
     for row, token in zip(rows, output, strict=True):
         gap = float(row.max() - row[token])
+        if exact and token != int(row.argmax()):
+            return "wrong"
         if gap > near_tie_gap(pair.dtype, row):
             return "wrong"
         if gap > 0:

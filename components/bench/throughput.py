@@ -167,7 +167,14 @@ def compared(
     same = sum(single == output for single, output in zip(singles, batched, strict=True))
     greedy = requests[0][1].greedy
     found = (
-        differences(pair, [p.id for p in prompts], [ids for ids, _ in requests], batched, singles)
+        differences(
+            pair,
+            [p.id for p in prompts],
+            [ids for ids, _ in requests],
+            batched,
+            singles,
+            exact=pair.exact,
+        )
         if greedy
         else []
     )

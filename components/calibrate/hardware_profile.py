@@ -106,7 +106,7 @@ def measure_profile(
         context=context,
         split_alone=overlapped(sizes=sizes, busy=False) if "draft" in roles else None,
         rest=overheads_from(runs),
-        chains=bool(getattr(pair.models.get("draft"), "chains", False)),
+        chains="draft" in pair.models and pair.models["draft"].chains,
     )
     t_head = None if head is None else time_head(pair, head, repeats, context)
     rest, first = rest_of_round(runs), t_draft.get(1)

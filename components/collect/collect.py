@@ -3,8 +3,8 @@ kept as a trace.
 
 One shard holds the texts of a few prompts and is written when they are done. A run that was killed,
 at any moment, resumes with the first missing shard: what a shard holds depends on its own prompts
-and on the plan only. Texts in bfloat16 also depend on the kind of processor and on the number of
-threads, so a collection should be resumed where it was begun.
+and on the plan only. Texts also depend on the kind of processor, and where forward passes are not
+exact on the number of threads, so a collection should be resumed where it was begun.
 
 Shards do not depend on each other, so others may write them: `collect_traces` hands the missing
 ones to `spread`, and each worker calls `collect_shard`. The trace is the same, row by row, as that

@@ -11,6 +11,7 @@ from torch import Tensor
 from draftwell.components.collect.decoding import decode_all, read_text, room
 from draftwell.components.distil.family import NOT_OF_THE_DRAFT
 from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.compiled_libraries import wanted_mode
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from draftwell.serving.runtime.model_files import build_distilled
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
@@ -56,7 +57,8 @@ def with_draft(
         max_context=max_context,
         head_tokens=draft.head_tokens,
         vocab_size=target.models["target"].vocab_size,
-        int8=True,
+        weights="int8" if target.dtype == "bfloat16" else None,
+        compiled=wanted_mode(),
     )
     return replace(
         target,

@@ -83,18 +83,24 @@ def speed_check(name: str, found: Interval, floor: float, against: str) -> Check
 
 
 def identity(candidate: BenchEntry) -> Check | str | None:
-    """A lossless strategy gives autoregressive's tokens; where it does not, the target stood at a
-    near-tie. And it keeps no token that the target did not choose: a lossy one may have been right
+    """A lossless strategy gives autoregressive's tokens; where it does not, forward passes are not
+    exact, and the target stood at a near-tie. And it keeps no token that the target did not
+    choose: a lossy one may have been right
     by chance in all outputs."""
     if not candidate.lossless:
         return None
     if candidate.identical_outputs is None:
         return "identity not checked: sampled outputs cannot be compared token by token"
     total, same = len(candidate.per_prompt), candidate.identical_outputs
-    wrong = total - same - (candidate.near_ties or 0)
-    text = f"{same} of {total} outputs identical, {candidate.near_ties} first differ at near-ties"
-    if candidate.dtype is None or dtype_of(candidate.dtype) != "float32":
-        return f"{text} in {candidate.dtype}; identity is judged in float32"
+    wrong, text = total - same, f"{same} of {total} outputs identical"
+    if not candidate.exact:
+        wrong -= candidate.near_ties or 0
+        text += f", {candidate.near_ties} first differ at near-ties"
+        if candidate.dtype is None or dtype_of(candidate.dtype) != "float32":
+            return (
+                f"{text} in {candidate.dtype}, whose forward passes are not exact; identity is "
+                "judged in float32"
+            )
     if candidate.rescued:
         wrong += candidate.rescued
         text += f", {candidate.rescued} tokens were kept that the target did not choose"

@@ -36,7 +36,7 @@ def identity_entry(
     them; no time is taken.
 
     Args:
-        pair: loaded in float32.
+        pair: exact, or loaded in float32.
     Returns:
         the fields of an entry that identity is checked by (see `entry_of`), with `rescued`.
     """
@@ -93,7 +93,7 @@ def entry_of(
         that leave the argmax at near-ties only), `per_prompt`.
     """
     kinds = [
-        departure(pair, ids_of(pair, prompt), output, max_tokens)
+        departure(pair, ids_of(pair, prompt), output, max_tokens, exact=pair.exact)
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
     rows = tuple(
@@ -104,6 +104,7 @@ def entry_of(
         strategy=strategy,
         lossless=find_strategy(strategy).lossless,
         dtype=pair.dtype,
+        exact=pair.exact,
         per_prompt=rows,
         identical_outputs=kinds.count("none"),
         near_ties=kinds.count("near-tie"),

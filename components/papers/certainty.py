@@ -48,7 +48,7 @@ def certainty(
     """
     roles: tuple[Role, ...] = ("draft", "qualifier", "target")
     present = [role for role in roles if role in pair.models]
-    if any(getattr(pair.models[role], "head_tokens", None) is not None for role in present):
+    if any(pair.models[role].head_tokens is not None for role in present):
         return {}
     texts = []
     for i, prompt in enumerate(prompts):

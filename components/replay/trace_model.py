@@ -19,7 +19,7 @@ import torch
 
 from draftwell.components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
 from draftwell.serving.runtime.commands import Forward, Role
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.slot_texts import SlotText
@@ -102,7 +102,7 @@ class TraceOutput(Output):
         return cast("Rows", TraceRows(*self._values, sampling))
 
 
-class TraceModel:
+class TraceModel(Model):
     """Target or draft of one text, with one slot.
 
     Args:

@@ -13,14 +13,12 @@ import torch
 
 from draftwell.components.report.provenance import git_commit, library_versions
 from draftwell.serving.device import device_class, usable_cores
-from draftwell.serving.runtime.machine_class import compiled_roles
 from draftwell.serving.runtime.pair import LoadedPair
 
 
 def describe_machine(pair: LoadedPair) -> dict[str, Any]:
-    """Class, CPU and device names, cores, threads, dtype, whether single tokens of the target are
+    """Class, CPU and device names, cores, threads, dtype, whether the target's layers are
     compiled, versions, and the commit."""
-    compiled = "target" in compiled_roles(pair)
     cuda = pair.device.startswith("cuda")
     return {
         "device_class": device_class(pair.device),
@@ -34,7 +32,7 @@ def describe_machine(pair: LoadedPair) -> dict[str, Any]:
         if cuda
         else cpu_model(),
         "cuda": torch.version.cuda if cuda else None,
-        "compiled": compiled,
+        "compiled": pair.exact,
         "libraries": library_versions(),
         "commit": git_commit(),
     }

@@ -100,7 +100,7 @@ def code_digest() -> str:
     found = hashlib.sha256()
     for package in PACKAGES:
         for path in sorted(
-            one for kind in ("*.py", "*.cpp") for one in (root / package).rglob(kind)
+            one for kind in ("*.py", "*.cpp", "*.h") for one in (root / package).rglob(kind)
         ):
             found.update(
                 (

@@ -82,6 +82,16 @@ CheckCpu = Annotated[
         help="Compare the outputs of a CUDA run with those of the CPU; exit code 1 if they differ.",
     ),
 ]
+Exactness = Annotated[
+    bool,
+    typer.Option(
+        "--exactness",
+        help="Check instead that every lossless strategy's greedy answers are plain decoding's, to "
+        "the bit: alone, three times in a row, beside seven others, as four choices, with a "
+        "prediction, with prompts cut otherwise, in a second turn. Resumes where it was ended; "
+        "exit code 1 if one differs.",
+    ),
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")]
 MarkdownFile = Annotated[
     Path | None, typer.Option("--markdown", help="Write the tables to this file, as Markdown.")
@@ -119,6 +129,7 @@ def bench(
     artifacts: Artifacts = None,
     concurrency: Concurrency = None,
     check_cpu: CheckCpu = False,
+    exactness: Exactness = False,
     out: JsonFile = None,
     markdown: MarkdownFile = None,
     plots: Plots = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.exactness import BESIDE, differing, exactness, exactness_table
 from draftwell.components.bench.peers import check_peers
 from draftwell.components.bench.report.plots import bench_plots
 from draftwell.components.bench.report.tables import bench_markdown, bench_table, headline_table
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from draftwell.components.bench.schema import BenchReport
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.serving.runtime.pair import LoadedPair
+    from draftwell.serving.runtime.strategies import StrategyResources
 
 
 PATHS = ("prompts", "artifacts", "out", "markdown", "plots")
@@ -61,7 +63,8 @@ def bench_pair(context: typer.Context) -> None:
         padded=given["pad_target"] is not None,
     )
     check_together(settings, device, given)
-    file, slots = given["prompts"], given["concurrency"]
+    file = given["prompts"]
+    slots = BESIDE if given["exactness"] else given["concurrency"]
     draft_device = pick_draft_device(given["draft_device"], device)
     rows = read_prompts(file) if file else demo_prompts()
     workspace = Workspace(given["pair"], given["dtype"], say, device)
@@ -81,12 +84,13 @@ def bench_pair(context: typer.Context) -> None:
     rows = chosen_rows(pair, rows, settings)
     profile = find_or_measure_profile(workspace, pair, names, given["artifacts"])
     resources = workspace.resources(pair, names, folder=given["artifacts"], profile=profile)
+    if given["exactness"]:
+        return check_exactness(workspace, pair, resources, wanted, rows, settings)
     if slots is not None:
         with progress("bench") as bar:
             found = batch_throughput(pair, resources, wanted, rows, settings, progress=bar)
         return show_batches(found, given["out"])
-    # compiling takes minutes, and this need not be fast
-    reference = workspace.load(device="cpu", compiled=False) if given["check_cpu"] else None
+    reference = workspace.load(device="cpu") if given["check_cpu"] else None
     with progress("bench") as bar:
         report = run_bench(pair, wanted, rows, resources, settings, check=reference, progress=bar)
     shown = report.settings.model_copy(update={"prompts_file": file.name if file else "demo"})
@@ -134,12 +138,54 @@ def check_together(settings: BenchSettings, device: str, given: Mapping[str, Any
             code="check_cpu_needs_cuda",
         )
     alone = settings.peers or given["markdown"] or given["plots"] or given["check_cpu"]
+    if given["exactness"] and (
+        alone or given["concurrency"] or given["out"] or settings.temperature > 0
+    ):
+        raise DraftwellError(
+            "--exactness compares greedy answers in ways of its own: leave out --concurrency, "
+            "--temperature, --peer, --json, --markdown, --plots and --check-cpu",
+            code="exactness_only",
+        )
     if given["concurrency"] and alone:
         raise DraftwellError(
             "--concurrency measures throughput only: leave out --peer, --markdown, --plots "
             "and --check-cpu",
             code="throughput_only",
         )
+
+
+def check_exactness(
+    workspace: Workspace,
+    pair: LoadedPair,
+    resources: StrategyResources,
+    wanted: Sequence[StrategyChoice],
+    rows: Sequence[Prompt],
+    settings: BenchSettings,
+) -> None:
+    """Compare the answers of lossless strategies with plain decoding's; exit code 1 where one
+    differs."""
+    if any("@" in one.name for one in wanted):
+        raise DraftwellError(
+            "--exactness knows no plans of cores: name strategies without @",
+            code="exactness_only",
+        )
+    if not pair.exact:
+        raise DraftwellError(
+            "forward passes of this pair are not exact here, so answers may depend on what runs "
+            "beside them: docs/exactness.md says which models and machines are",
+            code="not_exact",
+        )
+    lossless = [one for one in wanted if find_strategy(one.name).lossless]
+    for one in wanted:
+        if one not in lossless:
+            say(f"{one.name} is left out: it is lossy")
+    sampling = pair.sampling(max_tokens=settings.max_tokens)
+    file = workspace.device_reports / "exactness.jsonl"
+    with progress("exactness") as bar:
+        found = exactness(pair, resources, lossless, rows, sampling, file, progress=bar)
+    wide_console().print(exactness_table(found))
+    if differing(found):
+        raise typer.Exit(1)
 
 
 def show_batches(found: Mapping[str, Any], out: Path | None) -> None:

@@ -37,7 +37,7 @@ from draftwell.flows.progress import settle_prefect
 from draftwell.flows.settings import OF_VLLM, PipelineSettings
 from draftwell.flows.steps.verdict import sentence, unmet
 from draftwell.registry.pairs import find_pair
-from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
+from draftwell.serving.artifacts.compiled_libraries import libraries_folder, wanted_mode
 from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED
 from draftwell.serving.device import cuda_available, default_device, device_class
 from draftwell.serving.errors import DraftwellError
@@ -353,16 +353,17 @@ def devices() -> list[tuple[str, str, str, bool]]:
 
 def compiling() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what compiled layers need: neither is needed to run."""
-    from draftwell.serving.runtime.models.compiled_library import compiler
+    from draftwell.serving.runtime.models.native.library import compiler, find
 
-    kept = len(list(libraries_folder().glob(f"*/{LIBRARY}")))
-    able = "compiles layers for decoding on CPUs" if compiler() else "layers stay eager"
+    kept = find([libraries_folder()]).is_file()
+    by_torch = wanted_mode() == "off" or not (kept or compiler())
+    said = "made when a pair is loaded" if compiler() else "cannot be made: install g++"
     return [
-        ("C++ compiler", compiler() or "none", able, True),
+        ("C++ compiler", compiler() or "none", "compiles layers for CPUs", True),
         (
             "compiled layers",
-            str(kept),
-            "used by models of their shape" if kept else "none yet: made when a pair is loaded",
+            "there" if kept else "not yet",
+            "not exact: torch runs the layers" if by_torch else "used" if kept else said,
             True,
         ),
     ]

@@ -33,7 +33,6 @@ from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 from draftwell.serving.recording.trace import TraceSet
-from draftwell.serving.runtime.models.library_runner import beside_others
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def write_shard(job: Path, threads: int, index: int) -> str:
     """Write a shard of a collection; returns its path."""
     fields = read_job(job)
     torch.set_num_threads(threads)
-    with one_of(job, fields) as pair, beside_others():  # workers may be threads of one process
+    with one_of(job, fields) as pair:
         return str(
             collect_shard(
                 pair,

@@ -4,8 +4,8 @@ Data files and the runtime's own wheel, every digest checked on the way. The fol
 its place and renamed, then the link `current` is moved: a server that watches it sees the old
 bundle or the new one, and an existing bundle is never changed or removed. Two builds of one release
 with one runtime are byte-identical on one machine: nothing in them depends on time, machine or user
-but the compiled layers (`compiled/`), which were made there once, name the folders they were
-compiled in, and are left unused by other processors.
+but the library of the layers (`compiled/`), which was made there once and is left unused by other
+processors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ from draftwell.registry.releases import (
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
-from draftwell.serving.artifacts.compiled_libraries import COMPILED, used_by, wanted_mode
+from draftwell.serving.artifacts.compiled_libraries import (
+    COMPILED,
+    libraries_folder,
+    wanted_mode,
+)
 from draftwell.serving.artifacts.pair_files import (
     PairFiles,
     combine_fingerprint,
@@ -55,6 +59,7 @@ from draftwell.serving.bundle.bundle import MANIFEST, FileRecord, Manifest, Mode
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, sha256_file
 from draftwell.serving.number_format import FORMATS
+from draftwell.serving.runtime.models.native.library import find
 
 
 def build_bundle(
@@ -352,10 +357,9 @@ def _link_models(files: PairFiles, records: dict[str, ModelRecord]) -> None:
 
 
 def _put_libraries(place: Path, release: ReleaseVersion) -> None:
-    """Copy the compiled layers that the release's pair uses on this machine."""
-    if release.device != "cpu" or wanted_mode("try") == "off":
-        return
-    for library in used_by(release.fingerprint):
+    """Copy the compiled layers of this machine."""
+    library = find([libraries_folder()])
+    if release.device == "cpu" and wanted_mode() != "off" and library.is_file():
         kept = place / COMPILED / library.parent.name / library.name
         kept.parent.mkdir(parents=True)
         shutil.copyfile(library, kept)

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from pydantic import Field
 
 from draftwell.serving.artifacts.base import MANIFEST
-from draftwell.serving.artifacts.compiled_libraries import note_used
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft
 from draftwell.serving.artifacts.near_copy import is_near_copy, read_near_copy
 from draftwell.serving.artifacts.pair_files import (
@@ -43,10 +41,10 @@ from draftwell.serving.runtime.model_files import (
     load_tokenizer,
     released_as_read,
 )
-from draftwell.serving.runtime.models.compiled_step import Compile
 from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
 from draftwell.serving.runtime.models.lean_llama import LeanLlama, fits, runs
 from draftwell.serving.runtime.models.module_model import ModuleModel
+from draftwell.serving.runtime.models.native.library import Compile
 from draftwell.serving.runtime.models.near_copy import drop_layers
 from draftwell.serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
 from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel
@@ -102,6 +100,11 @@ class LoadedPair:
     ) -> Engine:
         """An engine over the pair's models; arguments as in `Engine`."""
         return Engine(self.models, split=split, budget=budget, governor=governor)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a greedy request has one answer, whatever the strategy and the load."""
+        return self.models["target"].exact
 
     @property
     def special_tokens(self) -> frozenset[int]:
@@ -294,11 +297,8 @@ class LoadSettings(Settings):
     )
     compile: Compile = Field(
         "auto",
-        description="bfloat16 on CPUs: steps of decoding by compiled layers "
-        "(models/compiled_step.py), "
-        "if they were compiled "
-        "before (auto); compiled now where missing, about a minute a model (on; or try: "
-        "the eager way where that fails); or never (off)",
+        description="on CPUs: layers by a library (models/native), compiled in seconds where it "
+        "is missing; torch's layers where that fails (auto), or an error (on); or torch's (off)",
     )
     libraries: Path | None = Field(
         None, description="folder of compiled layers besides this machine's own, such as a bundle's"
@@ -354,8 +354,6 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         padded_to,
         files_digest,
     )
-    if padded_to is None:  # a padded target has layers of its own, and no bundle
-        _note_libraries(pair)
     return pair
 
 
@@ -397,16 +395,17 @@ def _load_smaller(
     if head is None:
         vocab = min(vocab, module.config.get_text_config().vocab_size)
     modules[role] = module
-    rounding = {"weights": copied_weights(folder, settings)} if is_near_copy(folder) else {}
+    weights = copied_weights(folder, settings) if is_near_copy(folder) else None
+    on_cpu = module.dtype == torch.bfloat16 and module.device.type == "cpu"
+    if role == "draft" and head is not None and on_cpu:
+        weights = "int8"  # distilled: stored in 8 bits anyway
     models[role] = over_slots(
         module,
-        **rounding,
+        weights=weights,
         slots=settings.slots,
         head_tokens=head,
         vocab_size=vocab,
         max_context=context_within(module, settings.max_context),
-        # distilled: stored in 8 bits anyway
-        int8=role == "draft" and head is not None,
         # it is exported first
         release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),
         lender=modules["target"],
@@ -419,14 +418,6 @@ def _compiling(settings: LoadSettings) -> dict[str, Any]:
     """Whether layers are compiled, and where compiled ones are, for `over_slots`."""
     libraries = [settings.libraries] if settings.libraries else []
     return {"compiled": settings.compile, "libraries": libraries}
-
-
-def _note_libraries(pair: LoadedPair) -> None:
-    """Note which compiled layers the pair uses, now and later: a bundle brings them along."""
-    steps = [model.step for model in pair.models.values() if isinstance(model, LeanLlama)]
-    note_used(pair.fingerprint, [file for step in steps if step for file in step.files])
-    if isinstance(target := pair.models["target"], LeanLlama):
-        target.note_libraries = partial(note_used, pair.fingerprint)
 
 
 def note_limits(target: ModuleModel) -> None:
@@ -517,7 +508,6 @@ def over_slots(
 def chosen(
     module: Any,
     *,
-    int8: bool = False,
     static: bool | None = None,
     compiled: Compile = "off",
     libraries: Sequence[Path] = (),
@@ -527,7 +517,7 @@ def chosen(
     """A module in the slot interface that suits it.
 
     Args:
-        int8, compiled, libraries, weights: as in `LeanLlama`.
+        compiled, libraries, weights: as in `LeanLlama`.
         static: fixed shapes, which CUDA graphs need; None takes them on CUDA only.
     Raises:
         DraftwellError: `weights` for a module that is not on the fast path.
@@ -543,12 +533,10 @@ def chosen(
         return UnbatchedModel(module, **settings)
     on_cuda = module.device.type == "cuda"
     if fits(module) and (on_cuda if static is None else static):
-        return StaticLlama(module, int8=int8, **settings)
+        return StaticLlama(module, **settings)
     if not runs(module):
         return TransformersModel(module, **settings)
-    return LeanLlama(
-        module, int8=int8, compiled=compiled, libraries=libraries, weights=weights, **settings
-    )
+    return LeanLlama(module, compiled=compiled, libraries=libraries, weights=weights, **settings)
 
 
 def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:

@@ -126,6 +126,7 @@ def model_router(deployments: Deployments) -> APIRouter:
             "created": now.created,
             "owned_by": "draftwell",
             "max_model_len": now.max_context,
+            "exact": now.pair.exact and now.strategy.lossless,
         }
 
     @router.get("/v1/models")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import draftwell.flows.steps.profile
 import draftwell.serving.device
@@ -109,7 +110,7 @@ def test_two_devices_do_not_overwrite_each_other_and_share_what_they_can(
 def test_a_profile_of_other_layers_is_measured_again(
     own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same machine: compiled layers decode a token in half the time."""
+    """Of the same machine: the library decodes a token in half the time."""
     measured: list[str | None] = []
 
     def measure(pair: Any, made: Provenance, head: None) -> HardwareProfile:
@@ -118,23 +119,27 @@ def test_a_profile_of_other_layers_is_measured_again(
 
     monkeypatch.setattr(draftwell.flows.steps.profile, "measure_profile", measure)
     space, here = Workspace(str(pair_file)), draftwell.serving.device.device_class("cpu")
-    eager, compiled = (
+    by_torch, by_library = (
         SimpleNamespace(
             name="tiny",
             device="cpu",
             fingerprint=MARK,
             padded_to=None,
-            models={role: SimpleNamespace(step=step) for role in ("target", "draft")},
+            models={
+                role: SimpleNamespace(native=layers, device=torch.device("cpu"))
+                for role in ("target", "draft")
+            },
         )
-        for step in (None, object())
+        for layers in (None, object())
     )
-    for pair in (eager, eager, compiled, compiled, eager):
+    for pair in (by_torch, by_torch, by_library, by_library, by_torch):
         made: Any = find_or_measure_profile(space, pair, ["pearl"])  # type: ignore[arg-type]
         kept = space.found(pair, "hardware_profile")  # type: ignore[arg-type]
         assert kept is not None
         assert made.provenance.device_class == kept.provenance.device_class
-    assert find_or_measure_profile(space, eager, ["prompt_lookup"]) is None  # type: ignore[arg-type]
-    assert measured == [here, f"{here}+compiled-draft-target", here]
+    assert find_or_measure_profile(space, by_torch, ["prompt_lookup"]) is None  # type: ignore[arg-type]
+    torch_class = f"{here}+torch-draft-target"
+    assert measured == [torch_class, here, torch_class]
 
 
 def test_a_workspace_of_another_version_is_refused_in_one_line(

@@ -44,7 +44,7 @@ def transformers_peers(pair: LoadedPair, gamma: int) -> PeerGroup:
         settings.assistant_confidence_threshold = 0.0
         group.contenders.append(TransformersPeer(pair, "assisted", assistant=draft))
         group.notes.append(f"assisted: {gamma} draft tokens a round, constant, no early exit")
-        if getattr(pair.models["draft"], "head_tokens", None) is not None:
+        if pair.models["draft"].head_tokens is not None:
             group.notes.append(
                 "assisted: transformers cannot restrict the draft's head to its frequent "
                 "tokens, so the "

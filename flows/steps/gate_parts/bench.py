@@ -70,7 +70,7 @@ class BenchJudge:
         entry, rival = self.entry(entries), entries.get("champion")
         same = rival if rival is not None and self.is_of(rival) else None
         thresholds = self.thresholds
-        if entry.dtype is not None and dtype_of(entry.dtype) == "float32":
+        if entry.exact or (entry.dtype is not None and dtype_of(entry.dtype) == "float32"):
             # `identity_check` judges it, on longer texts
             thresholds = thresholds.model_copy(update={"lossless_identical": False})
         return judge_release(entry, rival, same, thresholds, reference=entries["autoregressive"])

@@ -125,6 +125,6 @@ def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -
         "dtype": pair.dtype,
         "chat": space.spec.chat,
         "onnx_draft": onnx,
-        "compile": wanted_mode("try"),
+        "compile": wanted_mode(),
     }
     return load_pair(files, LoadSettings.model_validate(settings))

@@ -157,8 +157,7 @@ def identity_verdict(
     ]
     if not classes:
         return GateVerdict(())
-    exact = dtype_of(step.pair.dtype) == "float32"
-    pair = step.pair if exact else float32_pair(step.workspace)
+    pair = identity_pair(step)
     found = {
         choice: identity_check(pair, choice, resources, prompts[:IDENTITY_PROMPTS])
         for choice in dict.fromkeys(choice for choice, _ in classes)
@@ -178,8 +177,8 @@ def identity_check(
     resources: StrategyResources,
     prompts: Sequence[Prompt],
 ) -> tuple[Check, ...]:
-    """Whether a choice that claims to be lossless gives autoregressive's tokens; `pair`: in
-    float32."""
+    """Whether a choice that claims to be lossless gives autoregressive's tokens; `pair`: exact, or
+    in float32."""
     entry = identity_entry(pair, resources, choice, prompts, IDENTITY_TOKENS)
     return GateVerdict.of([identity(entry)]).checks
 
@@ -195,6 +194,15 @@ def weights_check(
     full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load()
     read = weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS)
     return judge_weights(read, weights, thresholds)
+
+
+def identity_pair(step: StepContext) -> LoadedPair:
+    """The pair that identity is judged on: as it is shipped where its passes are exact, with as
+    many slots as a server has; else in float32."""
+    if step.pair.exact and (again := step.workspace.load(slots=IDENTITY_SLOTS)).exact:
+        return again
+    exact = dtype_of(step.pair.dtype) == "float32"
+    return step.pair if exact else float32_pair(step.workspace)
 
 
 def float32_pair(workspace: Workspace) -> LoadedPair:

@@ -46,7 +46,7 @@ def divergence(name: DivergenceName, target_raw: Tensor, draft_raw: Tensor, toke
 def check_support(name: DivergenceName, proposer: Model) -> None:
     """Refuse a divergence that would be infinite everywhere, because the proposer's head covers a
     part of the vocabulary."""
-    if name in INFINITE_AT_ZEROS and getattr(proposer, "head_tokens", None) is not None:
+    if name in INFINITE_AT_ZEROS and proposer.head_tokens is not None:
         raise DraftwellError(
             f"divergence {name} is infinite everywhere for a draft whose head covers only "
             "a part of the vocabulary: "

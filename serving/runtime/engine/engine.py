@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -387,12 +387,11 @@ class Engine:
 
     def _weight(self, model: Model, task: Task) -> float:
         """What the budget counts a task's next token for, in first tokens of a prompt; 1 where the
-        model or a fixed budget does not say."""
-        cost: Callable[[int], float] | None = getattr(model, "token_cost", None)
-        if cost is None or self.budget is None or not self.budget.adapts:
+        budget is fixed."""
+        if self.budget is None or not self.budget.adapts:
             return 1.0
         assert task.waiting is not None
-        return cost(model.slots.lengths[task.waiting.slot])  # type: ignore[attr-defined]  # those that know their costs have slots
+        return model.token_cost(model.slots.lengths[task.waiting.slot])
 
     def _fly(self, flight: BatchInFlight) -> BatchResult:
         """Run a batch; if it fails, request by request, so that a bad one does not take the others
@@ -412,7 +411,7 @@ class Engine:
                 outputs = [
                     self._fly(BatchInFlight(flight.model, [one])).outputs[0] for one in flight.group
                 ]
-        marks = getattr(flight.model, "marks", None) if self._workers is None else None
+        marks = flight.model.marks if self._workers is None else None
         return BatchResult(outputs, started, time.perf_counter(), marks)
 
     def _await(self, flight: BatchInFlight) -> None:

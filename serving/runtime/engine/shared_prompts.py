@@ -97,7 +97,7 @@ def longest_held(lane: Lane, task: Task) -> tuple[int, int]:
     """The slot of the same owner that holds most of what a task's forward pass leaves in its lane,
     and how many tokens these are."""
     assert task.waiting is not None
-    slots: Slots = lane.model.slots  # type: ignore[attr-defined]  # an owner's texts are in them
+    slots: Slots = lane.model.slots
     return slots.texts.longest(
         lane.text.owner, [*lane.text.tokens[: lane.length], *task.waiting.tokens]
     )

@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from draftwell.serving.device import core_ids
-from draftwell.serving.runtime.models.library_runner import computes_beside_others
 
 T = TypeVar("T")
 _streams: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -57,9 +56,7 @@ class Workers:
         self._threads_before = torch.get_num_threads()
         # the caller samples and judges next to busy cores: a team of its own would wait for them
         torch.set_num_threads(1)
-        computing = [
-            m for m in models if getattr(getattr(m, "device", None), "type", "cpu") == "cpu"
-        ]
+        computing = [m for m in models if m.device.type == "cpu"]
         mine = dict(
             zip(map(id, computing), shares(core_ids(), max(1, len(computing))), strict=False)
         )
@@ -122,14 +119,13 @@ def on_own_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
 
 def bind_thread(cores: Sequence[int], threads: int, stream: Any = None) -> None:
-    """Bind the calling thread to `cores` (none: leave it where it is), let torch compute with
-    `threads` on it, and Python's lock be free while it computes.
+    """Bind the calling thread to `cores` (none: leave it where it is), and let torch compute with
+    `threads` on it.
 
     Args:
         stream: of CUDA, which becomes the thread's own: what two threads launch on one stream runs
             in turn.
     """
-    computes_beside_others()
     torch.set_num_threads(threads)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
@@ -144,7 +140,7 @@ def own_stream(model: Any) -> Any:
     A model keeps it: PyTorch has 32 streams and hands them out in turn, so that a stream for each
     thread would soon be another's.
     """
-    if not getattr(model, "captures", False):
+    if not model.captures:
         return None
     if model not in _streams:
         _streams[model] = torch.cuda.Stream(model.device)
@@ -177,7 +173,7 @@ def finish(model: Any, outputs: Iterable[Any]) -> None:
     given it. So the outputs' is kept, once they are let go, until the caller's stream has read
     them, too.
     """
-    if getattr(model, "marks", None) is None:  # it has waited itself
+    if model.marks is None:  # it has waited itself
         return
     model.synchronize()
     if (stream := getattr(_reader, "stream", None)) is not None:

@@ -15,8 +15,10 @@ FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "g
 """Model types, as transformers names them, that `models/lean_llama.py` is compared with in its
 tests."""
 GEMMA = frozenset({"gemma2", "gemma3_text"})
-ROPE_TYPES = frozenset({"default", "linear", "llama3"})
-"""Rotary embeddings that depend on the position alone, so that a table holds them."""
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "longrope"})
+"""Rotary embeddings that depend on the position alone, so that a table holds them. LongRoPE's
+factors (2402.13753) are the long ones where slots are longer than the pre-training length, else the
+short ones: for a whole model, since keys and queries of one text need the same."""
 ACTIVATIONS = frozenset({"silu", "gelu_pytorch_tanh"})
 
 

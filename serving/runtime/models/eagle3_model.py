@@ -10,6 +10,8 @@ target's. Names of weights are those of the published checkpoints, which vLLM an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import CDLL
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,24 +19,25 @@ from torch import Tensor
 
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.number_format import Weights
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.beside import kept_beside
-from draftwell.serving.runtime.models.compiled_step import LONGEST_ROW
-from draftwell.serving.runtime.models.eagle3_layer import NORMS, Eagle3Layer, compiled_row
+from draftwell.serving.runtime.models.eagle3_layer import NORMS, Eagle3Layer
 from draftwell.serving.runtime.models.lean_layer import Rope
-from draftwell.serving.runtime.models.linear import Int8Linear, MakeLinear, linear
+from draftwell.serving.runtime.models.lean_llama import CHUNK, passes
+from draftwell.serving.runtime.models.linear import MakeLinear, linear
 from draftwell.serving.runtime.models.module_model import ModuleModel, positions_of
-from draftwell.serving.runtime.models.row_attention import Placed, RowAttention, additive
+from draftwell.serving.runtime.models.native.decoder import NativeLayers, Product, dots
+from draftwell.serving.runtime.models.row_attention import Placed, RowAttention
 from draftwell.serving.runtime.models.seen_tokens import SeenTokens
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.models.visible import visible
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.slot_texts import SlotText
 
 
-class Eagle3Model:
-    """A head over as many slots as its target has (satisfies `Model`); slot content is pairs, the
+class Eagle3Model(Model):
+    """A head over as many slots as its target has; slot content is pairs, the
     first of them of tokens 0 and 1.
 
     Args:
@@ -43,6 +46,7 @@ class Eagle3Model:
             lends embeddings and head rows.
     """
 
+    slots: Slots
     trees = True
 
     def __init__(self, head: Eagle3Head, target: ModuleModel):
@@ -62,15 +66,18 @@ class Eagle3Model:
             self.device,
         )
         weights = {name: tensor.to(self.device, self.dtype) for name, tensor in head.state.items()}
-        # a step reads every weight for one token: in 8 bits half as much, as a distilled draft does
-        make: MakeLinear = (
-            Int8Linear if self.dtype == torch.bfloat16 and self.device.type == "cpu" else linear
-        )
+        self.library: CDLL | None = getattr(target, "library", None)
+        make: MakeLinear = linear
+        if self.library is not None:
+            # a step reads every weight for one token: in 8 bits half as much
+            rounding: Weights | None = "int8" if self.dtype == torch.bfloat16 else None
+            make = partial(Product, self.library, weights=rounding)
         with torch.inference_mode():
             self.embedding: Tensor = target.module.get_input_embeddings().weight
             self.head_tokens = head.head_tokens.to(self.device)
             rows = target.module.get_output_embeddings().weight
-            self.seen = SeenTokens(self.head_tokens, rows)
+            own = {} if self.library is None else {"dots": partial(dots, self.library)}
+            self.seen = SeenTokens(self.head_tokens, rows, **own)
             self._fc = make(weights["fc.weight"], None)
             layer = {
                 name.removeprefix("midlayer."): one
@@ -90,17 +97,28 @@ class Eagle3Model:
             self.layer = Eagle3Layer(
                 {name: make(one, None) for name, one in whole.items()}, norms, self.shape
             )
-            compiles = getattr(target, "libraries", None)
-            found = compiles and compiled_row(self.layer, whole, *compiles)
-            self._row = found and found[0]
-            if found:
-                target.note_libraries([found[1]])  # type: ignore[attr-defined]
             self._rope = rope_table(
                 config["rope_theta"], self.shape.head_dim, self.max_context, self.device
             )
-            self._places = torch.arange(self.max_context)
-            self._sees_all = torch.zeros(self.max_context, dtype=self.dtype)
+        self.native = None if self.library is None else self._by_library(self.library, config)
+        self.exact = self.native is not None
         self.hidden_size = int(config["hidden_size"])
+
+    def _by_library(self, library: CDLL, config: dict[str, Any]) -> NativeLayers:
+        products: dict[str, Any] = dict(self.layer.products)
+        norms = {
+            "attention_norm": self.layer.norms["input_layernorm"],
+            "beside_norm": self.layer.norms["hidden_norm"],
+            "mlp_norm": self.layer.norms["post_attention_layernorm"],
+        }
+        layer = {
+            "qkv": products["qkv"],
+            "out": products["out"],
+            "gate_up0": products["gate_up"],
+            "down0": products["down"],
+        }
+        hidden = int(config["hidden_size"])
+        return NativeLayers(library, self.shape, hidden, self.slots, [norms], [layer], [self._rope])
 
     def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
         slot = self.slots.open(text, prompt)
@@ -135,7 +153,7 @@ class Eagle3Model:
                 placed.append(
                     (row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens))
                 )
-            found = self._row_by_library(rows, placed) or self._by_torch(rows, placed)
+            found = self._predictions(rows, placed)
         except BaseException:
             for slot, start, _ in placed:  # a failed forward pass leaves every slot as it was
                 self.slots.rollback(slot, start)
@@ -150,65 +168,46 @@ class Eagle3Model:
             outputs.append(Output(widened, states, support, self.vocab_size))
         return outputs
 
-    def _row_by_library(
-        self, rows: Sequence[Forward], placed: list[Placed]
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """As `_by_torch`, of one row of a few pairs; None where that is not compiled."""
-        (slot, start, count), row = placed[0], rows[0]
-        if self._row is None or len(rows) > 1 or count > LONGEST_ROW or slot >= self.slots.count:
-            return None
-        embedded, hidden, rope = self._inputs(rows, placed)
-        if count == 1:
-            mask = self._sees_all[: start + 1][None]
-        else:
-            mask = additive(visible(start, count, None, row.parents), self.slots.keys[0])
-        states, normed, logits = self._row(
-            [
-                embedded,
-                hidden,
-                *rope,
-                *self.slots.memory(0, slot),
-                self._places[start : start + count],
-                mask,
-            ]
-        )
-        first = count - row.keep
-        return states[first:], normed[first:], logits[first:]
-
-    def _by_torch(
+    def _predictions(
         self, rows: Sequence[Forward], placed: list[Placed]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of all pairs whose rows are kept: states before and after the norm, `[kept, hidden]`, and
         logits `[kept, head]` float32."""
-        embedded, hidden, rope = self._inputs(rows, placed)
-        attend = RowAttention(
-            self.slots,
-            placed,
-            self.shape,
-            trees={row.slot: row.parents for row in rows if row.parents is not None},
-        )
-        states = self.layer.after(attend(0, *self.layer.before(embedded, hidden, rope)), hidden)
+        embedded, hidden, positions = self._inputs(rows, placed)
+        trees = {row.slot: row.parents for row in rows if row.parents is not None}
+        if self.native is not None:
+            parts, at = [], 0
+            for some in passes(placed, CHUNK, trees):
+                own = slice(at, at := at + sum(count for _, _, count in some))
+                parts.append(
+                    self.native(hidden[own], positions[own], some, trees, beside=embedded[own])[0]
+                )
+            states = torch.cat(parts)
+        else:
+            attend = RowAttention(self.slots, placed, self.shape, trees)
+            cos, sin = (one[positions] for one in self._rope)
+            query, key, value = self.layer.before(embedded, hidden, (cos, sin))
+            states = self.layer.after(attend(0, query, key, value), hidden)
         ends = torch.tensor([count for _, _, count in placed]).cumsum(0).tolist()
         kept = torch.cat(
             [states[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
         )
-        return kept, *self.layer.predict(kept)
+        if self.native is None:
+            return kept, *self.layer.predict(kept)
+        normed = self.native.norm(kept, self.layer.norms["norm"])
+        head: Any = self.layer.products["head"]
+        return kept.to(self.dtype), normed.to(self.dtype), head.in_float32(normed)
 
-    def _inputs(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Rope]:
-        """Embeddings and states, `[total, hidden]`, and cosines and sines of the positions, of
-        packed pairs."""
-        # a step of a chain: views, since a copy costs more than what is copied
-        if len(rows) == 1 and len(rows[0].tokens) == 1:
-            (_, start, _), row = placed[0], rows[0]
-            cos, sin = (one[start : start + 1] for one in self._rope)
-            return self.embedding[row.tokens[0]][None], self._hidden(row), (cos, sin)
+    def _inputs(
+        self, rows: Sequence[Forward], placed: list[Placed]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Embeddings and states, `[total, hidden]`, and positions `[total]` of packed pairs."""
         ids = torch.tensor([token for row in rows for token in row.tokens], device=self.device)
         positions = torch.tensor(
             [p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)],
             device=self.device,
         )
-        cos, sin = (one[positions] for one in self._rope)
-        return self.embedding[ids], torch.cat([self._hidden(row) for row in rows]), (cos, sin)
+        return self.embedding[ids], torch.cat([self._hidden(row) for row in rows]), positions
 
     def _hidden(self, row: Forward) -> Tensor:
         """What a row's tokens are paired with, `[tokens, hidden]`: the target's states brought to
@@ -271,7 +270,7 @@ def head_of(target: Any, head: Eagle3Head) -> Eagle3Model:
     """
 
     def make() -> Eagle3Model:
-        if not getattr(target, "keeps_states", False):
+        if not target.keeps_states:
             raise DraftwellError(
                 (
                     "this kind of target keeps no hidden states for a head: use a strategy "

@@ -31,6 +31,10 @@ class Entered:
         """States `[n, hidden]` before a layer."""
         self._states += [x] * self._layers.count(layer)
 
+    def enter_all(self, joined: Tensor) -> None:
+        """States `[n, layers * hidden]` before all of the layers."""
+        self._states = [joined]
+
     def store(self, slots: Slots) -> None:
         """Write them into the slots; branches keep none."""
         assert slots.features is not None

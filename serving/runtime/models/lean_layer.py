@@ -15,10 +15,9 @@ from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.linear import Linear, MakeLinear
 from draftwell.serving.runtime.models.padding import feed_forwards
 
+NORMS = ("attention_norm", "mlp_norm", "after_attention", "after_mlp", "qk_norm")
 Rope = tuple[Tensor, Tensor]
 """Cosines and signed sines `[total, 1, head_dim]`."""
-NORMS = ("attention_norm", "mlp_norm", "after_attention", "after_mlp", "qk_norm")
-"""Weights of norms that a layer has or lacks."""
 
 
 class Layer:
@@ -62,6 +61,11 @@ class Layer:
             for name, product in zip(("gate_up", "down"), pair, strict=True)
         }
         return {"qkv": self.qkv, "out": self.out, **fed}
+
+    def norms(self) -> dict[str, Tensor]:
+        """Weights of the norms that the layer has."""
+        found = {name: getattr(self, name) for name in NORMS}
+        return {name: weight for name, weight in found.items() if weight is not None}
 
     def before(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each `[total, its heads, head_dim]`, of states `[total,
@@ -109,29 +113,6 @@ def projections(layer: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
             f"down{i}": joined(mlp, "down_proj"),
         }
     return parts
-
-
-def layer_weights(own: Layer, layer: Any) -> dict[str, Tensor]:
-    """All weights of a module's layer by the names that `compiled_layer` knows them by; norms as
-    `own` has them."""
-    found = {name: getattr(own, name) for name in NORMS if getattr(own, name) is not None}
-    products = own.products()
-    for name, (weight, bias) in projections(layer).items():
-        found |= stored(name, weight, products[name]) | (
-            {} if bias is None else {f"{name}.bias": bias.detach()}
-        )
-    return found
-
-
-def stored(name: str, weight: Tensor, product: Linear) -> dict[str, Tensor]:
-    """What a product over a few tokens reads: its weight, or what that was rounded to and the
-    scales."""
-    rounded = getattr(product, "rounded", None)
-    return (
-        {name: weight.detach()}
-        if rounded is None
-        else {name: rounded[0], f"{name}.scale": rounded[1]}
-    )
 
 
 def joined(holder: Any, whole: str, *parts: str) -> tuple[Tensor, Tensor | None]:

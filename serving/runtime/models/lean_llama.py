@@ -1,18 +1,17 @@
 """Llama-like models without the layers between them and their matrices: the engine's fast path.
 
-The adapter of `transformers_model` runs the library's own module; at one token a forward pass, a
-third of its time goes into calls rather than arithmetic, and every matrix product first brings its
-weights into the layout of the processor's matrix unit. Here queries, keys and values are one
-product, gate and up another; rotary tables and attention masks are made once a forward pass, not
-once a layer; and on CPUs bfloat16 weights are kept in oneDNN's own layout. What differs between
-families is data (`architecture`). Long prompts are read in passes of `CHUNK` tokens, so that no
-mask grows with the square of a prompt. Slots, packing of ragged rows and heads are inherited.
-Parity with transformers: tests/serving/runtime/models/test_lean_families.py.
+On CPUs a library computes all layers in one call (`native`), with the same result for a token in
+any company; elsewhere, or without it, torch computes them one by one (`lean_layer`), with queries,
+keys and values as one product and gate and up as another. What differs between families is data
+(`architecture`). Long prompts are read in passes of `CHUNK` tokens. Slots, packing of ragged rows
+and heads are inherited. Parity with transformers:
+tests/serving/runtime/models/test_lean_families.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
+from ctypes import CDLL
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -21,30 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwell.serving.artifacts.compiled_libraries import libraries_folder
 from draftwell.serving.number_format import Weights
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.architecture import architecture_of
-from draftwell.serving.runtime.models.compiled_layer import packed_layer
-from draftwell.serving.runtime.models.compiled_library import compiler
-from draftwell.serving.runtime.models.compiled_step import (
-    WORTH_COMPILING,
-    Compile,
-    CompiledHalves,
-    compiled_head,
-    compiled_step,
-    is_compiled,
-)
 from draftwell.serving.runtime.models.features import Entered
-from draftwell.serving.runtime.models.lean_layer import (
-    Layer,
-    Rope,
-    layer_weights,
-    norm,
-    norm_weight,
-)
-from draftwell.serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
+from draftwell.serving.runtime.models.lean_layer import Layer, Rope, norm, norm_weight
+from draftwell.serving.runtime.models.linear import MakeLinear, linear
 from draftwell.serving.runtime.models.module_model import Placed, Trees
+from draftwell.serving.runtime.models.native.decoder import NativeLayers, Product
+from draftwell.serving.runtime.models.native.library import Compile, find_library
 from draftwell.serving.runtime.models.padding import feed_forwards
 from draftwell.serving.runtime.models.row_attention import RowAttention
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
@@ -89,17 +73,11 @@ class LeanLlama(TransformersModel):
     `TransformersModel`.
 
     Args:
-        int8: forward passes of a token or two, and all compiled ones, read 8-bit weights (a
-            draft's, which are stored in 8 bits anyway).
-        compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its
-            weights twice, and its head once more.
-        libraries: folders of compiled layers besides this machine's own, such as a bundle's.
-        weights: what the weights of the layers' products are rounded to (`quantised`); `int8` is
-            for a draft, this for a target.
+        compiled: whether the layers are computed by the library (`native`) on the CPU.
+        libraries: folders where it may be besides this machine's own, such as a bundle's.
+        weights: what the weights of the layers' products are rounded to (`quantised`).
     Attributes:
-        libraries: how and in which folders a head beside this model finds its own compiled layer;
-            None where it shall not.
-        note_libraries: told of that one's file, so that a bundle can bring it along.
+        library: the library, also for a head beside this model; None where there is none.
     """
 
     skips = True
@@ -108,7 +86,6 @@ class LeanLlama(TransformersModel):
         self,
         module: Any,
         *,
-        int8: bool = False,
         compiled: Compile = "off",
         libraries: Sequence[Path] = (),
         weights: Weights | None = None,
@@ -118,10 +95,6 @@ class LeanLlama(TransformersModel):
         shape = architecture_of(module.config)
         assert shape is not None, module.config.model_type
         self.shape = shape
-        bfloat16_on_cpu = self.dtype == torch.bfloat16 and self.device.type == "cpu"
-        make: MakeLinear = Int8Linear if int8 and bfloat16_on_cpu else linear
-        if weights is not None:
-            make = partial(RoundedLinear, weights=weights)
         self.heads, self.kv_heads, self.head_dim, self.eps, self.scale = (
             shape.heads,
             shape.kv_heads,
@@ -139,50 +112,35 @@ class LeanLlama(TransformersModel):
             if shape.embedding_scale is None
             else self.embedding.new_tensor(shape.embedding_scale)
         )
-        if not bfloat16_on_cpu:
-            compiled = "off"
-        # those of a bundle were checked by their digests
-        self._read_layers(body, make, compiled, [*libraries, libraries_folder()])
-        self.note_libraries: Callable[[Iterable[Path]], None] = lambda _: None
-
-    def _read_layers(
-        self, body: Any, make: MakeLinear, compiled: Compile, folders: Sequence[Path]
-    ) -> None:
-        """The layers, the output head and the rotary tables; compiled where that is wanted and
-        worth it."""
-        modules = body.layers
-        if compiled == "try" and (compiler() is None or weight_bytes(modules) < WORTH_COMPILING):
-            compiled = "auto"
-        compiles = compiled != "off"
+        computes = self.device.type == "cpu" and self.dtype in (torch.float32, torch.bfloat16)
+        self.library = find_library(compiled, libraries) if computes else None
+        make: MakeLinear = partial(linear, weights=weights)
+        if self.library is not None:
+            make = partial(Product, self.library, weights=weights)
         with torch.inference_mode():
-            self.final_norm = norm_weight(body.norm, self.shape)
-            if compiled == "auto":
-                first = Layer(modules[0], make, self.shape)
-                compiles = is_compiled(first, layer_weights(first, modules[0]), folders)
-            self.layers: list[Layer] = []
-            stored: list[dict[str, Tensor]] = []  # as compiled layers read them
-            # once: a layer that was read may give up its weights (`released_as_read`)
-            for module in modules:
-                self.layers.append(Layer(module, make, self.shape))
-                if compiles:
-                    stored.append(packed_layer(layer_weights(self.layers[-1], module)))
-            self._head = linear(self.head_weight)
-            self.ropes = {name: self._rope_table(name) for name in set(self.shape.ropes)}
-        self.step = (
-            compiled_step(self.layers, stored, self.slots, compiled, folders) if compiles else None
+            self.final_norm = norm_weight(body.norm, shape)
+            self.layers = [Layer(one, make, shape) for one in body.layers]
+            self.sublayers = 2 * len(self.layers)
+            self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
+            if self.library is not None:
+                self._head = Product(self.library, self.head_weight).in_float32
+        self.native = None if self.library is None else self._by_library(self.library)
+        self.exact = self.native is not None
+
+    def _by_library(self, library: CDLL) -> NativeLayers:
+        products: list[Any] = [layer.products() for layer in self.layers]
+        ropes = [self.ropes[name] for name in self.shape.ropes]
+        norms = [layer.norms() for layer in self.layers]
+        return NativeLayers(
+            library, self.shape, self.hidden_size, self.slots, norms, products, ropes
         )
-        if self.step is not None:
-            self._head, files = compiled_head(self.head_weight, self._head, compiled, folders)
-            self.step.files += tuple(files)
-        self.libraries = None if self.step is None else (compiled, folders)
 
     def _rope_table(self, name: str | None) -> Rope:
         """Cosines and sines `[positions, 1, head_dim]` of all positions, the sign of `rotate_half`
-        folded into the sines."""
+        folded into the sines; by the library in float32, else in the model's dtype."""
         positions = torch.arange(self.max_context, device=self.device)[None]
-        cos, sin = self.module.model.rotary_emb(
-            self.embedding[:1], positions, *([] if name is None else [name])
-        )
+        like = self.embedding[:1] if self.library is None else self.embedding[:1].float()
+        cos, sin = self.module.model.rotary_emb(like, positions, *([] if name is None else [name]))
         half = cos.shape[-1] // 2
         return cos[0, :, None].contiguous(), torch.cat(
             [-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1
@@ -208,11 +166,6 @@ class LeanLlama(TransformersModel):
             position if window is None else min(position, window) for window in self.shape.windows
         )
         return float(1 + seen * ATTENTION * 2 * self.heads * self.head_dim / self._layer_weights)
-
-    @property
-    def sublayers(self) -> int:
-        """How many numbers `Forward.skip` may hold."""
-        return 2 * len(self.layers)
 
     def _states_of(self, rows: Sequence[Forward], placed: list[Placed], **settings: Any) -> Tensor:
         """Rows that skip the same sublayers run together."""
@@ -240,33 +193,18 @@ class LeanLlama(TransformersModel):
         states, at = [], 0
         for rows in passes(placed, CHUNK, trees):
             end = at + sum(count for _, _, count in rows)
-            form = None if self.step is None else self.step.form(rows, trees)
             entered = Entered(self.features, rows) if self.features else None
-            if self.step is not None and form is not None:
-                own = positions[at:end]
-                ropes = self._layer_ropes(own)
-                x = self.step(
-                    form,
-                    self._embed(ids[at:end]),
-                    ropes,
-                    own,
-                    rows,
-                    trees.get(rows[0][0]),
-                    entered,
-                    self._partly(skip, ropes, rows, trees),
+            own_ids, own_positions = ids[at:end], positions[at:end]
+            if self.native is not None:
+                x, noted = self.native(
+                    self._embed(own_ids), own_positions, rows, trees, skip=skip, noted=self.features
                 )
-                states.append(norm(x, self.final_norm, self.eps))
+                states.append(self.native.norm(x, self.final_norm).to(self.dtype))
+                if entered is not None and noted is not None:
+                    entered.enter_all(noted)
             else:
-                attention = RowAttention(
-                    self.slots,
-                    rows,
-                    self.shape,
-                    None if self.step is None else self.step.parts,
-                    trees,
-                )
-                states.append(
-                    self.run_layers(ids[at:end], positions[at:end], attention, entered, skip)
-                )
+                attention = RowAttention(self.slots, rows, self.shape, trees)
+                states.append(self.run_layers(own_ids, own_positions, attention, entered, skip))
             if entered is not None:
                 entered.store(self.slots)
             at = end
@@ -275,18 +213,6 @@ class LeanLlama(TransformersModel):
     def _embed(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embedding[ids]
         return x if self._embedding_scale is None else x * self._embedding_scale
-
-    def _partly(
-        self, skip: frozenset[int], ropes: Sequence[Rope], rows: list[Placed], trees: Trees
-    ) -> dict[int, Callable[[Tensor], Tensor]]:
-        """The layers of which sublayers are skipped, over packed rows."""
-        if not skip:
-            return {}
-        attention = RowAttention(self.slots, rows, self.shape, None, trees)
-        return {
-            number: partial(self._part_of_layer, number, ropes[number], attention, skip)
-            for number in {one // 2 for one in skip}
-        }
 
     def _part_of_layer(
         self, number: int, rope: Rope, attend: Attend, skip: frozenset[int], x: Tensor
@@ -309,10 +235,8 @@ class LeanLlama(TransformersModel):
         """Normalised last hidden states `[total, hidden]`; `entered` takes note of what enters each
         layer."""
         x = self._embed(ids)
-        halves = None if self.step is None else self.step.layers(len(ids))
-        layers: Sequence[Layer | CompiledHalves] = halves or self.layers
         for number, (layer, rope) in enumerate(
-            zip(layers, self._layer_ropes(positions), strict=True)
+            zip(self.layers, self._layer_ropes(positions), strict=True)
         ):
             if entered is not None:
                 entered.enter(number, x)
@@ -326,11 +250,6 @@ class LeanLlama(TransformersModel):
         """For each layer cosines and sines of positions `[total]`."""
         ropes = {name: (cos[positions], sin[positions]) for name, (cos, sin) in self.ropes.items()}
         return [ropes[name] for name in self.shape.ropes]
-
-
-def weight_bytes(layers: torch.nn.Module) -> int:
-    """Bytes of all weights."""
-    return sum(weight.numel() * weight.element_size() for weight in layers.parameters())
 
 
 def passes(placed: list[Placed], most: int, whole: Container[int] = ()) -> list[list[Placed]]:

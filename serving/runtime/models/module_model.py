@@ -8,10 +8,10 @@ An adapter runs the module's body its own way (`_states`): packed rows over slot
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch import Tensor
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.slot_texts import SlotText
 from draftwell.serving.runtime.trees import depths
 
@@ -44,7 +44,7 @@ SCALED_LOGITS: dict[str, tuple[str, Callable[[Tensor, float], Tensor]]] = {
 """Model type → what its configuration calls the factor after the head, and what is done with it."""
 
 
-class ModuleModel(ABC):
+class ModuleModel(Model):
     """A `PreTrainedModel` with an LM head, over slots that a subclass lays out.
 
     Args:
@@ -53,6 +53,8 @@ class ModuleModel(ABC):
         head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
         vocab_size: cut logits to this size (the shared tokenizer's).
     """
+
+    slots: Slots
 
     def __init__(
         self,
@@ -123,11 +125,6 @@ class ModuleModel(ABC):
                 code="no_hidden_states",
             )
         return self.slots.features[slot, start:end]
-
-    trees: ClassVar[bool] = False
-    """Whether `forward` reads `Forward.parents`."""
-    skips: ClassVar[bool] = False
-    """Whether `forward` reads `Forward.skip`; there is then `sublayers`, their number."""
 
     @torch.inference_mode()
     def keep(self, slot: int, length: int, path: Sequence[int]) -> None:

@@ -9,8 +9,9 @@ weights is measured by the gate (`components/gate/weights_check.py`).
 - int4: `(whole - 8) * scale + zero`, a scale and a zero for each `GROUP` inputs of an output
   channel, from their least to their largest weight, as llama.cpp's Q4_1 has them: 5 bits a weight.
 
-Scales and zeros are bfloat16 numbers in every dtype, as torch's kernels want them. Embeddings and
-head keep their weights: rounding a head cost more agreement than time (docs/log.md).
+Scales and zeros are bfloat16 numbers in every dtype; where two inputs are multiplied at once
+(AVX-512 with bfloat16), an int4 weight is rounded to bfloat16 once more.
+Embeddings and head keep their weights: rounding a head cost more agreement than time (docs/log.md).
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from draftwell.serving.number_format import Weights
 
 GROUP = 32
 """Inputs that share a scale and a zero in int4."""
-CHANNELS = 16
-"""torch's int4 kernel takes output channels in multiples of this."""
 LEAST = 1e-8
 """Smallest scale, of a channel or group without any weight (a padded target has those)."""
 
@@ -52,32 +51,15 @@ class Rounded(NamedTuple):
             (grouped - 8) * self.scale.float()[..., None] + self.zero.float()[..., None]
         ).flatten(1)
 
-    def stored(self) -> tuple[Tensor, Tensor]:
-        """What kernels read: `whole` and `scale`; of int4 torch's packed layout, uint8, and
-        `[groups, out, 2]` scales and zeros."""
-        if self.zero is None:
-            return self.whole, self.scale
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.whole.int(), 1)
-        return packed, torch.stack([self.scale.T, self.zero.T], dim=-1).contiguous()
-
 
 def rounded(weight: Tensor, weights: Weights) -> Rounded:
-    """A weight `[out, in]` rounded; to int8 also where int4's kernel does not take its shape."""
-    fits = weight.shape[1] % GROUP == 0 and weight.shape[0] % CHANNELS == 0
+    """A weight `[out, in]` rounded; to int8 also where its inputs fill no groups of int4."""
+    fits = weight.shape[1] % GROUP == 0
     return (
         _int4(weight.detach().float())
         if weights == "int4" and fits
         else _int8(weight.detach().float())
     )
-
-
-def product(x: Tensor, stored: tuple[Tensor, Tensor]) -> Tensor:
-    """bfloat16 rows `[rows, in]` → `[rows, out]`, by `Rounded.stored`."""
-    whole, scale = stored
-    if whole.dtype == torch.int8:
-        return torch._weight_int8pack_mm(x, whole, scale)
-    out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, whole, GROUP, scale)
-    return out
 
 
 def _int8(weight: Tensor) -> Rounded:

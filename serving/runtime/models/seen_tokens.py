@@ -7,7 +7,7 @@ training.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import torch
@@ -20,10 +20,16 @@ class SeenTokens:
     Args:
         covered: `[head]` ids of the head's tokens, ascending.
         rows: `[vocab, hidden]`, the target's output embedding.
+        dots: two tensors `[n, hidden]` and `[m, hidden]` float32 → their dot products `[n, m]`.
     """
 
-    def __init__(self, covered: Tensor, rows: Tensor):
-        self.covered, self.rows = covered, rows
+    def __init__(
+        self,
+        covered: Tensor,
+        rows: Tensor,
+        dots: Callable[[Tensor, Tensor], Tensor] = lambda x, rows: x @ rows.T,
+    ):
+        self.covered, self.rows, self._dots = covered, rows, dots
         self._covered = frozenset(covered.tolist())
         self._seen: dict[int, dict[int, None]] = {}
         self._columns: dict[int, Columns] = {}
@@ -59,7 +65,7 @@ class SeenTokens:
             columns = self._columns[slot] = Columns(self.covered)
         if columns.count < len(seen):
             columns.extend(sorted(islice(seen, columns.count, None)), self.rows)
-        own = states.float() @ columns.rows[: columns.count].T
+        own = self._dots(states.float(), columns.rows[: columns.count])
         return torch.cat([logits, own], -1).index_select(-1, columns.order), columns.support
 
 

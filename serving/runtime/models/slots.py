@@ -12,6 +12,7 @@ alike (`slot_texts.py`).
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -62,6 +63,7 @@ class Slots:
             self.values = [
                 torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes
             ]
+        self._pointers: dict[int, ctypes.Array[ctypes.c_void_p]] = {}
         self._memories: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """Of requests' slots: views, since making sixty of them in each forward pass takes a
         hundredth of it."""
@@ -250,3 +252,14 @@ class Slots:
             return self._memories[slot][layer]
         keys, values = self._branches[slot - self.count]
         return keys[layer], values[layer]
+
+    def pointers(self, slot: int) -> ctypes.Array[ctypes.c_void_p]:
+        """Where keys and values of a slot are, of one layer after another, for C++."""
+        if slot not in self._pointers:
+            places = [
+                one.data_ptr()
+                for layer in range(len(self._shapes))
+                for one in self.memory(layer, slot)
+            ]
+            self._pointers[slot] = (ctypes.c_void_p * len(places))(*places)
+        return self._pointers[slot]

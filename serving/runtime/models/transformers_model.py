@@ -8,11 +8,9 @@ transformers; rollback is a lowered length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwell.serving.errors import DraftwellError
@@ -23,6 +21,7 @@ from draftwell.serving.runtime.models.module_model import (
     Trees,
     refuse_recurrent,
 )
+from draftwell.serving.runtime.models.row_attention import attend
 from draftwell.serving.runtime.models.slots import Slots
 from draftwell.serving.runtime.models.visible import visible
 
@@ -66,46 +65,10 @@ def slot_attention(  # noqa: PLR0913
         keys, values = slots.write(
             layer, slot, start, key[0, :, at : at + count], value[0, :, at : at + count]
         )
-        outputs.append(_attend(q, keys, values, start, scaling, softcap, window, trees.get(slot)))
+        seen = visible(start, count, window, trees.get(slot), q.device)
+        outputs.append(attend(q, keys, values, seen, scaling, softcap))
         at += count
     return torch.cat(outputs, 1).transpose(0, 1)[None], None
-
-
-def _attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    start: int,
-    scaling: float | None,
-    softcap: float | None,
-    window: int | None,
-    parents: Sequence[int] | None,
-) -> Tensor:
-    """One row: q `[heads, count, d]` at positions start.. over keys `[kv_heads, end, d]` → `[heads,
-    count, d]`.
-
-    Query groups are folded into the query axis, so that keys are never repeated for grouped-query
-    attention.
-    """
-    heads, count, dim = q.shape
-    kv_heads, end = keys.shape[0], keys.shape[1]
-    groups = heads // kv_heads
-    mask = None
-    if count > 1 or (window and end > window):
-        # [groups * count, end]
-        mask = visible(start, count, window, parents, q.device).repeat(groups, 1)
-    folded = q.reshape(kv_heads, groups * count, dim)
-    if softcap:
-        scores = folded @ keys.transpose(1, 2) * (scaling if scaling is not None else dim**-0.5)
-        scores = softcap * torch.tanh(scores / softcap)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        out = scores.float().softmax(-1).to(q.dtype) @ values
-    else:
-        out = F.scaled_dot_product_attention(
-            folded[None], keys[None], values[None], attn_mask=mask, scale=scaling
-        )[0]
-    return out.reshape(heads, count, dim)
 
 
 class TransformersModel(ModuleModel):
@@ -125,8 +88,7 @@ class TransformersModel(ModuleModel):
 
     slots_type: ClassVar[type[Slots]] = Slots
     trees = True
-    keeps_states: ClassVar[bool] = True
-    """Whether `keep_hidden_states` can be asked for."""
+    keeps_states = True
 
     def __init__(
         self, module: Any, *, slots: int = 1, max_context: int | None = None, **settings: Any
@@ -164,6 +126,13 @@ class TransformersModel(ModuleModel):
                 f"the target keeps hidden states of the layers {self.features} for another "
                 f"head, not of {layers}: use one "
                 "head at a time",
+                code="other_layers",
+            )
+        count = self.module.config.get_text_config().num_hidden_layers
+        if not all(0 <= layer < count for layer in layers):
+            raise DraftwellError(
+                f"a head reads the hidden states before the layers {layers}, and the target has "
+                f"{count}: use a head that was trained for this target",
                 code="other_layers",
             )
         if not self.features:

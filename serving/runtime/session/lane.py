@@ -71,7 +71,7 @@ class Lane:
             return False
         asked = self.sampling
         altered = asked.penalises or asked.biases or asked.banned_token_ids
-        return asked.greedy and not altered and getattr(self.model, "chains", False)
+        return asked.greedy and not altered and self.model.chains
 
     @property
     def fresh(self) -> bool:
@@ -136,7 +136,7 @@ class Lane:
     @property
     def skips(self) -> bool:
         """Whether `skim` may be called: the model can leave sublayers out."""
-        return getattr(self.model, "skips", False)
+        return self.model.skips
 
     def skim(self, sequence: Sequence[int], skip: frozenset[int], keep: int = 1) -> Step[Rows]:
         """As `read`, with sublayers skipped: the model drafts for itself (`Forward.skip`).
@@ -158,7 +158,7 @@ class Lane:
     def trees(self) -> bool:
         """Whether `read_tree` takes trees with alternatives: the model reads them, and this
         request's rows do not depend on what was written before them (penalties, grammars)."""
-        return getattr(self.model, "trees", False) and not self.sampling.penalises
+        return self.model.trees and not self.sampling.penalises
 
     def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Rows]:
         """Feed what the slot has not seen of `sequence`, then a tree after it; rows after the

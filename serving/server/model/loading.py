@@ -122,7 +122,7 @@ def _load_settings(
             "device": bundle.manifest.device,
             "slots": settings.slots,
             "max_context": settings.max_context,
-            "compile": "off" if wanted_mode("auto") == "off" else "auto",
+            "compile": wanted_mode(),
             "libraries": bundle.path / COMPILED,
             "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices),
         }
@@ -409,7 +409,7 @@ def refuse_other_machine(
         raise DraftwellError(
             f"the bundle's hardware profile was measured on {measured}, and this machine is "
             f"{here}: run `draftwell calibrate` and `draftwell tune` here, and deploy again; where "
-            "only compiled layers differ, set or unset DRAFTWELL_COMPILE",
+            "only +torch differs, install g++ or unset DRAFTWELL_COMPILE",
             code="profile_of_another_machine",
         )
 

@@ -295,12 +295,14 @@ def test_a_difference_is_a_near_tie_only_if_both_tokens_are_nearly_the_best():
     table = pair.models["target"].table
     table[:] = 0.0
     table[..., 4], table[..., 5], table[..., 6] = 3.0, 3.0 - 5e-4, 1.0
-    assert difference(pair, "p", [7, 8], [4, 4], [4, 4]) is None
-    tie = difference(pair, "p", [7, 8], [4, 5, 4], [4, 4, 4])
+    assert difference(pair, "p", [7, 8], [4, 4], [4, 4], exact=False) is None
+    tie = difference(pair, "p", [7, 8], [4, 5, 4], [4, 4, 4], exact=False)
     assert (tie.position, tie.near_tie) == (1, True)
     assert tie.gap == pytest.approx(5e-4, abs=1e-6)
+    exact = difference(pair, "p", [7, 8], [4, 5, 4], [4, 4, 4], exact=True)
+    assert (exact.position, exact.near_tie) == (1, False)
     # the gap is small, yet 6 is nowhere near
-    wrong = difference(pair, "p", [7, 8], [4, 6, 4], [4, 4, 4])
+    wrong = difference(pair, "p", [7, 8], [4, 6, 4], [4, 4, 4], exact=False)
     assert (wrong.position, wrong.near_tie) == (1, False)
     assert wrong.gap == tie.gap
 

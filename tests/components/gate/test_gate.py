@@ -231,7 +231,15 @@ def test_a_lossy_config_called_lossless_is_caught():
     assert not failed(judge(lossy))
 
 
-def test_identity_is_judged_in_float32_only_and_said_otherwise():
+def test_identity_is_judged_in_any_format_whose_passes_are_exact():
+    same = entry(identical_outputs=20, near_ties=0, dtype="bfloat16", exact=True)
+    assert judge(same).passed
+    assert not any("near-tie" in note for note in judge(same).notes)
+    other = entry(identical_outputs=19, near_ties=0, dtype="bfloat16", exact=True)
+    assert failed(judge(other)) == ["identical outputs"]
+
+
+def test_identity_of_other_passes_is_judged_in_float32_only_and_said_otherwise():
     verdict = judge(entry(identical_outputs=10, near_ties=3, dtype="bfloat16"))
     assert verdict.passed
     assert any("10 of 20" in note and "float32" in note for note in verdict.notes)

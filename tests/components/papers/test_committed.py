@@ -57,6 +57,7 @@ def shown(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) 
     ]
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_command_makes_of_them() -> None:
     """Nobody edits it by hand, and no run that lacks a cell turns its values into "open"."""
     papers = list(PAPERS.values())

@@ -32,6 +32,8 @@ from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 from tests.support.papers import changed, page_of, write_sets
 
+pytestmark = pytest.mark.slow
+
 TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1,), gammas_all=(1,), taus=(0.7,))
 CELL = sized(
     TINY,

@@ -15,7 +15,9 @@ import pytest
 
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.store import Store
+from draftwell.serving.artifacts.compiled_libraries import libraries_folder
 from draftwell.serving.bundle.verdict import Check
+from draftwell.serving.runtime.models.native.library import find
 from tests.support.bench_reports import REPORT
 from tests.support.loop.publishing import release, table
 from tests.support.loop.refusals import refused
@@ -347,15 +349,19 @@ def test_doctor(run: Any) -> None:
 def test_doctor_says_whether_layers_can_be_compiled(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path
-    monkeypatch.setenv("DRAFTWELL_HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     said = " ".join(run("doctor").output.split())
-    assert "layers stay eager" in said
-    assert "none yet" in said
-    (home / "compiled" / "0").mkdir(parents=True)
-    (home / "compiled" / "0" / "layer.so").touch()
-    assert "used by models of their shape" in " ".join(run("doctor").output.split())
+    assert "not exact" in said
+    assert "not yet" in said
+    file = find([libraries_folder()])
+    file.parent.mkdir(parents=True)
+    file.touch()
+    said = " ".join(run("doctor").output.split())
+    assert "there" in said
+    assert "not exact" not in said
+    monkeypatch.setenv("DRAFTWELL_COMPILE", "off")
+    assert "not exact" in " ".join(run("doctor").output.split())
 
 
 def test_doctor_names_what_is_known_to_break(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

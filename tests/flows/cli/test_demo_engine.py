@@ -33,6 +33,7 @@ from tests.support.results import kept_results
 from tests.support.server.server_process import wait_until
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python"),
     pytest.mark.usefixtures("quiet_prefect"),
 ]
@@ -457,7 +458,7 @@ def test_asked_to_end_it_leaves_no_engine_behind(
             )
             assert process.poll() is None
             process.send_signal(asked)
-            assert process.wait(90) == 128 + asked
+            assert process.wait(300) == 128 + asked
         finally:
             process.kill()
     assert not list(running(str(peers)))

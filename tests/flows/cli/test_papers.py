@@ -317,6 +317,7 @@ def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(
     assert text == (REPO / "docs" / "papers.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_without_data_sets_leaves_the_projects_page_alone(
     run: Callable[..., Any], own_stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from tests.support.results import kept_results
 from tests.support.server.server_process import wait_until
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python"),
     pytest.mark.usefixtures("quiet_prefect"),
 ]

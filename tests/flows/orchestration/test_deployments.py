@@ -62,6 +62,8 @@ from tests.support.loop.thresholds import ANY_SPEED
 from tests.support.patching import replace_everywhere
 from tests.support.paths import REPO
 
+pytestmark = pytest.mark.slow
+
 FILE = REPO / "prefect.yaml"
 DEPLOYMENTS = yaml.safe_load(FILE.read_text())["deployments"]
 CHOICE = {"strategy": "spide", "parameters": {}, "reason": "fast", "sampled": None}

@@ -22,10 +22,11 @@ from draftwell.registry.promotion import promote, rollback
 from draftwell.registry.releases import create_release, find_release, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import digest_of
-from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder, note_used
+from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, models_root
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.native.library import key
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import (
     Make,
@@ -35,6 +36,12 @@ from tests.support.loop.publishing import (
     publish,
     verdict,
 )
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine whose compiled layers no bundle brings along."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -82,20 +89,17 @@ def test_a_bundle_opens_and_finds_its_models(
     assert not any(str(tmp_path).encode() in data for data, _ in contents(built).values())
 
 
-def test_compiled_layers_that_the_pair_uses_come_along(
-    build: Make, champion: Store, files: PairFiles
-) -> None:
-    used, other = (libraries_folder() / name / LIBRARY for name in ("used", "other"))
-    for library in (used, other):
+def test_the_compiled_layers_of_this_machine_come_along(build: Make, champion: Store) -> None:
+    for name in (key(), "of another machine"):
+        library = libraries_folder() / name / LIBRARY
         library.parent.mkdir(parents=True)
         library.write_bytes(b"machine code")
-    note_used(fingerprint(files, "float32"), [used])
     bundle = open_bundle(build())
     assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {
-        "compiled/used/layer.so"
+        f"compiled/{key()}/{LIBRARY}"
     }
-    (bundle.path / "compiled" / "used" / LIBRARY).write_bytes(b"other code")
-    with raises_code("changed_file", "compiled/used"):
+    (bundle.path / "compiled" / key() / LIBRARY).write_bytes(b"other code")
+    with raises_code("changed_file", f"compiled/{key()}"):
         open_bundle(bundle.path)
 
 

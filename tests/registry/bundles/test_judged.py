@@ -20,6 +20,8 @@ from draftwell.serving.bundle.bundle import open_bundle
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import Make, verdict
 
+pytestmark = pytest.mark.slow
+
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {

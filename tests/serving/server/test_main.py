@@ -30,6 +30,7 @@ from draftwell.serving.runtime.commands import Role
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.deployments import Deployments
 from draftwell.serving.server.lifecycle import DrainingServer
+from draftwell.serving.server.main import run as run_server
 from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.models.heads import random_eagle3
@@ -208,6 +209,36 @@ def test_deterministic_serving_leaves_the_state_alone(
     assert served.strategy.artifact(AcceptanceTable).total == [50] * 20
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({"prompt_tokens": 16}, 16),
+        ({"deterministic": True}, 64),
+        ({"prompt_tokens": 16, "deterministic": True}, 16),
+    ],
+)
+def test_a_step_reads_as_many_prompt_tokens_as_was_said(
+    tmp_path: Path,
+    tiny_models: dict[Role, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    tokens: int,
+) -> None:
+    """In this process: the server's loop is replaced by one that looks at the engine and ends."""
+    rooms: list[int] = []
+
+    class Looked(DrainingServer):
+        def run(self, sockets: Any = None) -> None:
+            budget = self._deployments.current.scheduler.engine.budget
+            assert budget is not None
+            rooms.append(budget.room("target", answering=2, waiting=1))
+
+    monkeypatch.setattr("draftwell.serving.server.lifecycle.DrainingServer", Looked)
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
+    assert run_server(ServerSettings(bundle=bundle, port=0, slots=1, threads=1, **options)) == 0
+    assert rooms == [tokens]
+
+
 def other_template(target: Path) -> None:
     (file,) = target.glob("chat_template.jinja")
     file.write_text("<|start|>Be brief. {{ messages[-1].content }}<|end|>")
@@ -375,17 +406,17 @@ def test_a_profile_of_another_machine_is_refused_where_it_matters(
     assert "tuned on abacus" in caplog.text
 
 
-def test_a_profile_of_compiled_layers_is_not_used_with_eager_ones(
+def test_a_profile_of_torchs_layers_is_not_used_with_the_librarys(
     tmp_path: Path, tiny_models: dict[Role, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The machine is the same, so the names of machines alone would let it pass."""
-    compiled = device_class("cpu") + "+compiled-target"
-    bundle = make_bundle(tmp_path / "spide", tiny_models, "spide", machine=compiled)
-    refused(bundle, "profile_of_another_machine", "+compiled-target", "draftwell calibrate")
-    plain = make_bundle(tmp_path / "plain", tiny_models, "vanilla_sd", machine=compiled)
+    by_torch = device_class("cpu") + "+torch-target"
+    bundle = make_bundle(tmp_path / "spide", tiny_models, "spide", machine=by_torch)
+    refused(bundle, "profile_of_another_machine", "+torch-target", "draftwell calibrate")
+    plain = make_bundle(tmp_path / "plain", tiny_models, "vanilla_sd", machine=by_torch)
     served = load_bundle(plain, slots=1)
     assert "spide" not in served.strategies.names(), "what reads the profile is not offered"
-    assert "+compiled-target" in caplog.text
+    assert "+torch-target" in caplog.text
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:

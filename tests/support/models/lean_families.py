@@ -18,6 +18,12 @@ SHARP = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+}
 GEMMA = {
     **SHARP,
     "num_hidden_layers": 4,
@@ -38,6 +44,9 @@ CONFIGS = {
     ),
     "qwen3": lambda: tf.Qwen3Config(**SHARP, head_dim=16),
     "phi3": lambda: tf.Phi3Config(**SHARP),
+    "phi3 with LongRoPE": lambda: tf.Phi3Config(
+        **SHARP, rope_parameters=dict(LONG), original_max_position_embeddings=128
+    ),
     "gemma2": lambda: tf.Gemma2Config(
         **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
     ),

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.slot_texts import SlotText
 from draftwell.serving.runtime.trees import DraftTree
 
 
-class TableModel:
+class TableModel(Model):
     """Logits of the next token from the last `order` tokens.
 
     Args:

@@ -26,7 +26,7 @@ class Letters:
     eos_token_id = EOS
     chat_template = None
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": [3 + ord(letter) % (VOCAB - 3) for letter in text]}
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from draftwell.serving.artifacts.compiled_libraries import COMPILED, libraries_folder
 from tests.support.server.server_process import ENTRY, server_process
 
 REPO = Path(__file__).resolve().parents[3]
@@ -49,17 +46,8 @@ def default_bundle(
 
     Args:
         profiled: as a tuned release is: with a hardware profile and draft lengths by load, measured
-            now on this machine, and compiled layers.
+            now on this machine.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        if profiled:
-            use_compiled_layers(patch)
-        return _default_bundle(folder, dtype, strategy, parameters, profiled)
-
-
-def _default_bundle(
-    folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any], profiled: bool
-) -> Path:
     from draftwell.flows.workspace import Workspace
     from draftwell.registry.bundles.build import build_bundle
     from draftwell.registry.pairs import model_records
@@ -91,17 +79,6 @@ def _default_bundle(
         out=folder / "dist",
         ungated_reason="a trial of the server",
     )
-
-
-def use_compiled_layers(patch: pytest.MonkeyPatch) -> None:
-    """Compile layers, as commands do outside of tests, and keep them where this checkout's own are:
-    the first time takes minutes."""
-    patch.setenv("DRAFTWELL_COMPILE", "try")
-    mine, kept = libraries_folder(), REPO / ".draftwell" / COMPILED
-    kept.mkdir(parents=True, exist_ok=True)
-    if not mine.exists():
-        mine.parent.mkdir(parents=True, exist_ok=True)
-        mine.symlink_to(kept)
 
 
 def measure(space: Workspace, folder: Path, choice: StrategyChoice) -> dict[int, int]:

@@ -22,14 +22,14 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.failures import room_for
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.slot_texts import SlotText
 
 BRANCHES = 7
 """Branch slots for each slot: DuoDecoding drafts at most 8 sequences."""
 
 
-class OnnxModel:
+class OnnxModel(Model):
     """A graph of `onnx_export` over slots.
 
     Args:
@@ -43,6 +43,8 @@ class OnnxModel:
         cores: cores to compute on, one thread each: the calling thread on the first, ONNX Runtime's
             own on the others.
     """
+
+    slots: Slots
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class Hybrid(Strategy):
         elif wanted == "head" or (
             wanted == "auto"
             and self.optional_artifact(Eagle3Head)
-            and getattr(models["target"], "keeps_states", False)
+            and models["target"].keeps_states
         ):
             # says what is missing
             chosen["head"] = head_of(models["target"], self.artifact(Eagle3Head))

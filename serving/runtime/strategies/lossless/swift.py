@@ -54,7 +54,7 @@ class Swift(Strategy):
     def search(self, session: Session) -> SkipSearch:
         """What all requests have found so far; in deterministic mode a search of the request's
         own."""
-        sublayers = getattr(session.target.model, "sublayers", 0)
+        sublayers = session.target.model.sublayers
         if self.resources.deterministic:
             return SkipSearch(sublayers, self.config.skip_ratio)
         if self.shared is None or self.shared.sublayers != sublayers:

@@ -39,6 +39,6 @@ def check(contender: Contender, prompt_id: str, ids: list[int], expected: list[i
     clock that runs."""
     pair = default_pair()
     made = contender.generate(ids, pair.sampling(max_tokens=TOKENS))
-    found = difference(pair, prompt_id, ids, made.tokens, expected)
+    found = difference(pair, prompt_id, ids, made.tokens, expected, exact=False)
     assert found is None or found.near_tie, (contender.label, found)
     assert 0 < made.stats.first_token_seconds < made.seconds

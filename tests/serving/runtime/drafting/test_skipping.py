@@ -15,12 +15,12 @@ from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.lane import Lane
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.models.by_library import WAYS
 from tests.support.models.enumeration import law_error
 from tests.support.models.lean_families import lean_family
 from tests.support.models.llama_shapes import llama, random_tokens
 from tests.support.models.resources import decode, table_pair, table_resources
 from tests.support.models.table_model import TableModel
-from tests.support.models.uncompiled import with_step
 
 SETTINGS = {"skip_ratio": 0.25, "threshold": 0.0, "max_draft": 3, "interval": 2, "window": 4}
 SKIPS = [frozenset({2}), frozenset({3}), frozenset({2, 3}), frozenset({1, 2, 4, 5}), frozenset()]
@@ -35,13 +35,11 @@ def without(module, skip):
     return module
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("make", WAYS)
 @pytest.mark.parametrize("skip", SKIPS, ids=lambda skip: str(sorted(skip)))
-def test_a_skipped_pass_is_that_of_a_model_whose_sublayers_add_nothing(skip, compiled):
+def test_a_skipped_pass_is_that_of_a_model_whose_sublayers_add_nothing(skip, make):
     """Token after token, as drafts are: what was read with the same set skipped is seen again."""
-    model, text = LeanLlama(llama(num_hidden_layers=4), slots=1), list(random_tokens(7))
-    if compiled:
-        with_step(model)
+    model, text = make(llama(num_hidden_layers=4), slots=1), list(random_tokens(7))
     slot = model.open()
     steps = [
         model.forward([Forward("target", slot, tuple(part), skip=skip)])[0]

@@ -15,7 +15,7 @@ from draftwell.serving.number_format import WEIGHTS, Weights
 from draftwell.serving.runtime.commands import Forward, Role
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
-from draftwell.serving.runtime.models.linear import RoundedLinear
+from draftwell.serving.runtime.models.linear import linear
 from draftwell.serving.runtime.models.quantised import GROUP, rounded
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.pair import LoadSettings, load_pair, over_slots
@@ -87,7 +87,6 @@ def test_a_group_of_int4_has_a_scale_and_a_zero_of_its_own() -> None:
     weight = torch.randn(16, 3 * GROUP, generator=torch.Generator().manual_seed(0)) * sizes
     found = rounded(weight + 3, "int4")
     step = found.scale.float().repeat_interleave(GROUP, dim=1)
-    assert found.stored()[0].numel() == weight.numel() // 2
     # 0.02: half a step of a bfloat16 zero near 3
     assert ((found.dense() - weight - 3).abs() <= 0.6 * step + 0.02).all()
 
@@ -98,11 +97,8 @@ def test_no_weight_at_all_is_none_after_rounding(weights: Weights) -> None:
     assert torch.equal(rounded(torch.zeros(16, 64), weights).dense(), torch.zeros(16, 64))
 
 
-@pytest.mark.parametrize("shape", [(16, 48), (15, 64)])
-def test_a_shape_that_the_int4_kernel_does_not_take_is_rounded_to_int8(
-    shape: tuple[int, int],
-) -> None:
-    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+def test_inputs_that_fill_no_groups_of_int4_are_rounded_to_int8() -> None:
+    weight = torch.randn(16, 48, generator=torch.Generator().manual_seed(0))
     assert torch.equal(rounded(weight, "int4").dense(), rounded(weight, "int8").dense())
 
 
@@ -118,7 +114,7 @@ def test_the_product_is_that_of_the_rounded_weight_whatever_the_number_of_rows(
     exact = x.double() @ rounded(weight, weights).dense().double().T + (
         0 if plus is None else plus.double()
     )
-    error = (RoundedLinear(weight, plus, weights=weights)(x).double() - exact).abs()
+    error = (linear(weight, plus, weights)(x).double() - exact).abs()
     coarse = (x.double() @ weight.double().T + (0 if plus is None else plus.double()) - exact).abs()
     assert error.max() < 0.15
     assert error.mean() < coarse.mean() / 2, "nearer to the rounded weight than the full weight is"

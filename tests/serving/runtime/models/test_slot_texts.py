@@ -23,12 +23,12 @@ from draftwell.serving.runtime.pair import over_slots
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.slot_texts import SlotText, SlotTexts, common_prefix
 from draftwell.serving.runtime.strategies import build_strategy
+from tests.support.models.by_library import by_library
 from tests.support.models.heads import random_eagle3
 from tests.support.models.lean_families import lean_family
 from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import llama
 from tests.support.models.unbatched_families import module_of
-from tests.support.models.uncompiled import with_step
 
 TEXT = [3 + (5 * i * i + i) % 17 for i in range(24)]
 
@@ -147,13 +147,6 @@ def one_after_another(
     return found
 
 
-def compiled(**settings: Any) -> LeanLlama:
-    """The step of compiled layers, less the compiler."""
-    model = LeanLlama(llama(2), **settings)
-    with_step(model)
-    return model
-
-
 def in_onnx(**settings: Any) -> OnnxModel:
     """A random Llama with heads of 16."""
     import transformers as tf
@@ -183,7 +176,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "lean with heads of another width": lambda: over_slots(lean_family("qwen3"), slots=3),
     "transformers with windows": lambda: TransformersModel(lean_family("gemma3"), slots=3),
     "int8": lambda: over_slots(lean_family("llama"), slots=3, weights="int8"),
-    "compiled": lambda: compiled(slots=3),
+    "compiled": lambda: by_library(llama(2), slots=3),
     "static, as for CUDA graphs": lambda: StaticLlama(llama(2), slots=3),
     "caches of its own with windows": lambda: UnbatchedModel(module_of("gpt_neo"), slots=3),
     "caches of its own": lambda: UnbatchedModel(module_of("bloom"), slots=3),

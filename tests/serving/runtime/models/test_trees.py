@@ -13,18 +13,13 @@ from draftwell.serving.runtime.models.transformers_model import TransformersMode
 from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
 from draftwell.serving.runtime.models.visible import visible
 from draftwell.serving.runtime.trees import DraftTree
+from tests.support.models.by_library import WAYS
 from tests.support.models.lean_families import lean_family
 from tests.support.models.llama_shapes import llama, plain_logits
-from tests.support.models.uncompiled import with_step
 
 TREE = DraftTree([7, 8, 9, 10, 11, 12], [-1, -1, 0, 0, 1, 4])
-ADAPTERS = [
-    ("llama", TransformersModel),
-    ("llama", LeanLlama),
-    ("gemma2", LeanLlama),
-    ("gemma3", LeanLlama),
-    ("qwen3", LeanLlama),
-]
+FAMILIES = ("llama", "gemma2", "gemma3", "qwen3")
+MAKERS = [pytest.param(TransformersModel, id="transformers"), *WAYS]
 PROMPTS = [[1, 2, 3, 4, 5, 6, 13, 14, 15], [21, 22, 23]]
 
 
@@ -56,7 +51,8 @@ def read(model, prompts, trees):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize(("name", "make"), ADAPTERS, ids=str)
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_tree_gives_each_paths_logits_and_one_path_can_be_kept(name, make, rows):
     module = lean_family(name)
     model = make(lean_family(name), slots=3)
@@ -79,47 +75,25 @@ def check(module, model, trees):
         assert torch.allclose(after.logits[0], plain_logits(module, [*text, 33])[-1], atol=5e-5)
 
 
-@pytest.mark.parametrize("tree", [TREE, DraftTree([7, 8], [-1, -1])], ids=["six", "two"])
-def test_compiled_forms_read_trees(tree):
-    """A row of a few tokens and of more: the tokens' places in the slot are not their positions."""
-    module, model = llama(), LeanLlama(llama(), slots=2)
-    with_step(model)
-    check(module, model, [tree])
-
-
-def test_hidden_states_of_chosen_layers_are_kept_for_each_position():
+@pytest.mark.parametrize("make", MAKERS)
+def test_hidden_states_of_chosen_layers_are_kept_for_each_position(make):
     """For prompts read in pieces, single tokens, drafts, and the path that is kept of a tree; what
     is rolled back is overwritten."""
-    for make in (TransformersModel, LeanLlama):
-        module = lean_family("llama")
-        layers = (0, 1, 2)
-        model = make(lean_family("llama"), slots=2)
-        model.keep_hidden_states(layers)
-        model.open()
-        slots, _ = read(model, PROMPTS[:1], [TREE])
-        model.keep(slots[0], len(PROMPTS[0]), [1, 4])
-        model.forward([Forward("target", slots[0], (40, 41, 42), 3)])
-        model.rollback(slots[0], len(PROMPTS[0]) + 3)
-        model.forward([Forward("target", slots[0], (43,))])
-        text = [*PROMPTS[0], 8, 11, 40, 43]
-        with torch.no_grad():
-            seen = module(torch.tensor([text]), output_hidden_states=True).hidden_states
-        kept = model.hidden_states(slots[0], 0, len(text))
-        assert torch.allclose(kept, torch.cat([seen[layer][0] for layer in layers], -1), atol=5e-5)
-
-
-def test_compiled_forms_keep_hidden_states_too():
-    plain, model = LeanLlama(llama(), slots=2), LeanLlama(llama(), slots=2)
-    with_step(model)
-    for one in (plain, model):
-        one.keep_hidden_states((1,))
-    kept = []
-    for one in (plain, model):
-        (slot,), _ = read(one, PROMPTS[:1], [TREE])
-        one.keep(slot, len(PROMPTS[0]), [0, 3])
-        one.forward([Forward("target", slot, (40,))])
-        kept.append(one.hidden_states(slot, 0, len(PROMPTS[0]) + 3))
-    assert torch.allclose(*kept, atol=5e-5)
+    module = lean_family("llama")
+    layers = (0, 1, 2)
+    model = make(lean_family("llama"), slots=2)
+    model.keep_hidden_states(layers)
+    model.open()
+    slots, _ = read(model, PROMPTS[:1], [TREE])
+    model.keep(slots[0], len(PROMPTS[0]), [1, 4])
+    model.forward([Forward("target", slots[0], (40, 41, 42), 3)])
+    model.rollback(slots[0], len(PROMPTS[0]) + 3)
+    model.forward([Forward("target", slots[0], (43,))])
+    text = [*PROMPTS[0], 8, 11, 40, 43]
+    with torch.no_grad():
+        seen = module(torch.tensor([text]), output_hidden_states=True).hidden_states
+    kept = model.hidden_states(slots[0], 0, len(text))
+    assert torch.allclose(kept, torch.cat([seen[layer][0] for layer in layers], -1), atol=5e-5)
 
 
 def test_a_model_without_hidden_states_says_so():

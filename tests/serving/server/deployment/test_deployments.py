@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -265,6 +266,26 @@ def test_a_request_keeps_the_deployment_that_it_began_with(
         assert deployments.current is not before
         assert before.service.served is before.served
         assert before.service.scheduler is before.scheduler
+
+
+def test_a_request_that_is_queued_behind_a_switch_to_other_models_is_answered(
+    client: tuple[httpx.Client, Deployments],
+) -> None:
+    _, deployments = client
+    events: list[Event] = []
+    with deployments.use() as before:
+        assert deployments.switch(lambda served: served_pair("prompt_lookup", slots=2))
+        time.sleep(0.2)  # the old models' thread would have ended them by now
+        before.scheduler.submit(
+            Ticket(
+                before.served.encode("hello"),
+                before.served.pair.sampling(max_tokens=4),
+                TextStream(before.served.decode),
+                events.append,
+            )
+        )
+    wait_until(lambda: not before.scheduler.alive, "the old scheduler ends")
+    assert isinstance(events[-1], End)
 
 
 def test_the_check_teaches_the_strategy_nothing_and_names_itself() -> None:

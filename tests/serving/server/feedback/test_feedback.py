@@ -241,17 +241,20 @@ def test_requests_of_other_settings_are_shards_of_their_own(tmp_path: Path, pair
     server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS[:2])
     server.ask(PROMPTS[2:4], temperature=0.7, top_p=0.9)
+    server.ask(PROMPTS[4:5], temperature=0.7, top_p=0.9, top_k=3)
     server.close()
     spool = read_spool(tmp_path, pair.fingerprint, window=100)
-    assert {(header.temperature, header.top_p) for header in spool.headers} == {
-        (0.0, 1.0),
-        (0.7, 0.9),
+    assert {(header.temperature, header.top_p, header.top_k) for header in spool.headers} == {
+        (0.0, 1.0, 0),
+        (0.7, 0.9, 0),
+        (0.7, 0.9, 3),
     }
     shards = [
         Shard(path, pair.fingerprint).read(["temperature"]) for path in TraceSet(tmp_path).shards
     ]
     assert [{round(t, 3) for t in shard.column("temperature").to_pylist()} for shard in shards] == [
         {0.0},
+        {0.7},
         {0.7},
     ]
 

@@ -93,6 +93,16 @@ def test_a_sampled_request_with_a_seed_drafts_only_if_it_names_how(http: httpx.C
     assert drafted(seed=None) == drafted(temperature=0) == ("vanilla_sd", True)
 
 
+def test_a_lossy_strategy_decodes_a_request_with_a_seed_too() -> None:
+    """Plain decoding would draw its answer from another distribution."""
+    with (
+        serving(served_pair("lossy_sd")) as (url, _),
+        httpx.Client(base_url=url, timeout=100) as http,
+    ):
+        found = complete(http, temperature=1, seed=5)["speculation"]
+    assert found["strategy"] == "lossy_sd"
+
+
 def test_usage_counts_a_prompt_once_and_every_answer(http: httpx.Client) -> None:
     several = complete(http, temperature=1, seed=5, n=3, speculation={"strategy": "vanilla_sd"})
     usage, details = several["usage"], several["usage"]["completion_tokens_details"]

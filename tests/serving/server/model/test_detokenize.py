@@ -187,6 +187,13 @@ def test_tokens_behind_the_stop_string_are_not_counted() -> None:
     assert stream.push(emitted(b"x")) + stream.flush() == ""
 
 
+def test_the_last_of_the_least_tokens_is_part_of_no_stop_string() -> None:
+    stream = TextStream(from_bytes, ["b"], min_tokens=2)
+    assert (stream.push(emitted(b"ab")), stream.stopped) == ("ab", False)
+    assert (stream.push(emitted(b"cb")), stream.stopped) == ("c", True)
+    assert stream.tokens == 4
+
+
 def test_a_stop_string_may_be_completed_by_what_was_held_for_a_character() -> None:
     words = [b"the ", b"END\xe2"]
     stream = TextStream(

@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 
 from draftwell.serving.errors import ContextTooLong
 from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.app import create_app
@@ -414,6 +415,24 @@ def test_tokens_behind_a_stop_string_are_no_progress() -> None:
         sum(heard[2] for heard in ear.heard if heard[0] == "progressed")
         == text.index(text[3:6]) + 3
     )
+
+
+def test_a_round_that_only_reads_a_prompt_is_no_progress() -> None:
+    ear = Ear()
+    it = scheduler(slots=2, observers=[ear])
+    it.engine = Engine(it.engine.models, budget=PromptBudget(8))
+    answered, _ = ticket(max_tokens=9)
+    it.submit(answered)
+    it.turn()
+    reading, _ = ticket(max_tokens=1)
+    reading.prompt = (1,) * 20
+    it.submit(reading)
+    it.turn()
+    assert ("admitted", reading) in ear.heard
+    assert (answered.first_token_at is None, reading.first_token_at) == (False, None)
+    turn_until_idle(it)
+    heard = [one for one in ear.heard if one[:2] == ("progressed", reading)]
+    assert heard == [("progressed", reading, 1)]
 
 
 def test_a_request_that_never_starts_is_finished_without_having_been_admitted() -> None:

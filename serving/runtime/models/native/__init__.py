@@ -1,0 +1,1 @@
+"""Layers of a decoder in C++: one order of addition for every token, whatever stands beside it."""

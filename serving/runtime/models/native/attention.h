@@ -1,0 +1,199 @@
+// Attention of the tokens of a row over their slot.
+//
+// All scores of a query are kept until their softmax; sums run over the positions in one order, fused one by one, and what a query does
+// not see counts 0. So a query's result depends on what it sees alone. In a tree a token sees what stands before the tree and its own
+// path: their scores are brought side by side, as they would be without the rest of the tree, and the weights back to where their values
+// are.
+
+#ifndef DRAFTWELL_ATTENTION
+#define DRAFTWELL_ATTENTION
+
+#include "vectors.h"
+
+namespace draftwell {
+
+constexpr int64_t CHUNK = 64;   // positions whose keys and values are brought into the first cache
+constexpr int64_t QUERIES = 24;  // that read a slot together, about
+
+#ifdef __AVX512F__
+constexpr int AT_A_TIME = 12;
+#else
+constexpr int AT_A_TIME = 6;
+#endif
+
+struct Shape {
+    int64_t heads, kv_heads, dim;
+    float scale, softcap;  // no softcap: 0
+    int64_t groups() const { return heads / kv_heads; }
+};
+
+struct Row {
+    int64_t first, start, count;  // place among the packed tokens, position, and tokens
+    const int32_t* parents;       // of a tree: of each token the place in the row of the one before it, or -1
+    const void* const* memory;    // keys and values of each layer, [kv_heads, positions, dim]
+    int64_t head_stride;
+};
+
+// Numbers that stay allocated: given back, their pages would be mapped and cleared again for each layer.
+template <typename Number>
+struct Scratch {
+    std::vector<Number> numbers;
+    Number* room(int64_t count) {
+        if ((int64_t)numbers.size() < count) numbers.resize(count);
+        return numbers.data();
+    }
+};
+
+// c[q, 0..2 vectors) += the sum over k of a[q, k] b[k, 0..2 vectors)
+template <int queries>
+static void tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t inner) {
+    Floats sums[queries][VECTORS];
+#pragma GCC unroll 12
+    for (int query = 0; query < queries; query++)
+        for (int vector = 0; vector < VECTORS; vector++) sums[query][vector] = floats_at(c + query * c_stride + vector * LANES);
+    for (int64_t k = 0; k < inner; k++, b += b_stride) {
+        const Floats first = floats_at(b), second = floats_at(b + LANES);
+#pragma GCC unroll 12
+        for (int query = 0; query < queries; query++) {
+            const Floats one = all(a[query * a_stride + k]);
+            sums[query][0] = fused(one, first, sums[query][0]);
+            sums[query][1] = fused(one, second, sums[query][1]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int query = 0; query < queries; query++)
+        for (int vector = 0; vector < VECTORS; vector++) write(c + query * c_stride + vector * LANES, sums[query][vector]);
+}
+
+template <int... less>
+static constexpr auto tiles(std::integer_sequence<int, less...>) {
+    return std::array{tile<less + 1>...};
+}
+
+// c [queries, width] += a [queries, inner] b [inner, width]
+static void add_product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t queries,
+                        int64_t inner, int64_t width) {
+    static constexpr auto by_queries = tiles(std::make_integer_sequence<int, AT_A_TIME>());
+    const int64_t parts = (queries + AT_A_TIME - 1) / AT_A_TIME;
+    for (int64_t at = 0; at < width; at += WIDTH)
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t from = queries * part / parts, to = queries * (part + 1) / parts;
+            by_queries[to - from - 1](a + from * a_stride, a_stride, b + at, b_stride, c + from * c_stride + at, c_stride, inner);
+        }
+}
+
+// Keys [count, dim] → [dim, CHUNK] float32, zeros from `count` on.
+template <typename Number>
+static void turn_keys(const Number* keys, int64_t count, int64_t dim, float* to) {
+    for (int64_t at = 0; at < dim; at += LANES)
+        for (int64_t from = 0; from < CHUNK; from += LANES) {
+            Floats rows[LANES];
+            for (int64_t i = 0; i < LANES; i++)
+                rows[i] = from + i < count ? some_floats_at(keys + (from + i) * dim + at, dim - at) : Floats{};
+            transpose(rows);
+            for (int64_t i = 0; i < LANES && at + i < dim; i++) write(to + (at + i) * CHUNK + from, rows[i]);
+        }
+}
+
+// Values [count, dim] → [count, width] float32, zeros from `dim` on.
+template <typename Number>
+static void widen_values(const Number* values, int64_t count, int64_t dim, int64_t width, float* to) {
+    for (int64_t position = 0; position < count; position++)
+        for (int64_t at = 0; at < width; at += LANES)
+            write(to + position * width + at, some_floats_at(values + position * dim + at, dim - at));
+}
+
+// Scores of the positions from `begin` (the start of a vector) to `end` → their exponentials less the largest; the sum of these. `room`
+// is the end of the vectors that hold them.
+static float exponentials(const Shape& shape, float* scores, int64_t begin, int64_t seen_from, int64_t end, int64_t room) {
+    const float none = -std::numeric_limits<float>::infinity();
+    std::fill(scores + begin, scores + seen_from, none);
+    std::fill(scores + end, scores + room, none);
+    Floats most = all(none), sum = {};
+    for (int64_t at = begin; at < room; at += LANES) {
+        Floats some = floats_at(scores + at) * shape.scale;
+        if (shape.softcap) {
+            const Floats bent = shape.softcap * hyperbolic_tangent(some / shape.softcap);
+            some = some == none ? some : bent;
+        }
+        most = some > most ? some : most;
+        write(scores + at, some);
+    }
+    float largest = none;
+    for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, most[lane]);
+    for (int64_t at = begin; at < room; at += LANES) {
+        const Floats weights = exponential(floats_at(scores + at) - largest);
+        write(scores + at, weights);
+        sum += weights;
+    }
+    return sum_of(sum);
+}
+
+// The places of a tree's tokens from its root to `token`.
+static void path_to(const int32_t* parents, int64_t token, std::vector<int64_t>& path) {
+    path.clear();
+    for (int64_t at = token; at >= 0; at = parents[at]) path.push_back(at);
+    std::reverse(path.begin(), path.end());
+}
+
+// Scores [end] of a query → weights, 0 for what it does not see; the sum of the weights.
+static float weigh(const Shape& shape, const Row& row, int64_t token, int64_t window, float* scores, int64_t from, int64_t room) {
+    static thread_local std::vector<int64_t> path;
+    int64_t end = row.start + token + 1;
+    if (row.parents) {
+        path_to(row.parents, token, path);
+        end = row.start + path.size();
+        for (size_t i = 0; i < path.size(); i++) scores[row.start + i] = scores[row.start + path[i]];
+    }
+    const int64_t seen_from = window ? std::max<int64_t>(0, end - window) : 0, begin = seen_from / LANES * LANES;
+    std::fill(scores + from, scores + begin, 0.0f);
+    const float sum = exponentials(shape, scores, begin, seen_from, end, room);
+    if (row.parents)
+        for (int64_t i = path.size(); i-- > 0;) {
+            const float weight = scores[row.start + i];
+            scores[row.start + i] = 0;
+            scores[row.start + path[i]] = weight;
+        }
+    return sum;
+}
+
+// Tokens [t0, t1) of a row, by the query heads of one key head. query: [tokens, heads + 2 kv_heads, dim] with `stride` a token; out:
+// [tokens, heads * dim], of the row's tokens both.
+template <typename Number>
+static void attend(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window, const float* query,
+                   int64_t stride, float* out) {
+    static thread_local Scratch<float> turned, scored, summed, asked;
+    const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
+    const int64_t end = row.start + (row.parents ? row.count : t1), least = row.start + (row.parents ? 0 : t0) + 1;
+    const int64_t from = window ? std::max<int64_t>(0, least - window) / CHUNK * CHUNK : 0, room = (end + CHUNK - 1) / CHUNK * CHUNK;
+    const Number* keys = (const Number*)row.memory[2 * layer] + head * row.head_stride;
+    const Number* values = (const Number*)row.memory[2 * layer + 1] + head * row.head_stride;
+    float *chunk = turned.room(CHUNK * width), *scores = scored.room(queries * room), *found = summed.room(queries * width);
+    float* asks = asked.room(queries * dim);
+
+    for (int64_t number = 0; number < queries; number++)
+        std::copy_n(query + (t0 + number / groups) * stride + (head * groups + number % groups) * dim, dim, asks + number * dim);
+    for (int64_t number = 0; number < queries; number++) std::fill(scores + number * room + from, scores + (number + 1) * room, 0.0f);
+    for (int64_t at = from; at < end; at += CHUNK) {
+        turn_keys(keys + at * dim, std::min(CHUNK, end - at), dim, chunk);
+        add_product(asks, dim, chunk, CHUNK, scores + at, room, queries, dim, CHUNK);
+    }
+    static thread_local std::vector<float> sums;
+    sums.resize(queries);
+    for (int64_t number = 0; number < queries; number++)
+        sums[number] = weigh(shape, row, t0 + number / groups, window, scores + number * room, from, room);
+    std::fill(found, found + queries * width, 0.0f);
+    for (int64_t at = from; at < end; at += CHUNK) {
+        const int64_t count = std::min(CHUNK, end - at);
+        widen_values(values + at * dim, count, dim, width, chunk);
+        add_product(scores + at, room, chunk, width, found, width, queries, count, width);
+    }
+    for (int64_t number = 0; number < queries; number++) {
+        float* into = out + ((t0 + number / groups) * shape.heads + head * groups + number % groups) * dim;
+        for (int64_t i = 0; i < dim; i++) into[i] = found[number * width + i] / sums[number];
+    }
+}
+
+}  // namespace draftwell
+
+#endif

@@ -1,0 +1,106 @@
+"""Weights in the layout that `product.h` reads: blocks of outputs, of which two inputs follow each
+other."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwell.serving.runtime.models.quantised import GROUP, Rounded
+
+EVEN = 32
+"""Outputs and inputs are filled up with zeros to a multiple of this."""
+
+
+class Weight(ctypes.Structure):
+    """`Weight` of product.h."""
+
+    _fields_: ClassVar = [
+        ("data", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("given", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+    ]
+
+
+def filled(count: int) -> int:
+    """The next multiple of `EVEN`.
+
+    >>> filled(576), filled(577)
+    (576, 608)
+    """
+    return -(-count // EVEN) * EVEN
+
+
+def packed(
+    weight: Tensor | Rounded, bias: Tensor | None, lanes: int
+) -> tuple[Weight, list[Tensor]]:
+    """A weight `[out, in]` as C++ reads it, and the tensors that it points to.
+
+    Args:
+        weight: float32 or bfloat16, or rounded to int8 or int4.
+        bias: `[out]`.
+        lanes: numbers of a vector, of the library.
+    """
+    whole = weight.whole if isinstance(weight, Rounded) else weight
+    outputs, inputs = (filled(size) for size in whole.shape)
+    scale = None
+    if not isinstance(weight, Rounded):
+        kind, pack = (0, by_number) if whole.dtype == torch.float32 else (1, in_pairs)
+        data = pack(grown(whole, outputs, inputs), lanes)
+    elif weight.zero is None:
+        kind, data = 2, by_number(grown(whole, outputs, inputs), lanes)
+        scale = grown_line(weight.scale, outputs)
+    else:
+        kind, data = 3, in_groups(weight, outputs, inputs, lanes)
+    line = None if bias is None else grown_line(bias, outputs)
+    kept = [one for one in (data, scale, line) if one is not None]
+    sizes = whole.shape[1], inputs, outputs
+    return Weight(data.data_ptr(), pointer(scale), pointer(line), *sizes, kind), kept
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers are; None for none."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def grown(weight: Tensor, outputs: int, inputs: int) -> Tensor:
+    """`[out, in]` → `[outputs, inputs]`, with zeros."""
+    return F.pad(weight.detach(), (0, inputs - weight.shape[1], 0, outputs - weight.shape[0]))
+
+
+def grown_line(line: Tensor, outputs: int) -> Tensor:
+    """`[out]` → `[outputs]` float32, with zeros."""
+    return F.pad(line.detach().float(), (0, outputs - len(line))).contiguous()
+
+
+def in_pairs(weight: Tensor, lanes: int) -> Tensor:
+    """`[blocks, pairs, vectors, lanes, 2]`: the two inputs of an output side by side."""
+    return weight.view(-1, 2, lanes, weight.shape[1] // 2, 2).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def by_number(weight: Tensor, lanes: int) -> Tensor:
+    """`[blocks, pairs, 2, vectors, lanes]`: the first input of all outputs, then the second."""
+    return weight.view(-1, 2, lanes, weight.shape[1] // 2, 2).permute(0, 3, 4, 1, 2).contiguous()
+
+
+def in_groups(weight: Rounded, outputs: int, inputs: int, lanes: int) -> Tensor:
+    """`[blocks, groups, bytes]` of int4: scales and zeros of all outputs, then a byte for each pair
+    of inputs of an output."""
+    assert weight.zero is not None
+    width, groups = 2 * lanes, inputs // GROUP
+    whole = grown(weight.whole, outputs, inputs).to(torch.uint8)
+    pairs = whole.view(-1, width, groups, GROUP // 2, 2)
+    data = (pairs[..., 0] | pairs[..., 1] << 4).permute(0, 2, 3, 1).flatten(2)
+    lines = [
+        grown(one, outputs, groups).view(-1, width, groups).transpose(1, 2).contiguous()
+        for one in (weight.scale, weight.zero)
+    ]
+    return torch.cat([*(one.view(torch.uint8) for one in lines), data], -1).contiguous()

@@ -1,0 +1,238 @@
+// Products of any number of tokens with a fixed weight: a weight is read from memory once for all tokens.
+//
+// A weight [out, in] lies in blocks of two vectors of outputs (packing.py). Of a block, two inputs of all its outputs follow each other.
+// Each vector is multiplied with the same inputs of up to MOST tokens, whose sums stay in registers. A sum is float32 and runs over the
+// inputs in one order, so a token's result does not depend on how many others there are.
+
+#ifndef DRAFTWELL_PRODUCT
+#define DRAFTWELL_PRODUCT
+
+#include "vectors.h"
+
+namespace draftwell {
+
+#ifdef __AVX512F__
+constexpr int MOST = 12;         // tokens whose 2 * 12 sums, two vectors of weights and one of inputs fill 27 of 32 registers
+#else
+constexpr int MOST = 6;          // 15 of 16 registers
+#endif
+constexpr int64_t AHEAD = 2048;  // bytes between what is multiplied and what is fetched
+constexpr int64_t GROUP = 32;    // inputs that share a scale and a zero in int4
+
+enum Kind : int64_t { FLOAT32, BFLOAT16, INT8, INT4 };
+
+struct Weight {
+    const char* data;
+    const float *scale, *bias;  // [out] or none; the scale of int8
+    int64_t given;              // inputs that a token has; the others are 0
+    int64_t inputs, outputs;    // filled up
+    int64_t kind;
+};
+
+// What tokens are multiplied as: one float32, or two bfloat16 where there is an instruction for them.
+#ifdef __AVX512BF16__
+typedef uint32_t Both;
+constexpr int AT_ONCE = 2;
+INLINE Floats plus_product(Floats sum, Pairs weights, Both both) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)(Pairs{} + both));
+}
+#else
+typedef float Both;
+constexpr int AT_ONCE = 1;
+#endif
+INLINE Floats plus_product(Floats sum, Floats weights, float input) { return fused(weights, all(input), sum); }
+
+INLINE Floats whole_at(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    Floats out;
+    for (int lane = 0; lane < LANES; lane++) out[lane] = from[lane];
+    return out;
+#endif
+}
+
+INLINE Ints bytes_at(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    Ints out;
+    for (int lane = 0; lane < LANES; lane++) out[lane] = from[lane];
+    return out;
+#endif
+}
+
+// Two inputs of a vector of outputs as they are multiplied at once.
+INLINE Pairs as_pairs(Floats first, Floats second) {
+    return ((Pairs)first + 0x8000u) >> 16 | (((Pairs)second + 0x8000u) & 0xffff0000u);
+}
+
+// Readers of a block: `begin` a pair of inputs, then `get` the weights of a vector of outputs.
+struct Float32 {
+    typedef float Input;
+    typedef Floats Weights;
+    static constexpr int STEPS = 2;
+    static constexpr int64_t PAIR = 2 * WIDTH * 4, HEADER = 0;
+    INLINE void header(const char*, Floats (&)[VECTORS], Floats (&)[VECTORS]) {}
+    INLINE Weights get(const char* at, int vector, int step, const Floats (&)[VECTORS], const Floats (&)[VECTORS]) {
+        return floats_at((const float*)at + step * WIDTH + vector * LANES);
+    }
+};
+
+struct Bfloat16 {
+    typedef Both Input;
+    static constexpr int STEPS = 2 / AT_ONCE;
+    static constexpr int64_t PAIR = 2 * WIDTH * 2, HEADER = 0;
+    INLINE void header(const char*, Floats (&)[VECTORS], Floats (&)[VECTORS]) {}
+#ifdef __AVX512BF16__
+    typedef Pairs Weights;
+    INLINE Weights get(const char* at, int vector, int, const Floats (&)[VECTORS], const Floats (&)[VECTORS]) {
+        return read<Pairs>(at + vector * LANES * 4);
+    }
+#else
+    typedef Floats Weights;
+    INLINE Weights get(const char* at, int vector, int step, const Floats (&)[VECTORS], const Floats (&)[VECTORS]) {
+        const Pairs pairs = read<Pairs>(at + vector * LANES * 4);
+        return (Floats)(step ? pairs & 0xffff0000u : pairs << 16);
+    }
+#endif
+};
+
+struct Int8 {
+    typedef Both Input;
+    static constexpr int STEPS = 2 / AT_ONCE;
+    static constexpr int64_t PAIR = 2 * WIDTH, HEADER = 0;
+    INLINE void header(const char*, Floats (&)[VECTORS], Floats (&)[VECTORS]) {}
+#ifdef __AVX512BF16__
+    typedef Pairs Weights;
+    INLINE Weights get(const char* at, int vector, int, const Floats (&)[VECTORS], const Floats (&)[VECTORS]) {
+        const int8_t* from = (const int8_t*)at + vector * LANES;  // whole numbers up to 127 are exact bfloat16
+        return ((Pairs)whole_at(from) >> 16) | (Pairs)whole_at(from + WIDTH);
+    }
+#else
+    typedef Floats Weights;
+    INLINE Weights get(const char* at, int vector, int step, const Floats (&)[VECTORS], const Floats (&)[VECTORS]) {
+        return whole_at((const int8_t*)at + step * WIDTH + vector * LANES);
+    }
+#endif
+};
+
+struct Int4 {
+    typedef Both Input;
+    static constexpr int STEPS = 2 / AT_ONCE;
+    static constexpr int64_t PAIR = WIDTH, HEADER = 2 * WIDTH * 2;  // scales, then zeros, in bfloat16
+    INLINE void header(const char* at, Floats (&scale)[VECTORS], Floats (&zero)[VECTORS]) {
+        for (int vector = 0; vector < VECTORS; vector++) {
+            scale[vector] = floats_at((const uint16_t*)at + vector * LANES);
+            zero[vector] = fused(scale[vector], all(-8.0f), floats_at((const uint16_t*)at + WIDTH + vector * LANES));
+        }
+    }
+    INLINE Floats one(Ints bytes, int step, Floats scale, Floats zero) {
+        return fused(__builtin_convertvector(step ? bytes >> 4 : bytes & 15, Floats), scale, zero);
+    }
+#ifdef __AVX512BF16__
+    typedef Pairs Weights;
+    INLINE Weights get(const char* at, int vector, int, const Floats (&scale)[VECTORS], const Floats (&zero)[VECTORS]) {
+        const Ints bytes = bytes_at((const uint8_t*)at + vector * LANES);
+        return as_pairs(one(bytes, 0, scale[vector], zero[vector]), one(bytes, 1, scale[vector], zero[vector]));
+    }
+#else
+    typedef Floats Weights;
+    INLINE Weights get(const char* at, int vector, int step, const Floats (&scale)[VECTORS], const Floats (&zero)[VECTORS]) {
+        return one(bytes_at((const uint8_t*)at + vector * LANES), step, scale[vector], zero[vector]);
+    }
+#endif
+};
+
+// `tokens` tokens × one block. x: `stride` inputs a token. out: `outputs` a token. Fetches what begins at `soon`, `fetched` bytes an input pair.
+template <int tokens, typename Reader>
+static void block(const typename Reader::Input* x, int64_t stride, const char* at, float* out, int64_t inputs, int64_t outputs, const char* soon,
+                  int64_t fetched) {
+    Floats sums[tokens][VECTORS] = {}, scale[VECTORS], zero[VECTORS];
+    for (int64_t input = 0; input < inputs; input += 2, at += Reader::PAIR, soon += fetched) {
+        if (Reader::HEADER && input % GROUP == 0) Reader::header(at, scale, zero), at += Reader::HEADER;
+        for (int64_t byte = 0; byte < Reader::PAIR; byte += 64) __builtin_prefetch(soon + byte);
+#pragma GCC unroll 2
+        for (int step = 0; step < Reader::STEPS; step++) {
+            const auto first = Reader::get(at, 0, step, scale, zero), second = Reader::get(at, 1, step, scale, zero);
+            const typename Reader::Input* one = x + input * Reader::STEPS / 2 + step;
+#pragma GCC unroll 12
+            for (int token = 0; token < tokens; token++) {
+                sums[token][0] = plus_product(sums[token][0], first, one[token * stride]);
+                sums[token][1] = plus_product(sums[token][1], second, one[token * stride]);
+            }
+        }
+    }
+#pragma GCC unroll 12
+    for (int token = 0; token < tokens; token++)
+        for (int vector = 0; vector < VECTORS; vector++) write(out + token * outputs + vector * LANES, sums[token][vector]);
+}
+
+// `block` by the number of tokens, less one.
+template <typename Reader, int... less>
+static constexpr auto blocks(std::integer_sequence<int, less...>) {
+    return std::array{block<less + 1, Reader>...};
+}
+
+// In parts of up to MOST tokens. One part is waited for by the memory; several compute for longer, and each fetches its share of the next
+// block meanwhile.
+template <typename Reader>
+static void block_by_parts(const void* x, const char* weight, float* out, int64_t tokens, int64_t inputs, int64_t outputs, int64_t bytes) {
+    static constexpr auto by_tokens = blocks<Reader>(std::make_integer_sequence<int, MOST>());
+    const int64_t parts = (tokens + MOST - 1) / MOST, stride = inputs * Reader::STEPS / 2;
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t start = tokens * part / parts, end = tokens * (part + 1) / parts;
+        by_tokens[end - start - 1]((const typename Reader::Input*)x + start * stride, stride, weight, out + start * outputs, inputs, outputs,
+                                   weight + (parts == 1 ? AHEAD : bytes + bytes * part / parts), Reader::PAIR / parts);
+    }
+}
+
+template <typename Reader>
+static void product_by(const void* x, const Weight& weight, float* out, int64_t tokens) {
+    const int64_t bytes = weight.inputs / 2 * Reader::PAIR + (Reader::HEADER ? weight.inputs / GROUP * Reader::HEADER : 0);
+#pragma omp for schedule(static)
+    for (int64_t at = 0; at < weight.outputs; at += WIDTH) {
+        block_by_parts<Reader>(x, weight.data + at / WIDTH * bytes, out + at, tokens, weight.inputs, weight.outputs, bytes);
+        for (int64_t token = 0; token < tokens; token++)
+            for (int64_t from = at; from < at + WIDTH; from += LANES) {
+                float* into = out + token * weight.outputs + from;
+                if (weight.scale) write(into, floats_at(into) * floats_at(weight.scale + from));
+                if (weight.bias) write(into, floats_at(into) + floats_at(weight.bias + from));
+            }
+    }
+}
+
+// Inputs [tokens, in] (`to_inputs`) → out [tokens, out]; called by all threads of a team.
+static void product(const void* x, const Weight& weight, float* out, int64_t tokens) {
+    switch (weight.kind) {
+        case FLOAT32: return product_by<Float32>(x, weight, out, tokens);
+        case BFLOAT16: return product_by<Bfloat16>(x, weight, out, tokens);
+        case INT8: return product_by<Int8>(x, weight, out, tokens);
+        default: return product_by<Int4>(x, weight, out, tokens);
+    }
+}
+
+// LANES numbers as a weight's inputs, at place `at` of them.
+INLINE void to_inputs(Floats numbers, void* inputs, int64_t at, int64_t kind) {
+    if (kind == FLOAT32) return write((float*)inputs + at, numbers);
+#ifdef __AVX512BF16__
+    const __m256bh halves = _mm512_cvtneps_pbh((__m512)numbers);
+    __builtin_memcpy((uint16_t*)inputs + at, &halves, sizeof halves);
+#else
+    const Pairs bits = (Pairs)numbers;
+    write((float*)inputs + at, (Floats)((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u));
+#endif
+}
+
+// Zeros from place `from` of a token's inputs on, to where the weight's end.
+INLINE void end_inputs(void* inputs, int64_t from, const Weight& weight) {
+    for (int64_t at = (from + LANES - 1) / LANES * LANES; at < weight.inputs; at += LANES) to_inputs(Floats{}, inputs, at, weight.kind);
+}
+
+}  // namespace draftwell
+
+#endif

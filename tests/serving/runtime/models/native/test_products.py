@@ -1,0 +1,85 @@
+"""Products by the library: those of torch, and the same for a token in any company."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwell.serving.number_format import Weights
+from draftwell.serving.runtime.models.native.decoder import Product, dots
+from draftwell.serving.runtime.models.native.library import SOURCE, compiler, find_library
+from draftwell.serving.runtime.models.quantised import rounded
+from tests.support.models.by_library import compiles
+
+pytestmark = compiles
+KINDS = [
+    (torch.float32, None),
+    (torch.bfloat16, None),
+    (torch.bfloat16, "int8"),
+    (torch.bfloat16, "int4"),
+    (torch.float32, "int8"),
+    (torch.float32, "int4"),
+]
+
+
+def product(weight: torch.Tensor, bias: torch.Tensor | None, weights: Weights | None) -> Product:
+    library = find_library("on", [])
+    assert library is not None
+    return Product(library, weight, bias, weights)
+
+
+@pytest.mark.parametrize("shape", [(96, 64), (33, 32), (50, 96), (7, 31)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("dtype", "weights"), KINDS)
+def test_a_token_is_multiplied_as_by_torch_and_alike_in_any_company(
+    shape: tuple[int, int], bias: bool, dtype: torch.dtype, weights: Weights | None
+) -> None:
+    random = torch.Generator().manual_seed(sum(shape))
+    weight = torch.randn(shape, generator=random).to(dtype)
+    line = torch.randn(shape[0], generator=random).to(dtype) if bias else None
+    x = torch.randn(70, shape[1], generator=random).to(dtype)
+    own = product(weight, line, weights)
+    used = weight.double() if weights is None else rounded(weight, weights).dense().double()
+    wanted = x.double() @ used.T + (0 if line is None else line.double())
+    found = own.in_float32(x)
+    # where int4 is multiplied two at once, its weights are rounded to bfloat16
+    limit = 0.2 if (dtype, weights) == (torch.bfloat16, "int4") else 1e-3
+    torch.testing.assert_close(found.double(), wanted, atol=limit, rtol=1e-3)
+    for tokens in (1, 2, 5, 6, 7, 11, 12, 13, 24, 25, 69):
+        assert torch.equal(own.in_float32(x[:tokens]), found[:tokens]), tokens
+
+
+def test_dot_products_do_not_depend_on_how_many_there_are() -> None:
+    library = find_library("on", [])
+    assert library is not None
+    random = torch.Generator().manual_seed(2)
+    x, rows = (torch.randn(count, 83, generator=random) for count in (5, 9))
+    found = dots(library, x, rows)
+    torch.testing.assert_close(found, x @ rows.T, atol=1e-4, rtol=0)
+    for i in range(5):
+        for j in range(9):
+            assert torch.equal(dots(library, x[i : i + 1], rows[j : j + 1])[0, 0], found[i, j])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of another processor")
+@pytest.mark.parametrize(
+    ("flags", "instruction"),
+    [(("-mavx512f", "-mavx512vl", "-mavx512bf16"), "vdpbf16ps"), (("-mavx2", "-mfma"), "vfmadd")],
+)
+def test_products_are_not_calls(flags: tuple[str, ...], instruction: str, tmp_path: Path) -> None:
+    """The multiplications of six tokens stand in one loop, on every kind of processor."""
+    options = ["-O2", "-std=c++17", "-ffp-contract=off", "-S", *flags]
+    made = tmp_path / "decoder.s"
+    command = [str(compiler()), *options, str(SOURCE), "-o", str(made)]
+    subprocess.run(command, check=True, timeout=120)
+    name = r"_\w*blockILi6ENS_8Bfloat16E\w*"
+    found = re.search(
+        rf"^({name}):$(.*?)^\s*\.size\s+\1,", made.read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert found is not None
+    assert found[2].count(instruction) >= 12, "six tokens by two vectors"
