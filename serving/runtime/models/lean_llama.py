@@ -247,8 +247,11 @@ class LeanLlama(TransformersModel):
         return norm(x, self.final_norm, self.eps)
 
     def _layer_ropes(self, positions: Tensor) -> list[Rope]:
-        """For each layer cosines and sines of positions `[total]`."""
-        ropes = {name: (cos[positions], sin[positions]) for name, (cos, sin) in self.ropes.items()}
+        """For each layer cosines and sines of positions `[total]`, in the model's dtype."""
+        ropes = {
+            name: (cos[positions].to(self.dtype), sin[positions].to(self.dtype))
+            for name, (cos, sin) in self.ropes.items()
+        }
         return [ropes[name] for name in self.shape.ropes]
 
 

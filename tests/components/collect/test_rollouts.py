@@ -13,6 +13,7 @@ from draftwell.components.collect.rollouts import SlowBranches, TransformersBran
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from tests.support.models.by_library import by_library, compiles
 from tests.support.models.tiny import VOCAB, llama, table_pair
 
 
@@ -137,3 +138,17 @@ def test_other_models_take_the_slow_path() -> None:
     logits = branch.step([10, 11]).logits
     assert torch.equal(logits[0], model.next_logits([3, 8, 10]))
     assert torch.equal(logits[1], model.next_logits([3, 4, 5, 9, 11]))
+
+
+@compiles
+def test_branches_in_bfloat16_read_the_librarys_products() -> None:
+    """As a draft of a pair is loaded on a CPU."""
+    model = by_library(copy.deepcopy(llama(2)).bfloat16(), slots=2, max_context=48)
+    model.release()
+    ids = list(range(3, 15))
+    slot, starts = read(model, ids), [4, 7, 12]
+    packed = TransformersBranches(model, slot, starts, 3)
+    slow = SlowBranches(model, model.open(), ids, starts)
+    for tokens in ([5, 6, 7], [8, 9, 10]):
+        found, wanted = packed.step(tokens).logits, slow.step(tokens).logits
+        torch.testing.assert_close(found, wanted, atol=0.1, rtol=0.1)
