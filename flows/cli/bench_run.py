@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from draftwell.components.bench.answers.exactness import (
+    BESIDE,
+    differing,
+    exactness,
+    exactness_table,
+)
 from draftwell.components.bench.bench import run_bench
-from draftwell.components.bench.exactness import BESIDE, differing, exactness, exactness_table
 from draftwell.components.bench.peers import check_peers
 from draftwell.components.bench.report.plots import bench_plots
 from draftwell.components.bench.report.tables import bench_markdown, bench_table, headline_table

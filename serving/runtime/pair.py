@@ -103,7 +103,7 @@ class LoadedPair:
 
     @property
     def exact(self) -> bool:
-        """Whether a greedy request has one answer, whatever the strategy and the load."""
+        """Whether a greedy request has one answer, whatever the lossless strategy and the load."""
         return self.models["target"].exact
 
     @property

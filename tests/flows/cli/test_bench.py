@@ -310,3 +310,19 @@ def test_a_gpu_bench_is_refused_where_there_is_none(run: Any, pair_file: Path) -
     assert done.exit_code == 2
     assert "CUDA" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("options", ["--concurrency 2", "--temperature 1", "--json out.json"])
+def test_exactness_goes_with_no_other_measurement(run: Any, pair_file: Path, options: str) -> None:
+    done = run(f"bench --pair {pair_file} --exactness {options}")
+    assert done.exit_code == 2
+    assert "--exactness compares greedy answers" in done.stderr
+
+
+def test_exactness_of_passes_that_are_not_exact_is_refused(
+    run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTWELL_COMPILE", "off")
+    done = run(f"bench --pair {pair_file} --exactness --limit 1")
+    assert done.exit_code == 2
+    assert "not exact here" in done.stderr

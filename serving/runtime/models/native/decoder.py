@@ -14,10 +14,9 @@ from draftwell.serving.number_format import Weights
 from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.native.packing import Weight, packed, pointer
 from draftwell.serving.runtime.models.quantised import Rounded, rounded
+from draftwell.serving.runtime.models.row_attention import Placed
 from draftwell.serving.runtime.models.slots import Slots
 
-Placed = tuple[int, int, int]
-"""Slot, position of the first token, and number of tokens of a row."""
 NORMS = ("attention_norm", "beside_norm", "mlp_norm", "after_attention", "after_mlp", "qk_norm")
 
 

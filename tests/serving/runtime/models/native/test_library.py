@@ -79,3 +79,22 @@ def test_another_processor_or_code_has_another_one(monkeypatch: pytest.MonkeyPat
     mine = key()
     monkeypatch.setattr(library, "cpu_flags", lambda: "avx2 of another kind")
     assert key() != mine
+
+
+@compiles
+def test_a_bundles_library_that_does_not_load_gives_way_to_this_machines(
+    home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "bundle" / key() / LIBRARY
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"of a newer C library")
+    assert find_library("on", [tmp_path / "bundle"]) is not None
+    assert (home / key() / LIBRARY).is_file()
+
+
+@compiles
+def test_code_that_everybody_may_have_written_is_not_run(home: Path) -> None:
+    build(file := home / key() / LIBRARY)
+    file.chmod(0o777)
+    with raises_code("foreign_library", str(file)):
+        find_library("on", [])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from draftwell.components.bench import exactness as trial
-from draftwell.components.bench.exactness import WAYS, differing, exactness, exactness_table
+from draftwell.components.bench.answers import exactness as trial
+from draftwell.components.bench.answers.exactness import WAYS, differing, exactness, exactness_table
 from draftwell.components.prompts.prompt import Prompt, demo_prompts
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile

@@ -1,5 +1,5 @@
-"""Whether a greedy request has one answer, to the bit: whatever the strategy, and whatever runs
-before and beside it.
+"""Whether a greedy request has one answer, to the bit: whatever the lossless strategy, and whatever
+runs before and beside it.
 
 Every strategy decodes every prompt in each of `WAYS`, and its answer is compared with plain
 decoding's alone. A sampled request has one answer for a seed and a strategy.
@@ -84,7 +84,7 @@ def beside(trial: Trial, strategy: Strategy) -> list[list[int]]:
 
 
 def choices(trial: Trial, strategy: Strategy) -> list[list[int]]:
-    """Four answers to each prompt at once: the one that differs most from the first."""
+    """Four answers to each prompt at once: one that differs from plain decoding's, if any does."""
     found = []
     for request, wanted in zip(trial.requests, trial.wanted, strict=True):
         answers = at_once(trial.pair, strategy, [request] * CHOICES, CHOICES)
@@ -207,8 +207,7 @@ def exactness(
         before.put("plain", [list(answer) for answer in trial.wanted])
     labels, done = labels_of(configs), 0
     for label, config in zip(labels, configs, strict=True):
-        name = config.name
-        strategy = build_strategy(name, dict(config.parameters), resources.private())
+        strategy = build_strategy(config.name, dict(config.parameters), resources.private())
         for way, decode in WAYS.items():
             if progress:
                 progress(done, len(labels) * len(WAYS), f"{label} {way}")
@@ -218,7 +217,7 @@ def exactness(
             found.setdefault(label, {})[way] = results[f"{label} {way}"]
             done += 1
         fixed = replace(resources, deterministic=True)
-        drawn = build_strategy(name, dict(config.parameters), fixed)
+        drawn = build_strategy(config.name, dict(config.parameters), fixed)
         if all(model.exact for model in drawn.choose_models(pair.models).values()):
             if f"{label} sampled" not in results:
                 results.put(f"{label} sampled", sampled_beside(trial, drawn))
