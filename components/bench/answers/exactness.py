@@ -78,6 +78,22 @@ def again(trial: Trial, strategy: Strategy) -> list[list[int]]:
     return [one_by_one(trial.pair, strategy, [request] * 3)[2] for request in trial.requests]
 
 
+def streamed(trial: Trial, strategy: Strategy) -> list[list[int]]:
+    """Token by token, as a client that streams reads them."""
+    engine, found = trial.pair.engine(), []
+    try:
+        for ids, sampling in trial.requests:
+            job, read = engine.submit(ids, sampling, strategy), []
+            while not job.finished:
+                engine.step()
+                read += [token.id for token in job.new_tokens()]
+            engine.run([job])  # raises its error
+            found.append(read)
+    finally:
+        engine.close()
+    return found
+
+
 def beside(trial: Trial, strategy: Strategy) -> list[list[int]]:
     """Eight at once."""
     return at_once(trial.pair, strategy, trial.requests, BESIDE)
@@ -116,7 +132,8 @@ def second_turn(trial: Trial, strategy: Strategy) -> list[list[int]]:
 
 
 WAYS: Mapping[str, Way] = {
-    one.__name__: one for one in (alone, again, beside, choices, predicted, cut, second_turn)
+    one.__name__: one
+    for one in (alone, again, streamed, beside, choices, predicted, cut, second_turn)
 }
 
 

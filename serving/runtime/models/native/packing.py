@@ -4,6 +4,8 @@ other."""
 from __future__ import annotations
 
 import ctypes
+import mmap
+from contextlib import suppress
 from typing import ClassVar
 
 import torch
@@ -14,6 +16,8 @@ from draftwell.serving.runtime.models.quantised import GROUP, Rounded
 
 EVEN = 32
 """Outputs and inputs are filled up with zeros to a multiple of this."""
+ROOM = 1 << 26
+"""Bytes that are asked of the system at once, for as many weights as fit."""
 
 
 class Weight(ctypes.Structure):
@@ -60,10 +64,40 @@ def packed(
         scale = grown_line(weight.scale, outputs)
     else:
         kind, data = 3, in_groups(weight, outputs, inputs, lanes)
+    data = place(data)
     line = None if bias is None else grown_line(bias, outputs)
     kept = [one for one in (data, scale, line) if one is not None]
     sizes = whole.shape[1], inputs, outputs
     return Weight(data.data_ptr(), pointer(scale), pointer(line), *sizes, kind), kept
+
+
+class LargePages:
+    """Memory in large pages where the system has them: a pass reads all weights, and with pages of
+    4 KB looks up where each of them is."""
+
+    def __init__(self) -> None:
+        self._room, self._taken = memoryview(b""), 0
+
+    def take(self, size: int) -> memoryview:
+        """So many bytes, at a multiple of 64; the system has them back when nobody holds any of
+        their room."""
+        if self._taken + size > len(self._room):
+            room = mmap.mmap(-1, max(ROOM, size))
+            with suppress(AttributeError, OSError):  # not Linux, or a kernel without them
+                room.madvise(mmap.MADV_HUGEPAGE)
+            self._room, self._taken = memoryview(room), 0
+        start = self._taken
+        self._taken += -(-size // 64) * 64
+        return self._room[start : start + size]
+
+
+LARGE_PAGES = LargePages()
+
+
+def place(data: Tensor) -> Tensor:
+    """A copy in large pages."""
+    copy = torch.frombuffer(LARGE_PAGES.take(data.nbytes), dtype=data.dtype).view(data.shape)
+    return copy.copy_(data)
 
 
 def pointer(tensor: Tensor | None) -> int | None:
