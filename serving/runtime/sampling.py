@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,15 @@ LEAST_TEMPERATURE = 1e-30
 distribution."""
 NUCLEUS = 1024
 """Tokens that are put in order before all are, where top-p is asked for."""
+
+
+def sums(rows: Tensor) -> Tensor:
+    """Sums `[...]` over the last dimension of `[..., vocab]`, each in one order: PyTorch cuts a row
+    into as many pieces as there are threads, and a request with a seed would have other answers
+    when their number changes."""
+    if rows.device.type != "cpu":
+        return rows.sum(-1)
+    return torch.from_numpy(np.asarray(rows.detach().numpy().sum(-1)))
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -64,7 +74,8 @@ def nucleus(logits: Tensor, top_p: float, first: int = NUCLEUS) -> Tensor:
         logits: `[..., vocab]` float32.
         top_p: in (0, 1).
     """
-    whole = logits.logsumexp(-1, keepdim=True)
+    most = logits.amax(-1, keepdim=True)
+    whole = most + sums((logits - most).exp())[..., None].log()
     # elsewhere a look at a result would wait for the device, which sorts fast
     on_cpu = logits.device.type == "cpu"
     for partial in (True, False) if on_cpu and first < logits.shape[-1] else (False,):
@@ -119,7 +130,7 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """norm(max(0, p − q)) over `[vocab]`; p itself when rounding leaves no mass (Leviathan 2023,
     section 2.3)."""
     left = (target_probs - draft_probs).clamp(min=0.0)
-    total = left.sum()
+    total = sums(left)
     return torch.where(total > 0.0, left / total, target_probs)
 
 
@@ -316,7 +327,7 @@ class LogitRows:
 
     def entropy(self, row: int) -> float:
         """Entropy of the raw distribution of a row, in nats."""
-        return float(torch.special.entr(self._softmax(row)).sum())
+        return float(sums(torch.special.entr(self._softmax(row))))
 
     def token_figures(self, row: int, token: int) -> TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
@@ -328,9 +339,9 @@ class LogitRows:
         likeliest = token == self.top[row] and self._adjusted is self._logits  # also checks for NaN
         logs = self._logits[row].log_softmax(-1)
         weights = logs.exp()
-        confidence, moment = float(weights.max()), float(weights.dot(logs))
+        confidence, moment = float(weights.max()), float(sums(weights * logs))
         if math.isnan(moment):  # a token that is ruled out weighs nothing: 0 · −∞ shall be 0
-            moment = float(weights.dot(logs.clamp(min=-1e4)))
+            moment = float(sums(weights * logs.clamp(min=-1e4)))
         entropy = max(0.0, -moment)
         if likeliest:
             return TokenFigures(raw_prob=confidence, confidence=confidence, entropy=entropy, rank=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from hypothesis import assume, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftwell.serving.errors import InvalidRequest, NotFinite
+from draftwell.serving.runtime.acceptance.divergence import DivergenceName, divergence
 from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.random_streams import RandomStream, Streams
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows, adjusted, residual, warp
+from draftwell.serving.runtime.sampling import LogitRows, adjusted, nucleus, residual, warp
 from tests.support.errors import raises_code
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
@@ -313,3 +315,30 @@ def test_a_row_is_searched_once_for_its_confidence(monkeypatch):
     assert found == [float(rows.raw(row).max()) for row in range(2)]
     monkeypatch.setattr(torch.Tensor, "max", None)
     assert [rows.confidence(0), rows.confidence(1)] == found
+
+
+def test_what_is_drawn_does_not_depend_on_the_number_of_threads() -> None:
+    """PyTorch sums one long row in as many pieces as there are threads."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(40, 49152, generator=generator)
+    sampling = Sampling(temperature=1.0, top_p=0.9)
+
+    def figures() -> list[object]:
+        found: list[object] = []
+        rows = LogitRows(logits, sampling)
+        for row in range(len(rows)):
+            target, draft = rows.raw(row), rows.raw(row - 1)
+            left = residual(target, draft)
+            found += [rows.entropy(row), rows.token_figures(row, 5), nucleus(logits[row], 0.9)[0]]
+            found += [divergence(name, target, draft, 5) for name in get_args(DivergenceName)]
+            found += [left.max(), rows.probs(row).max()]
+        return [one.item() if isinstance(one, torch.Tensor) else one for one in found]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = figures()
+        torch.set_num_threads(2)
+        assert figures() == alone
+    finally:
+        torch.set_num_threads(before)
