@@ -180,7 +180,7 @@ function judge() {
   speculative.share(speculative.speed / fastest);
   plain.share(plain.speed / fastest);
   $("ratio").textContent = `${ratio.toFixed(2)} ×`;
-  const differ = controls.strategy.lossless ? "The texts differ: at a near-tie either may." : "The texts differ.";
+  const differ = controls.strategy.lossless ? "The texts differ: the model's passes are not exact." : "The texts differ.";
   const same = speculative.text === plain.text ? "Both texts are the same." : differ;
   $("verdict-text").textContent = `the speed of plain decoding, on this prompt. ${controls.greedy ? same : ""}`;
   $("verdict").hidden = false;
