@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import spread, warp
+from draftwell.serving.runtime.sampling import spread, sum_rows, warp
 
 
 class Distributions:
@@ -64,7 +64,7 @@ class Distributions:
     @cached_property
     def entropy(self) -> Tensor:
         """H of each raw distribution `[n]`, in nats."""
-        return torch.special.entr(self.raw).sum(-1)
+        return sum_rows(torch.special.entr(self.raw))
 
     def raw_prob(self, tokens: Tensor) -> Tensor:
         """Raw probability `[n]` of one token of each position."""

@@ -87,9 +87,9 @@ Exactness = Annotated[
     typer.Option(
         "--exactness",
         help="Check instead that every lossless strategy's greedy answers are plain decoding's, to "
-        "the bit: alone, three times in a row, beside seven others, as four choices, with a "
-        "prediction, with prompts cut otherwise, in a second turn. Resumes where it was ended; "
-        "exit code 1 if one differs.",
+        "the bit: alone, three times in a row, as a stream reads it, beside seven others, as four "
+        "choices, with a prediction, with prompts cut otherwise, in a second turn. Resumes where "
+        "it was ended; exit code 1 if one differs.",
     ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")]

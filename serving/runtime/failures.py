@@ -20,6 +20,7 @@ from draftwell.serving.runtime.requests import Sampling
 
 ALLOCATION_FAILED = (
     "can't allocate memory",
+    "cannot allocate memory",
     "out of memory",
     "failed to allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",

@@ -30,10 +30,10 @@ NUCLEUS = 1024
 """Tokens that are put in order before all are, where top-p is asked for."""
 
 
-def sums(rows: Tensor) -> Tensor:
-    """Sums `[...]` over the last dimension of `[..., vocab]`, each in one order: PyTorch cuts a row
-    into as many pieces as there are threads, and a request with a seed would have other answers
-    when their number changes."""
+def sum_rows(rows: Tensor) -> Tensor:
+    """Sums `[...]` over the last dimension of `[..., vocab]` float32, contiguous and without
+    gradients, each in one order: PyTorch cuts a row into as many pieces as there are threads, and a
+    request with a seed would have other answers when their number changes."""
     if rows.device.type != "cpu":
         return rows.sum(-1)
     return torch.from_numpy(np.asarray(rows.detach().numpy().sum(-1)))
@@ -75,7 +75,7 @@ def nucleus(logits: Tensor, top_p: float, first: int = NUCLEUS) -> Tensor:
         top_p: in (0, 1).
     """
     most = logits.amax(-1, keepdim=True)
-    whole = most + sums((logits - most).exp())[..., None].log()
+    whole = most + sum_rows((logits - most).exp())[..., None].log()
     # elsewhere a look at a result would wait for the device, which sorts fast
     on_cpu = logits.device.type == "cpu"
     for partial in (True, False) if on_cpu and first < logits.shape[-1] else (False,):
@@ -130,7 +130,7 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """norm(max(0, p − q)) over `[vocab]`; p itself when rounding leaves no mass (Leviathan 2023,
     section 2.3)."""
     left = (target_probs - draft_probs).clamp(min=0.0)
-    total = sums(left)
+    total = sum_rows(left)
     return torch.where(total > 0.0, left / total, target_probs)
 
 
@@ -327,7 +327,7 @@ class LogitRows:
 
     def entropy(self, row: int) -> float:
         """Entropy of the raw distribution of a row, in nats."""
-        return float(sums(torch.special.entr(self._softmax(row))))
+        return float(sum_rows(torch.special.entr(self._softmax(row))))
 
     def token_figures(self, row: int, token: int) -> TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
@@ -339,9 +339,9 @@ class LogitRows:
         likeliest = token == self.top[row] and self._adjusted is self._logits  # also checks for NaN
         logs = self._logits[row].log_softmax(-1)
         weights = logs.exp()
-        confidence, moment = float(weights.max()), float(sums(weights * logs))
+        confidence, moment = float(weights.max()), float(sum_rows(weights * logs))
         if math.isnan(moment):  # a token that is ruled out weighs nothing: 0 · −∞ shall be 0
-            moment = float(sums(weights * logs.clamp(min=-1e4)))
+            moment = float(sum_rows(weights * logs.clamp(min=-1e4)))
         entropy = max(0.0, -moment)
         if likeliest:
             return TokenFigures(raw_prob=confidence, confidence=confidence, entropy=entropy, rank=0)

@@ -79,7 +79,7 @@ def again(trial: Trial, strategy: Strategy) -> list[list[int]]:
 
 
 def streamed(trial: Trial, strategy: Strategy) -> list[list[int]]:
-    """Token by token, as a client that streams reads them."""
+    """As the server takes them from the engine for a client that streams."""
     engine, found = trial.pair.engine(), []
     try:
         for ids, sampling in trial.requests:

@@ -19,7 +19,7 @@ from torch import Tensor, special as torch_special
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.output import Model
-from draftwell.serving.runtime.sampling import sums
+from draftwell.serving.runtime.sampling import sum_rows
 
 DivergenceName = Literal["tv", "kl", "js", "logit_gap", "fsd_js"]
 INFINITE_AT_ZEROS: frozenset[DivergenceName] = frozenset({"kl", "fsd_js"})
@@ -58,13 +58,13 @@ def check_support(name: DivergenceName, proposer: Model) -> None:
 
 def tv(p: Tensor, q: Tensor) -> float:
     """Total variation ½Σ|p − q|, in [0, 1]."""
-    return float(sums((p - q).abs())) / 2
+    return float(sum_rows((p - q).abs())) / 2
 
 
 def kl(p: Tensor, q: Tensor) -> float:
     """KL(p‖q) = Σ p·log(p/q), in [0, inf]."""
     # entr(p) = −p·log p and xlogy(p, q) = p·log q are 0 at p = 0, so that no 0·inf turns up.
-    return max(0.0, float(sums(-torch_special.entr(p) - torch_special.xlogy(p, q))))
+    return max(0.0, float(sum_rows(-torch_special.entr(p) - torch_special.xlogy(p, q))))
 
 
 def js(p: Tensor, q: Tensor) -> float:

@@ -321,8 +321,9 @@ class Service:
         """Model, longest context, and every strategy with its parameters: their bounds, and the
         values that it runs with at temperature 0.
 
-        `tuned` names the strategies that requests get which name none, by class of temperature;
-        `default` is that of greedy ones.
+        `exact`: a lossless strategy's greedy answers are plain decoding's to the bit. `tuned` names
+        the strategies that requests get which name none, by class of temperature; `default` is that
+        of greedy ones.
         """
         served, tenant = self.served, tenant_of(request)
         return {
@@ -330,6 +331,7 @@ class Service:
             "default": served.strategy.name,
             "tuned": served.tuned,
             "max_context": served.max_context,
+            "exact": served.pair.exact,
             "allow_parameters": request.app.state.allow_parameters,
             "strategies": [
                 described(served.strategies.get(name, tenant)) for name in served.strategies.names()

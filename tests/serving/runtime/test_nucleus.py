@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import NUCLEUS, nucleus, warp
+from draftwell.serving.runtime.sampling import NUCLEUS, nucleus, sum_rows, warp
 
 ROWS = st.lists(
     st.lists(
@@ -30,7 +30,8 @@ def by_sorting(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     found = torch.full_like(logits, -math.inf)
     for row, values in enumerate(logits):
         order = values.sort(descending=True, stable=True).indices.tolist()
-        mass = (values[order] - values.logsumexp(-1)).exp().cumsum(-1).tolist()
+        whole = values.max() + sum_rows((values - values.max()).exp()).log()
+        mass = (values[order] - whole).exp().cumsum(-1).tolist()
         for place, token in enumerate(order):
             if place == 0 or mass[place - 1] < torch.tensor(top_p).item():
                 found[row, token] = values[token]

@@ -16,7 +16,14 @@ from draftwell.serving.runtime.acceptance.divergence import DivergenceName, dive
 from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.random_streams import RandomStream, Streams
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows, adjusted, nucleus, residual, warp
+from draftwell.serving.runtime.sampling import (
+    LogitRows,
+    adjusted,
+    nucleus,
+    residual,
+    sum_rows,
+    warp,
+)
 from tests.support.errors import raises_code
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
@@ -318,25 +325,31 @@ def test_a_row_is_searched_once_for_its_confidence(monkeypatch):
 
 
 def test_what_is_drawn_does_not_depend_on_the_number_of_threads() -> None:
-    """PyTorch sums one long row in as many pieces as there are threads."""
+    """PyTorch sums one long row in as many pieces as there are threads. The mass of the first 50
+    tokens is a bound of top-p: with another last bit one more or one less is kept."""
     generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(40, 49152, generator=generator)
-    sampling = Sampling(temperature=1.0, top_p=0.9)
+    logits = 3 * torch.randn(24, 151669, generator=generator)
+    rows = LogitRows(logits, Sampling(temperature=1.0))
+    bounds: list[float] = []
 
     def figures() -> list[object]:
         found: list[object] = []
-        rows = LogitRows(logits, sampling)
+        rows = LogitRows(logits, Sampling(temperature=1.0))
         for row in range(len(rows)):
             target, draft = rows.raw(row), rows.raw(row - 1)
-            left = residual(target, draft)
-            found += [rows.entropy(row), rows.token_figures(row, 5), nucleus(logits[row], 0.9)[0]]
+            found += [rows.entropy(row), rows.token_figures(row, 5)]
             found += [divergence(name, target, draft, 5) for name in get_args(DivergenceName)]
-            found += [left.max(), rows.probs(row).max()]
-        return [one.item() if isinstance(one, torch.Tensor) else one for one in found]
+            found.append(residual(target, draft).max().item())
+            found.append(int(nucleus(logits[row], bounds[row]).isfinite().sum()))
+        return found
 
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
+        for row in range(len(rows)):
+            largest = logits[row].topk(50).values
+            whole = logits[row].amax() + sum_rows((logits[row] - logits[row].amax()).exp()).log()
+            bounds.append(float((largest - whole).exp().cumsum(-1)[-1]))
         alone = figures()
         torch.set_num_threads(2)
         assert figures() == alone

@@ -31,6 +31,7 @@ OFFER = {
     "model": "fake",
     "default": "hf_dynamic",
     "max_context": 256,
+    "exact": True,
     "allow_parameters": True,
     "strategies": [
         {

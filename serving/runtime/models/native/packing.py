@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from contextlib import suppress
 from typing import ClassVar
 
@@ -73,22 +74,33 @@ def packed(
 
 class LargePages:
     """Memory in large pages where the system has them: a pass reads all weights, and with pages of
-    4 KB looks up where each of them is."""
+    4 KB looks up where each of them is.
+
+    The system has a room back when nobody holds any of it; the last one, of `ROOM` bytes, stays.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._room, self._taken = memoryview(b""), 0
 
     def take(self, size: int) -> memoryview:
-        """So many bytes, at a multiple of 64; the system has them back when nobody holds any of
-        their room."""
-        if self._taken + size > len(self._room):
-            room = mmap.mmap(-1, max(ROOM, size))
-            with suppress(AttributeError, OSError):  # not Linux, or a kernel without them
-                room.madvise(mmap.MADV_HUGEPAGE)
-            self._room, self._taken = memoryview(room), 0
-        start = self._taken
-        self._taken += -(-size // 64) * 64
-        return self._room[start : start + size]
+        """So many bytes, at a multiple of 64."""
+        if size >= ROOM:
+            return new_room(size)
+        with self._lock:
+            if self._taken + size > len(self._room):
+                self._room, self._taken = new_room(ROOM), 0
+            start = self._taken
+            self._taken += -(-size // 64) * 64
+            return self._room[start : start + size]
+
+
+def new_room(size: int) -> memoryview:
+    """Bytes of the system's, private: the system has no large pages for memory that is shared."""
+    room = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
+    with suppress(AttributeError, OSError):  # not Linux, or a kernel without them
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(room)
 
 
 LARGE_PAGES = LargePages()

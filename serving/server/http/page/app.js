@@ -180,7 +180,9 @@ function judge() {
   speculative.share(speculative.speed / fastest);
   plain.share(plain.speed / fastest);
   $("ratio").textContent = `${ratio.toFixed(2)} ×`;
-  const differ = controls.strategy.lossless ? "The texts differ: the model's passes are not exact." : "The texts differ.";
+  const { offer, strategy } = controls;
+  const why = !strategy.lossless ? "." : offer.exact ? ", which should not be: please report it." : ": this model's passes are not exact.";
+  const differ = `The texts differ${why}`;
   const same = speculative.text === plain.text ? "Both texts are the same." : differ;
   $("verdict-text").textContent = `the speed of plain decoding, on this prompt. ${controls.greedy ? same : ""}`;
   $("verdict").hidden = false;

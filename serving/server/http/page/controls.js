@@ -20,7 +20,7 @@ export class Controls {
     $("key").focus();
   }
 
-  // `offer`: {model, default, max_context, allow_parameters, strategies: [{name, lossless, parameters: {name: description}}]}
+  // `offer`: {model, default, max_context, exact, allow_parameters, strategies: [{name, lossless, parameters: {name: description}}]}
   show(offer) {
     this.offer = offer;
     $("strategy").replaceChildren(...offer.strategies.map(({ name }) => {

@@ -13,10 +13,12 @@ import torch
 from draftwell.serving.number_format import Weights
 from draftwell.serving.runtime.models.native.decoder import Product, dots
 from draftwell.serving.runtime.models.native.library import SOURCE, compiler, find_library
+from draftwell.serving.runtime.models.native.packing import ROOM, LargePages, place
 from draftwell.serving.runtime.models.quantised import rounded
 from tests.support.models.by_library import compiles
 
 pytestmark = compiles
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 KINDS = [
     (torch.float32, None),
     (torch.bfloat16, None),
@@ -83,3 +85,31 @@ def test_products_are_not_calls(flags: tuple[str, ...], instruction: str, tmp_pa
     )
     assert found is not None
     assert found[2].count(instruction) >= 12, "six tokens by two vectors"
+
+
+def test_weights_lie_side_by_side_and_stay_when_the_next_room_is_taken() -> None:
+    pages, kept = LargePages(), []
+    for number, size in enumerate([1, 63, 64, 65, ROOM - 64, ROOM, ROOM + 1, 128]):
+        bytes_of = pages.take(size)
+        assert len(bytes_of) == size
+        bytes_of[:] = bytes([number]) * size
+        kept.append(bytes_of)
+    starts = [torch.frombuffer(one, dtype=torch.uint8).data_ptr() for one in kept]
+    assert all(start % 64 == 0 for start in starts)
+    assert all(one[0] == one[-1] == number for number, one in enumerate(kept))
+
+
+@pytest.mark.skipif(
+    not PAGES.exists() or "[never]" in PAGES.read_text(), reason="no large pages on this machine"
+)
+def test_the_system_may_use_large_pages_for_them() -> None:
+    placed = place(torch.ones(ROOM, dtype=torch.uint8))
+    maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
+    at = placed.data_ptr()
+
+    def holds(one: str) -> bool:
+        start, end = (int(side, 16) for side in one.split()[0].split("-"))
+        return start <= at < end
+
+    (own,) = (one for one in maps if one and holds(one))
+    assert re.search(r"THPeligible:\s+1", own), own
