@@ -328,7 +328,8 @@ def test_what_is_drawn_does_not_depend_on_the_number_of_threads() -> None:
     """PyTorch sums one long row in as many pieces as there are threads. The mass of the first 50
     tokens is a bound of top-p: with another last bit one more or one less is kept."""
     generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(24, 151669, generator=generator)
+    # two of these rows have another mass by `logsumexp` with one thread than with two
+    logits = 3 * torch.randn(60, 49152, generator=generator)[30:40]
     rows = LogitRows(logits, Sampling(temperature=1.0))
     bounds: list[float] = []
 
