@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from draftwell.serving.errors import NotFinite
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.logits import Span, spread
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import spread, sum_rows, warp
+from draftwell.serving.runtime.sampling import sum_rows, warp
 
 
 class Distributions:
@@ -38,9 +38,9 @@ class Distributions:
             raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
 
     @classmethod
-    def of(cls, output: Output) -> Distributions:
-        """Of the kept positions of a forward pass."""
-        return cls(output.compact, output.support, output.vocab_size)
+    def of(cls, span: Span) -> Distributions:
+        """Of some positions of a forward pass."""
+        return cls(span.values, span.whole.support, span.whole.vocab_size)
 
     def tokens(self, columns: Tensor) -> Tensor:
         """Token ids of columns; any shape."""

@@ -21,7 +21,7 @@ from draftwell.serving.recording.trace_schema import LOSSY
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.sequential import sequential

@@ -9,7 +9,8 @@ from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.errors import ContextTooLong
 from draftwell.serving.runtime.commands import Forward, Role
 from draftwell.serving.runtime.engine.engine import Engine, Job
-from draftwell.serving.runtime.output import Model, Output
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy
@@ -94,7 +95,7 @@ def encode_all(
     return encoded
 
 
-def read_text(model: Model, role: Role, ids: Sequence[int], keep: int) -> Output:
+def read_text(model: Model, role: Role, ids: Sequence[int], keep: int) -> Span:
     """What a model gives for the last `keep` tokens of a text, in one pass over all of it."""
     slot = model.open()
     try:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.transformers_model import ATTENTION, TransformersModel
-from draftwell.serving.runtime.output import Model, Output
 
 BRANCHES = "draftwell_branches"
 
@@ -29,9 +30,8 @@ BRANCHES = "draftwell_branches"
 class Branches(Protocol):
     """One branch after each of n prefixes of a text; tokens are fed to all of them in step."""
 
-    def step(self, tokens: Sequence[int]) -> Output:
-        """Feed branch i its next token `tokens[i]`; the model's prediction after it is position i
-        of the output."""
+    def step(self, tokens: Sequence[int]) -> Span:
+        """Feed branch i its next token `tokens[i]`; row i is the model's prediction after it."""
 
 
 def branches(
@@ -58,21 +58,15 @@ class SlowBranches:
         self.ids, self.starts = list(ids), list(starts)
         self.fed: list[list[int]] = [[] for _ in starts]
 
-    def step(self, tokens: Sequence[int]) -> Output:
-        outputs = []
+    def step(self, tokens: Sequence[int]) -> Span:
+        spans = []
         for fed, start, token in zip(self.fed, self.starts, tokens, strict=True):
             fed.append(token)
             self.model.rollback(self.slot, 0)
-            outputs += self.model.forward(
+            spans += self.model.forward(
                 [Forward("draft", self.slot, (*self.ids[:start], *fed), prefill=True)]
             )
-        states = [output.hidden for output in outputs if output.hidden is not None]
-        return Output(
-            torch.cat([output.compact for output in outputs]),
-            torch.cat(states) if states else None,
-            outputs[0].support,
-            outputs[0].vocab_size,
-        )
+        return Span.joined(spans)
 
 
 class TransformersBranches:
@@ -94,7 +88,7 @@ class TransformersBranches:
         )
 
     @torch.inference_mode()
-    def step(self, tokens: Sequence[int]) -> Output:
+    def step(self, tokens: Sequence[int]) -> Span:
         model = self.model
         ids, positions = torch.tensor(tokens, device=model.device), self.starts + self.fed
         if isinstance(model, LeanLlama):
@@ -108,7 +102,7 @@ class TransformersBranches:
                     draftwell_branches=self,
                 ).last_hidden_state[0]
         self.fed += 1
-        return model.output(model.compact_logits(states), states)
+        return Span.of(model.logits_of(states))
 
     def lean_attention(
         self, shape: Architecture, layer: int, query: Tensor, key: Tensor, value: Tensor

@@ -15,7 +15,8 @@ from draftwell.components.collect.continuations import WrittenText, shared_begin
 from draftwell.components.collect.rollouts import Branches, SlowBranches, branches
 from draftwell.serving.recording.trace_schema import KINDS, LOSSY, TraceHeader, trace_schema
 from draftwell.serving.runtime.commands import Forward, Role
-from draftwell.serving.runtime.output import Model, Output
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.model import Model
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +57,7 @@ class Reading:
     def __exit__(self, *_: object) -> None:
         self.model.close(self.slot)
 
-    def read(self, text: WrittenText) -> Output:
+    def read(self, text: WrittenText) -> Span:
         """The model's output at every position of the continuation."""
         ids = [*text.prompt_tokens, *text.tokens[:-1]]
         # the prompt's last token predicts the first one
@@ -88,12 +89,12 @@ class Observation:
         self,
         text: WrittenText,
         header: TraceHeader,
-        target: Output,
-        draft: Output,
+        target: Span,
+        draft: Span,
         reading: Reading,
     ):
         self.text, self.header, self.reading = text, header, reading
-        self.states = draft.hidden
+        self.states = draft.states
         self.target, self.draft = Distributions.of(target), Distributions.of(draft)
         # A stream of its own for every text: no uniform that wrote it is used again.
         self.random = np.random.default_rng(
@@ -194,9 +195,9 @@ class Observation:
         states: Tensor | None = None
         tokens = first[places]
         for step in range(1, depth):
-            output = branch.step(tokens.tolist())
-            states = output.hidden if states is None else states
-            found = Distributions.of(output)
+            span = branch.step(tokens.tolist())
+            states = span.states if states is None else states
+            found = Distributions.of(span)
             chosen = found.top if sampling.greedy else found.drawn(sampling, self._uniforms(n))
             for column, part in zip(
                 rolled,
@@ -218,7 +219,7 @@ class Observation:
         """The draft's state `[n, hidden]` after its own token: the next position's, where the text
         holds that token."""
         alone = self._alone(drafted)
-        states = self._branches(alone, 1).step(drafted[torch.tensor(alone)].tolist()).hidden
+        states = self._branches(alone, 1).step(drafted[torch.tensor(alone)].tolist()).states
         assert states is not None
         return self._shifted(torch.tensor(alone), states)
 

@@ -15,7 +15,6 @@ from draftwell.serving.artifacts.compiled_libraries import wanted_mode
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from draftwell.serving.runtime.model_files import build_distilled
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
-from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
 
 
@@ -107,8 +106,7 @@ def agreement(
 def agreeing(pair: LoadedPair, prompt: list[int], output: list[int]) -> list[bool]:
     """For each output token whether it is the draft's argmax on the same prefix, in one
     teacher-forced pass."""
-    read = read_text(pair.models["draft"], "draft", prompt + output[:-1], len(output))
-    top = read.rows(Sampling()).top
+    top = read_text(pair.models["draft"], "draft", prompt + output[:-1], len(output)).top
     return [a == b for a, b in zip(top, output, strict=True)]
 
 

@@ -88,8 +88,8 @@ def states_of(model: Any, ids: Sequence[int], features: int = 0) -> Tensor:
     slot = model.open()
     try:
         row = Forward("target", slot, tuple(ids), keep=len(ids), prefill=True)
-        output = model.forward([row])[0]
+        span = model.forward([row])[0]
         parts = [model.hidden_states(slot, 0, len(ids))] if features else []
-        return torch.cat([*parts, output.hidden], -1).cpu()
+        return torch.cat([*parts, span.states], -1).cpu()
     finally:
         model.close(slot)

@@ -72,7 +72,7 @@ def certainty_of(
         )[0].logits
     finally:
         model.close(slot)
-    probabilities = torch.softmax(logits.float(), -1)  # [output, vocab]
+    probabilities = torch.softmax(logits, -1)  # [output, vocab]
     return Certainty(
         len(output),
         float(torch.special.entr(probabilities).sum()),

@@ -15,26 +15,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
-
 from draftwell.components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
 from draftwell.serving.runtime.commands import Forward, Role
-from draftwell.serving.runtime.output import Model, Output
+from draftwell.serving.runtime.logits import GREEDY, Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.slot_texts import SlotText
-from draftwell.serving.runtime.types import Rows, Stream
+from draftwell.serving.runtime.types import Stream
 
-NO_LOGITS = torch.empty(0)
 OFF_TEXT = -1
 """The token of a row that no strategy reads: the target's after a draft token that is not in the
 text."""
 
 
 @dataclass
-class TraceRows:
+class TraceSpan:
     """Rows of a trace: the token of each and, for the draft's rows, what was recorded of its
-    distribution. What else rows have (`serving.runtime.types.Rows`) was not recorded.
+    distribution. What else rows have (`serving.runtime.logits.Span`) was not recorded.
 
     Args:
         top: the token that is drawn at each row.
@@ -46,11 +44,28 @@ class TraceRows:
     top: list[int]
     places: list[tuple[int, int]]
     model: TraceModel
-    sampling: Sampling
+    sampling: Sampling = GREEDY
     asked: bool = False
+
+    def under(self, sampling: Sampling, changes: Penalties | None = None) -> Span:
+        """The same rows, of a greedy request that alters no logits."""
+        if sampling.penalises or sampling.biases:
+            raise NotInTrace(
+                "a replay has no logits to penalise or bias: measure this request instead"
+            )
+        if not sampling.greedy:
+            raise NotInTrace(
+                f"a replay is exact at temperature 0 only, not at {sampling.temperature}: "
+                "measure this request instead"
+            )
+        return cast("Span", TraceSpan(self.top, self.places, self.model, sampling))
 
     def __len__(self) -> int:
         return len(self.top)
+
+    def __getitem__(self, part: int | slice) -> Span:
+        rows = part if isinstance(part, slice) else slice(part, part + 1)
+        return cast("Span", TraceSpan(self.top[rows], self.places[rows], self.model, self.sampling))
 
     def confidence(self, row: int) -> float:
         return self._figure(self.model.text.confidence, row)
@@ -80,26 +95,6 @@ class TraceRows:
 
     def _missing(self, what: str) -> NotInTrace:
         return NotInTrace(f"a replay has no {what}: this strategy must be measured instead")
-
-
-class TraceOutput(Output):
-    """The kept positions of a forward pass over a trace."""
-
-    def __init__(self, top: list[int], places: list[tuple[int, int]], model: TraceModel):
-        super().__init__(NO_LOGITS)
-        self._values = (top, places, model)
-
-    def rows(self, sampling: Sampling, written: Sequence[int] | Penalties = ()) -> Rows:
-        if sampling.penalises or sampling.biases:
-            raise NotInTrace(
-                "a replay has no logits to penalise or bias: measure this request instead"
-            )
-        if not sampling.greedy:
-            raise NotInTrace(
-                f"a replay is exact at temperature 0 only, not at {sampling.temperature}: "
-                "measure this request instead"
-            )
-        return cast("Rows", TraceRows(*self._values, sampling))
 
 
 class TraceModel(Model):
@@ -150,10 +145,10 @@ class TraceModel(Model):
         taken, self.figures = self.figures, 0
         return taken
 
-    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+    def forward(self, rows: Sequence[Forward]) -> list[Span]:
         return [self.answer(row) for row in rows]
 
-    def answer(self, row: Forward) -> Output:
+    def answer(self, row: Forward) -> Span:
         """One forward pass."""
         top: list[int] = []
         places: list[tuple[int, int]] = []
@@ -175,7 +170,7 @@ class TraceModel(Model):
                 places.append(places[-1])
             else:
                 self._add_row(top, places)
-        return TraceOutput(top, places, self)
+        return cast("Span", TraceSpan(top, places, self))
 
     def _feed(self, tokens: tuple[int, ...]) -> None:
         end = self.length + len(tokens)

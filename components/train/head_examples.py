@@ -96,7 +96,7 @@ def mixed_text(
     prompt = rows.column("prompt_tokens")[0].as_py()
     read = (*prompt, *np.where(from_draft, drafted, own).tolist())
     output = read_text(pair.models["draft"], "draft", read, len(own))
-    if output.hidden is None:
+    if output.states is None:
         raise DraftwellError(
             (
                 f"the draft of pair {pair.name} returns no hidden states, which an acceptance "
@@ -108,7 +108,7 @@ def mixed_text(
     # q of what was drafted is above 0
     accepted = np.minimum(1.0, column(rows, "draft_p") / column(rows, "draft_q"))
     columns = (
-        output.hidden.float().cpu().numpy(),
+        output.states.float().cpu().numpy(),
         column(rows, "ratio"),
         column(rows, "confidence"),
         accepted,

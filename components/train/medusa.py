@@ -157,7 +157,7 @@ def read_target(pair: LoadedPair, heads: int, trace: TraceSet) -> Places:
     for rows in target_texts(trace.read(COLUMNS)):
         prompt, output = rows.column("prompt_tokens")[0].as_py(), rows.column("token").to_pylist()
         read = read_text(model, "target", (*prompt, *output[:-1]), len(output))
-        if read.hidden is None:
+        if read.states is None:
             raise DraftwellError(
                 f"the target of pair {pair.name} returns no hidden states, which Medusa's "
                 "heads read: choose another pair",
@@ -165,7 +165,7 @@ def read_target(pair: LoadedPair, heads: int, trace: TraceSet) -> Places:
             )
         name = rows.column("prompt_id")[0].as_py()
         prompts += [same.get(name, name)] * len(output)
-        states.append(read.hidden.cpu().clone())
+        states.append(read.states.cpu().clone())
         padded = torch.tensor([*output, *[UNKNOWN] * heads])
         ahead.append(padded.unfold(0, heads + 1, 1))
     return Places(np.array(prompts), torch.cat(states), torch.cat(ahead))

@@ -69,7 +69,7 @@ UNNAMED = ["q_token", "confidence", "entropy", "log_rank"]
 
 
 class DraftRow(Protocol):
-    """What a verifier reads of a draft distribution; the runtime's `Rows` has it."""
+    """What a verifier reads of a draft distribution; the runtime's `Span` has it."""
 
     def hidden(self, row: int) -> Tensor: ...
     def token_figures(self, row: int, token: int) -> TokenFigures: ...

@@ -4,7 +4,6 @@ harnesses ask a server for)."""
 from __future__ import annotations
 
 from draftwell.serving.runtime.commands import Step
-from draftwell.serving.runtime.session.row_view import RowView
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import StrategyResources
 from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
@@ -27,6 +26,6 @@ class RatedPrompt(Autoregressive):
             part = prompt[start : start + PART]
             rows = yield from session.target.read(prompt[: start + len(part)], keep=len(part))
             session.rate_prompt(rows, start)
-        session.append_sampled(RowView(rows, len(part) - 1))
+        session.append_sampled(rows[-1:])
         while not session.text.finished:
             session.append_sampled((yield from session.target.read(session.text.ids)))

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwell.serving.runtime.commands import Role
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.sampling import residual
 from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.types import Rows
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class ModelRow:
     """What a model predicts after `sequence[:index]`: one row of a forward pass."""
 
     sequence: Sequence[int]
-    output: Output
+    span: Span
 
 
 class PositionRecorder:
@@ -66,16 +65,17 @@ class PositionRecorder:
         self._rows: dict[Role, dict[int, list[ModelRow]]] = {"target": {}, "draft": {}}
         session.record(self)
 
-    def saw(self, role: Role, sequence: Sequence[int], output: Output, steps: int) -> None:
+    def saw(self, role: Role, sequence: Sequence[int], span: Span, steps: int) -> None:
         """Keep the rows of a forward pass until both models have read up to a final token."""
         try:
             if steps > 1:
-                sequence = [*sequence, *output.rows(self.sampling).top[:-1]]
-            first = len(sequence) - len(output) + 1
-            for row in range(len(output)):
+                sequence = [*sequence, *span.top[:-1]]
+            first = len(sequence) - len(span) + 1
+            for row in range(len(span)):
                 if first + row >= self._next:
                     self._rows[role].setdefault(first + row, []).append(
-                        ModelRow(sequence, copy_row(output, row, hidden=self.hidden))
+                        # a view would hold the logits of the whole batch
+                        ModelRow(sequence, span[row].copied(hidden=self.hidden))
                     )
             self.catch_up()
             self._forget_contradicted()
@@ -102,7 +102,9 @@ class PositionRecorder:
             if target is None or draft is None:
                 return
             self.positions.append(
-                self._position(index, rows_of(draft, self), rows_of(target, self))
+                self._position(
+                    index, draft.span.under(self.sampling), target.span.under(self.sampling)
+                )
             )
             for of_role in self._rows.values():
                 of_role.pop(index, None)
@@ -145,7 +147,7 @@ class PositionRecorder:
             None,
         )
 
-    def _position(self, index: int, draft: Rows, target: Rows) -> dict[str, Any]:
+    def _position(self, index: int, draft: Span, target: Span) -> dict[str, Any]:
         """The numbers of one position (docs/methods.md, "Two pairs of distributions")."""
         token = self.text.ids[index]
         drafted = draft.sample(0, self._random)
@@ -188,15 +190,3 @@ class PositionRecorder:
         self.stopped = True
         self._session.record(None)
         self._rows = {"target": {}, "draft": {}}
-
-
-def rows_of(row: ModelRow, recorder: PositionRecorder) -> Rows:
-    """One row under the request's sampling parameters."""
-    return row.output.rows(recorder.sampling)
-
-
-def copy_row(output: Output, row: int, *, hidden: bool) -> Output:
-    """A copy of one row: a view would hold the logits of the whole batch that it came with."""
-    part = output.part(row, row + 1)
-    states = part.hidden.clone() if hidden and part.hidden is not None else None
-    return Output(part.compact.clone(), states, part.support, part.vocab_size)

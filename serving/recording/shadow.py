@@ -16,7 +16,8 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.recorder import PositionRecorder
 from draftwell.serving.runtime.commands import SHADOW, Forward, Step
 from draftwell.serving.runtime.engine.engine import Job
-from draftwell.serving.runtime.output import Model, Output
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.session.lane import Lane
 from draftwell.serving.runtime.session.stats import Stats
 
@@ -66,7 +67,7 @@ def shadowed(
 
 def read_unseen(
     lane: Lane, text: list[int], recorder: PositionRecorder
-) -> Generator[Forward, Output | Exception, None]:
+) -> Generator[Forward, Span | Exception, None]:
     """Read what the draft has not seen of a text, and report to the recorder what it says after
     every token of the output."""
     unseen = tuple(text[lane.length :])

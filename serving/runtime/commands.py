@@ -1,6 +1,6 @@
 """What a strategy asks of the engine: forward passes, and generators that run at once.
 
-A strategy is a generator. It yields `Forward` (or `Overlap` of generators) and is sent an `Output`;
+A strategy is a generator. It yields `Forward` (or `Overlap` of generators) and is sent a `Span` of rows;
 everything else it does is plain Python on plain data. The engine alone decides where, when and with
 whom a forward pass runs.
 """

@@ -18,10 +18,10 @@ from torch import Tensor
 from draftwell.serving.errors import DraftwellError, InvalidRequest
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.model_files import context_within
 from draftwell.serving.runtime.models.transformers_model import ATTENTION, TransformersModel
 from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from draftwell.serving.runtime.output import Model
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 

@@ -15,7 +15,7 @@ import torch
 
 from draftwell.serving.errors import DeviceLost, InvalidRequest, OutOfMemory, VocabularyMismatch
 from draftwell.serving.runtime.commands import Role
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.requests import Sampling
 
 ALLOCATION_FAILED = (

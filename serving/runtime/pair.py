@@ -33,6 +33,7 @@ from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
 from draftwell.serving.runtime.engine.workers import shares
 from draftwell.serving.runtime.failures import room_for
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.model_files import (
     build_distilled,
     check_same_tokenizer,
@@ -51,7 +52,6 @@ from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel
 from draftwell.serving.runtime.models.padding import pad_at_least, pad_to
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from draftwell.serving.runtime.output import Model
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.tool_prompt import knows_tools, told
 from draftwell.serving.settings import Settings

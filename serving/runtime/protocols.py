@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.trees import DraftTree, TreeVerdict
-from draftwell.serving.runtime.types import CandidateChoice, Draft, Rows, Verdict
+from draftwell.serving.runtime.types import CandidateChoice, Draft, Verdict
 
 if TYPE_CHECKING:
     from draftwell.serving.runtime.session.lane import DraftSequence
@@ -51,7 +52,7 @@ class TreeRule(Protocol):
 
     lossless: ClassVar[bool]
 
-    def judge(self, tree: DraftTree, target: Rows, rng: Streams) -> TreeVerdict:
+    def judge(self, tree: DraftTree, target: Span, rng: Streams) -> TreeVerdict:
         """Decide which path stays; `target` has the row after the text, then one after each token
         of the tree."""
 
@@ -62,7 +63,7 @@ class CandidateRule(Protocol):
     lossless: ClassVar[bool]
 
     def choose(
-        self, candidates: Sequence[int], row: int, target: Rows, rng: Streams
+        self, candidates: Sequence[int], row: int, target: Span, rng: Streams
     ) -> CandidateChoice:
         """Keep at most one of different tokens, tested in order against a row of the target; else
         sample another token."""
@@ -73,7 +74,7 @@ class AcceptanceRule(Protocol):
 
     lossless: ClassVar[bool]
 
-    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
+    def judge(self, draft: Draft, target: Span, rng: Streams, *, bonus: bool = True) -> Verdict:
         """Decide how much of a draft stays.
 
         Args:

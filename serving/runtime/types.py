@@ -1,4 +1,4 @@
-"""Drafts, verdicts on them, and the protocols of distributions, random streams and stop policies.
+"""Drafts, verdicts on them, and the protocols of random streams and stop policies.
 
 Terms: *accepted* = a draft token kept; *recovered* = the token sampled from the target at a
 rejection; *bonus* = the token sampled from the target after a fully accepted draft; *rescued* = a
@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.runtime.requests import Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftwell.serving.artifacts.verifier import TokenFigures
+    from draftwell.serving.runtime.logits import Span
 
 Origin = Literal["accepted", "rescued", "recovered", "target"]
 """Where a final token comes from: the draft (kept by the exact rule, or against it), or the target
@@ -45,54 +44,6 @@ class Emitted(NamedTuple):
     rating: Rating | None = None
 
 
-class Rows(Protocol):
-    """Distributions of consecutive positions of one model: *warped* for sampling and judging, *raw*
-    for the rest."""
-
-    sampling: Sampling
-
-    def __len__(self) -> int: ...
-
-    @property
-    def top(self) -> list[int]:
-        """The most likely token of each row, after penalties and biases; not the argmax of the raw
-        row."""
-
-    def probs(self, row: int) -> Tensor:
-        """Warped probabilities `[vocab]` float32 of a row."""
-
-    def raw(self, row: int) -> Tensor:
-        """Raw probabilities `[vocab]` float32 (temperature 1, bans applied) of a row."""
-
-    def raw_logprobs(self, row: int) -> Tensor:
-        """Natural logarithms `[vocab]` float32 of a row's raw probabilities."""
-
-    def raw_logit(self, row: int, token: int) -> float:
-        """Raw logit of a token."""
-
-    def confidence(self, row: int) -> float:
-        """C: the largest raw probability of a row."""
-
-    def raw_prob(self, row: int, token: int) -> float:
-        """Raw probability of a token."""
-
-    def entropy(self, row: int) -> float:
-        """Entropy of the raw distribution of a row, in nats."""
-
-    def token_figures(self, row: int, token: int) -> TokenFigures:
-        """Raw probability and rank of a token, and C and entropy of its row, at the price of one of
-        them."""
-
-    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
-        """Up to `count` tokens of the largest raw probability, largest first, each with it."""
-
-    def hidden(self, row: int) -> Tensor:
-        """Last hidden state `[hidden]` of a row."""
-
-    def sample(self, row: int, stream: Stream) -> int:
-        """Draw from the warped distribution of a row; a greedy request consumes no randomness."""
-
-
 class Stream(Protocol):
     """A private source of random decisions."""
 
@@ -118,7 +69,7 @@ class Draft:
     """
 
     tokens: list[int] = field(default_factory=list)
-    rows: list[Rows | None] = field(default_factory=list)
+    rows: list[Span | None] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     cut: bool = field(default=False, compare=False)
 
@@ -146,7 +97,7 @@ class Draft:
         rows = [] if one_hot else [part.row(i) for part in (self, other) for i in range(len(part))]
         return Draft(self.tokens + other.tokens, rows, self.confidence + other.confidence)
 
-    def row(self, i: int) -> Rows | None:
+    def row(self, i: int) -> Span | None:
         """The one-row distribution that token i was drawn from; None where it was proposed
         deterministically: that one is one-hot."""
         return self.rows[i] if self.rows else None
@@ -219,9 +170,9 @@ class StopPolicy(Protocol):
     def start(self) -> None:
         """A new draft begins."""
 
-    def stop_before(self, row: Rows) -> bool:
+    def stop_before(self, row: Span) -> bool:
         """Whether to stop before a token is drawn from the one-row `row`; the draft may then be
         empty."""
 
-    def stop_after(self, row: Rows, token: int) -> bool:
+    def stop_after(self, row: Span, token: int) -> bool:
         """Whether to stop after `token`, drawn from the one-row `row`."""

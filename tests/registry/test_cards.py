@@ -20,10 +20,9 @@ from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import SampledChoice
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
-from draftwell.serving.runtime.session.row_view import RowView
 from tests.support.loop.publishing import Make, config, head, memory, publish, table, verifier
 from tests.support.models.resources import whole_scalars
+from tests.support.models.spans import span_of
 
 MARK = "a" * 64
 
@@ -80,12 +79,12 @@ def test_graphs_score_as_the_runtime_does(store: Store, tmp_path: Path) -> None:
         publish(store, artifact, tmp_path / artifact.kind)
     states, logits = normal(2, 8, 6), normal(2, 8, 50)
     judge = Verifier.load(tmp_path / "verifier")
-    before, after = (LogitRows(x, Sampling(), h) for x, h in zip(logits, states, strict=True))
+    before, after = (span_of(x, Sampling(), h) for x, h in zip(logits, states, strict=True))
     features, expected = [], []
     for i in range(8):
         scalars = whole_scalars(before.raw(i), 3)
         features.append(torch.cat([before.hidden(i), after.hidden(i), scalars]))
-        expected.append(judge.score_drafted(RowView(before, i), RowView(after, i), 3))
+        expected.append(judge.score_drafted(before[i], after[i], 3))
     found = scored("verifier", features=torch.stack(features).numpy())
     assert found == pytest.approx(expected, abs=1e-5)
 

@@ -18,7 +18,7 @@ from typing import Literal
 from torch import Tensor, special as torch_special
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.sampling import sum_rows
 
 DivergenceName = Literal["tv", "kl", "js", "logit_gap", "fsd_js"]

@@ -13,12 +13,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from draftwell.serving.runtime.acceptance.in_order import KEPT, InOrder, TokenDecision
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.sampling import residual
-from draftwell.serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.types import Draft
 
 
-def keeps(draft: Draft, i: int, target: Rows, rng: Streams) -> bool:
+def keeps(draft: Draft, i: int, target: Span, rng: Streams) -> bool:
     """The exact test of draft token i; a greedy request consumes no randomness."""
     token = draft.tokens[i]
     if target.sampling.greedy:
@@ -26,7 +27,7 @@ def keeps(draft: Draft, i: int, target: Rows, rng: Streams) -> bool:
     return rng.test.accepts(float(target.probs(i)[token]), draft_prob(draft, i))
 
 
-def recover(draft: Draft, i: int, target: Rows, rng: Streams) -> int:
+def recover(draft: Draft, i: int, target: Span, rng: Streams) -> int:
     """Sample the token that replaces rejected draft token i from the residual distribution."""
     if target.sampling.greedy:
         return target.top[i]
@@ -58,7 +59,7 @@ class Exact(InOrder):
 
     lossless: ClassVar[bool] = True
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
         return (
             KEPT if keeps(draft, i, target, rng) else TokenDecision(recover(draft, i, target, rng))
         )

@@ -10,8 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
-from draftwell.serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ class InOrder(ABC):
     """Base of the rules that look at one token at a time (an `AcceptanceRule`)."""
 
     @abstractmethod
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
         """Decide about draft token i; all before it were kept."""
 
-    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
+    def judge(self, draft: Draft, target: Span, rng: Streams, *, bonus: bool = True) -> Verdict:
         rescued: list[int] = []
         for i, token in enumerate(draft.tokens):
             look = self.look(draft, i, target, rng)

@@ -27,9 +27,10 @@ from torch import Tensor
 
 from draftwell.serving.runtime.acceptance.exact import draft_probs, keeps, recover
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.sampling import residual
-from draftwell.serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.types import Draft
 
 HALVINGS = 60
 """Steps of the bisection of log a: from the widest interval, of 700, down to float64's
@@ -52,7 +53,7 @@ class Mentored(InOrder):
     def __init__(self, budget: float):
         self.budget = budget
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
         if keeps(draft, i, target, rng):
             return KEPT
         if self.budget == 0.0 or target.sampling.greedy:

@@ -16,8 +16,9 @@ from torch import Tensor
 from draftwell.serving.runtime.acceptance.divergence import DivergenceName, divergence
 from draftwell.serving.runtime.acceptance.exact import Exact, draft_prob, one_hot
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
-from draftwell.serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.types import Draft
 
 
 class Fuzzy(Exact):
@@ -36,7 +37,7 @@ class Fuzzy(Exact):
     def __init__(self, name: DivergenceName, tau: float):
         self.name, self.tau = name, tau
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
         if target.sampling.penalises or target.sampling.biases:
             return super().look(draft, i, target, rng)
         if (
@@ -53,7 +54,7 @@ class SampleAndMatch(InOrder):
 
     lossless: ClassVar[bool] = True
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
         own = target.sample(i, rng.sample)
         return KEPT if own == draft.tokens[i] else TokenDecision(own)
 
@@ -65,7 +66,7 @@ def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:
     return one_hot(draft.tokens[i], like) if row is None else row.raw(0).to(like.device)
 
 
-def could_be_rejected(draft: Draft, i: int, target: Rows) -> bool:
+def could_be_rejected(draft: Draft, i: int, target: Span) -> bool:
     """Whether exact acceptance keeps draft token i with a probability below 1."""
     token = draft.tokens[i]
     if target.sampling.greedy:

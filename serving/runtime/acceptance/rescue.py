@@ -18,8 +18,9 @@ from typing import ClassVar
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.runtime.acceptance.exact import keeps, recover
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
-from draftwell.serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.types import Draft
 
 
 class Rescue(InOrder):
@@ -48,7 +49,7 @@ class Rescue(InOrder):
         self.memory, self.min_count, self.log_tau = memory, min_count, math.log(tau)
         self.special_tokens, self.use_memory, self.use_gate = special_tokens, use_memory, use_gate
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
         if keeps(draft, i, target, rng):
             return KEPT
         token, correction = draft.tokens[i], recover(draft, i, target, rng)
@@ -59,7 +60,7 @@ class Rescue(InOrder):
             self.memory.update(token, correction)
         return RESCUED if rescue else TokenDecision(correction)
 
-    def rescues(self, row: int, token: int, correction: int, target: Rows) -> bool:
+    def rescues(self, row: int, token: int, correction: int, target: Span) -> bool:
         """Whether a rejected token stays."""
         protected = target.sampling.stop_token_ids | self.special_tokens
         if (
@@ -79,7 +80,7 @@ class Rescue(InOrder):
         return target.raw_logit(row, token) - target.raw_logit(row, correction) >= self.log_tau
 
 
-def allowed(token: int, row: int, target: Rows) -> bool:
+def allowed(token: int, row: int, target: Span) -> bool:
     """Whether bans, top-k and top-p leave the token any probability."""
     if token in target.sampling.banned_token_ids:
         return False

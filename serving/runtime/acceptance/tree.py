@@ -20,10 +20,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from draftwell.serving.runtime.acceptance.exact import one_hot
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.sampling import residual
 from draftwell.serving.runtime.trees import ROOT, DraftTree, TreeVerdict
-from draftwell.serving.runtime.types import CandidateChoice, Rows
+from draftwell.serving.runtime.types import CandidateChoice
 
 
 class Ranked:
@@ -32,7 +33,7 @@ class Ranked:
     lossless: ClassVar[bool] = True
 
     def choose(
-        self, candidates: Sequence[int], row: int, target: Rows, rng: Streams
+        self, candidates: Sequence[int], row: int, target: Span, rng: Streams
     ) -> CandidateChoice:
         if target.sampling.greedy:
             best = target.top[row]
@@ -54,7 +55,7 @@ class Ranked:
 class ExactTree(Ranked):
     """The lossless rule for trees."""
 
-    def judge(self, tree: DraftTree, target: Rows, rng: Streams) -> TreeVerdict:
+    def judge(self, tree: DraftTree, target: Span, rng: Streams) -> TreeVerdict:
         """Decide which path of a tree stays.
 
         Args:

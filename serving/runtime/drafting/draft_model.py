@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.stopping import FixedLength
-from draftwell.serving.runtime.session.row_view import RowView
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.types import Draft, Rows, StopPolicy
+from draftwell.serving.runtime.types import Draft, StopPolicy
 
 
 class DraftModel:
@@ -49,7 +49,7 @@ def drafted(
     session: Session,
     stop: StopPolicy,
     limit: int,
-    read: Callable[[Draft], Step[Rows]],
+    read: Callable[[Draft], Step[Span]],
     *,
     with_confidence: bool = False,
 ) -> Step[Draft]:
@@ -92,4 +92,4 @@ def chain(session: Session, before: list[int], steps: int) -> Step[Draft]:
     )
     session.draft.rollback(len(before) + length - 1)
     session.stats.drafted += length
-    return Draft(rows.top[:length], [RowView(rows, i) for i in range(length)])
+    return Draft(rows.top[:length], [rows[i] for i in range(length)])

@@ -15,7 +15,7 @@ from draftwell.serving.artifacts.forward_costs import ascending, seconds_at, sec
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile, RoundOverheads
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.runtime.drafting.stopping import FixedLength
-from draftwell.serving.runtime.types import Rows
+from draftwell.serving.runtime.logits import Span
 
 
 class RoundCosts:
@@ -118,12 +118,12 @@ class WorthDrafting(FixedLength):
         super().start()
         self._kept = 1.0
 
-    def stop_before(self, row: Rows) -> bool:
+    def stop_before(self, row: Span) -> bool:
         self._chance = self.table.alpha(row.confidence(0))
         chances = [self._chance, *[self.ahead] * (self.max_draft - self._drafted - 1)]
         return self.costs.outlook(self._drafted, self._kept, chances, computed=1) <= 0.0
 
-    def stop_after(self, row: Rows, token: int) -> bool:
+    def stop_after(self, row: Span, token: int) -> bool:
         self._kept *= self._chance
         at_cap = super().stop_after(row, token)
         return (

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.drafting.draft_model import drafted
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.trees import ROOT, DraftTree
-from draftwell.serving.runtime.types import Draft, Rows, StopPolicy
+from draftwell.serving.runtime.types import Draft, StopPolicy
 
 
 class HeadPairs:
@@ -27,7 +28,7 @@ class HeadPairs:
     def __init__(self) -> None:
         self.known = 0
 
-    def read(self, session: Session, sequence: Sequence[int]) -> Step[Rows]:
+    def read(self, session: Session, sequence: Sequence[int]) -> Step[Span]:
         """Feed the head all pairs that the target's states allow; the row that predicts the first
         draft token.
 
@@ -62,7 +63,7 @@ class HeadChain:
         # the draft's tokens are put after it: a text is copied once a draft, not once a step
         sequence = session.text.ids[1:]
 
-        def read(draft: Draft) -> Step[Rows]:
+        def read(draft: Draft) -> Step[Span]:
             if not len(draft):
                 return self._pairs.read(session, sequence)
             sequence.append(draft.tokens[-1])
@@ -135,7 +136,7 @@ class HeadTree:
         chances: list[float],
         node: int,
         chance: float,
-        rows: Rows,
+        rows: Span,
         row: int,
         beam: int,
     ) -> list[int]:
@@ -154,7 +155,7 @@ class HeadTree:
         grown: list[int],
         states: dict[int, Tensor],
         keep: int,
-    ) -> Step[Rows]:
+    ) -> Step[Span]:
         """The head's rows after the last `keep` of the nodes `grown`, read as one tree: of its
         earlier levels the slot keeps nothing, since siblings must not see each other."""
         place = {node: i for i, node in enumerate(grown)}

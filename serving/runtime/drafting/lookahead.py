@@ -16,9 +16,9 @@ import random
 from collections.abc import Iterable, Sequence
 
 from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.trees import ROOT, DraftTree
-from draftwell.serving.runtime.types import Rows
 
 
 class NGramPool:
@@ -93,7 +93,7 @@ class Lookahead:
         return tree
         yield  # a generator without a forward pass
 
-    def follow(self, tree: DraftTree, path: Sequence[int], rows: Rows) -> None:
+    def follow(self, tree: DraftTree, path: Sequence[int], rows: Span) -> None:
         """After a verification: shift the window by what the target says after its last level, and
         pool its n-grams.
 

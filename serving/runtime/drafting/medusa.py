@@ -9,9 +9,9 @@ from torch import Tensor
 
 from draftwell.serving.artifacts.medusa_heads import MedusaHeads
 from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.trees import ROOT, DraftTree
-from draftwell.serving.runtime.types import Rows
 
 SHAPE: tuple[tuple[int, ...], ...] = (
     (0,),
@@ -69,7 +69,7 @@ class Medusa:
         return tree
         yield  # a generator without a forward pass
 
-    def follow(self, tree: DraftTree, path: Sequence[int], rows: Rows) -> None:
+    def follow(self, tree: DraftTree, path: Sequence[int], rows: Span) -> None:
         """Keep the state that the text's last token was drawn from: the heads say what comes after
         that token."""
         self._state = rows.hidden(path[-1] + 1 if path else 0)

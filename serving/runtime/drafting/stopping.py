@@ -13,7 +13,8 @@ from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 def count_kept(table: AcceptanceTable, draft: Draft, verdict: Verdict) -> None:
@@ -33,10 +34,10 @@ class FixedLength:
     def start(self) -> None:
         self._drafted = 0
 
-    def stop_before(self, row: Rows) -> bool:
+    def stop_before(self, row: Span) -> bool:
         return False
 
-    def stop_after(self, row: Rows, token: int) -> bool:
+    def stop_after(self, row: Span, token: int) -> bool:
         self._drafted += 1
         return self._drafted >= self.max_draft
 
@@ -58,7 +59,7 @@ class CumulativeAcceptance(FixedLength):
         super().start()
         self._gamma = 1.0
 
-    def stop_after(self, row: Rows, token: int) -> bool:
+    def stop_after(self, row: Span, token: int) -> bool:
         self._gamma *= self.table.alpha(row.confidence(0))
         return super().stop_after(row, token) or self._gamma <= self.tau
 
@@ -74,7 +75,7 @@ class HighEntropy(FixedLength):
         super().__init__(max_draft)
         self.threshold, self.scale = threshold, scale
 
-    def stop_after(self, row: Rows, token: int) -> bool:
+    def stop_after(self, row: Span, token: int) -> bool:
         return (
             super().stop_after(row, token)
             or math.sqrt(self.scale * row.entropy(0)) > self.threshold
@@ -89,7 +90,7 @@ class UnlikelyToken(FixedLength):
         super().__init__(max_draft)
         self.threshold = threshold
 
-    def stop_after(self, row: Rows, token: int) -> bool:
+    def stop_after(self, row: Span, token: int) -> bool:
         return super().stop_after(row, token) or row.raw_prob(0, token) < self.threshold
 
 
@@ -104,7 +105,7 @@ class LowAcceptanceBound(FixedLength):
         super().__init__(max_draft)
         self.threshold, self.scale = threshold, scale
 
-    def stop_before(self, row: Rows) -> bool:
+    def stop_before(self, row: Span) -> bool:
         return 1.0 - math.sqrt(self.scale * row.entropy(0)) < self.threshold
 
 
@@ -129,7 +130,7 @@ class PredictedRejection(FixedLength):
         super().start()
         self._all_accepted = 1.0
 
-    def stop_after(self, row: Rows, token: int) -> bool:
+    def stop_after(self, row: Span, token: int) -> bool:
         if self._drafted > 0:
             self._all_accepted *= self.head.acceptance(row.hidden(0))
         at_cap = super().stop_after(row, token)
@@ -160,7 +161,7 @@ class Untrusted(FixedLength):
             )
         self.verifier, self.tau = verifier, verifier.threshold if tau is None else tau
 
-    def stop_after(self, row: Rows, token: int) -> bool:
+    def stop_after(self, row: Span, token: int) -> bool:
         return (
             super().stop_after(row, token)
             or self.verifier.score_drafted(row, None, token) < self.tau

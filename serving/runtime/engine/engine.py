@@ -27,8 +27,9 @@ from draftwell.serving.runtime.engine.task import Task
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
 from draftwell.serving.runtime.engine.workers import Workers, finish
 from draftwell.serving.runtime.failures import lost_device, readable
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.cuda.cuda_graph import Marks, read_marks
-from draftwell.serving.runtime.output import Model, Output, share_top
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.session import UNLIMITED, Session
 from draftwell.serving.runtime.strategies.base import Strategy
@@ -91,7 +92,7 @@ class BatchResult:
     the true ones.
     """
 
-    outputs: list[Output | Exception]
+    outputs: list[Span | Exception]
     started: float
     ended: float
     marks: Marks | None = None
@@ -398,12 +399,13 @@ class Engine:
         with it."""
         commands = [leaf.piece for _, leaf in flight.group if leaf.piece]
         started = time.perf_counter()
-        outputs: list[Output | Exception] = []
+        outputs: list[Span | Exception] = []
         try:
-            outputs += share_top(flight.model.forward(commands)) if commands else []
+            spans = flight.model.forward(commands) if commands else []
             # on a thread of its own it can wait: a side lands when it is done
             if self._workers is not None:
-                finish(flight.model, outputs)
+                finish(flight.model, spans)
+            outputs += spans
         except Exception as error:
             if len(commands) == 1 or lost_device(error):
                 outputs = [error] * len(commands)
@@ -442,7 +444,7 @@ class Engine:
             elif (whole := leaf.land_piece(output)) is not None:
                 self._advance(job, leaf, whole)
 
-    def _advance(self, job: Job, leaf: Task, output: Output | Exception | None) -> None:
+    def _advance(self, job: Job, leaf: Task, output: Span | Exception | None) -> None:
         known = job.output_length
         try:
             leaf.resume(output)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from draftwell.serving.runtime.engine.task import Task
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.output import Model
 from draftwell.serving.runtime.session.lane import Lane
 from draftwell.serving.runtime.session.session import Session
 

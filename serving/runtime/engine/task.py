@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from draftwell.serving.runtime.commands import Forward, Overlap
-from draftwell.serving.runtime.output import Output, joined
+from draftwell.serving.runtime.logits import Span
 
 
 class Task:
@@ -28,7 +28,7 @@ class Task:
         self.flying = False
         self.piece: Forward | None = None
         self.read = 0
-        self.rows: list[Output] = []
+        self.rows: list[Span] = []
         self.children: list[Task] = []
         self.done = False
         self.result: Any = None
@@ -53,18 +53,18 @@ class Task:
         else:
             self.waiting = command
 
-    def land_piece(self, output: Output) -> Output | None:
-        """Note that the piece has been run, with its output; return that of the whole forward pass
-        if it was the last one."""
+    def land_piece(self, span: Span) -> Span | None:
+        """Note that the piece has been run, and what was said of it; return that of the whole
+        forward pass if it was the last one."""
         assert self.waiting is not None
         assert self.piece is not None
         self.read += len(self.piece.tokens)
         self.flying = False
         if self.read == len(self.waiting.tokens):
-            return joined([*self.rows, output]) if self.rows else output
+            return Span.joined([*self.rows, span]) if self.rows else span
         if self.waiting.rates:
             # a copy: else all rows of its batch stay in memory
-            self.rows.append(output.at(range(len(output))))
+            self.rows.append(span.copied())
         return None
 
     @property

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from draftwell.serving.device import core_ids
+from draftwell.serving.runtime.logits import Span
 
 T = TypeVar("T")
 _streams: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -165,12 +166,12 @@ def on_own_stream(own: Any, caller: Any, work: Callable[..., T], *arguments: Any
             own.synchronize()
 
 
-def finish(model: Any, outputs: Iterable[Any]) -> None:
-    """On a worker: wait for what a model's forward pass launched, whose outputs the caller reads
+def finish(model: Any, spans: Iterable[Span]) -> None:
+    """On a worker: wait for what a model's forward pass launched, whose logits the caller reads
     next.
 
     Memory goes back to the stream that it was taken on, where the pass that runs meanwhile may be
-    given it. So the outputs' is kept, once they are let go, until the caller's stream has read
+    given it. So the logits' is kept, once they are let go, until the caller's stream has read
     them, too.
     """
     if model.marks is None:  # it has waited itself
@@ -179,8 +180,8 @@ def finish(model: Any, outputs: Iterable[Any]) -> None:
     if (stream := getattr(_reader, "stream", None)) is not None:
         for tensor in (
             tensor
-            for output in outputs
-            for tensor in (output.compact, output.hidden, output.support)
+            for whole in {span.whole for span in spans}
+            for tensor in (whole.values, whole.hidden, whole.support)
         ):
             if tensor is not None and tensor.is_cuda:
                 tensor.record_stream(stream)

@@ -21,6 +21,8 @@ from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import Weights
 from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.logits import Logits, Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.beside import kept_beside
 from draftwell.serving.runtime.models.eagle3_layer import NORMS, Eagle3Layer
@@ -32,7 +34,6 @@ from draftwell.serving.runtime.models.native.decoder import NativeLayers, Produc
 from draftwell.serving.runtime.models.row_attention import Placed, RowAttention
 from draftwell.serving.runtime.models.seen_tokens import SeenTokens
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.slot_texts import SlotText
 
 
@@ -146,7 +147,7 @@ class Eagle3Model(Model):
             self.seen.copy(source, into)
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+    def forward(self, rows: Sequence[Forward]) -> list[Span]:
         placed = []
         try:
             for row in rows:
@@ -159,13 +160,13 @@ class Eagle3Model(Model):
                 self.slots.rollback(slot, start)
             raise
         counts = [row.keep for row in rows]
-        outputs = []
+        outputs: list[Span] = []
         for row, states, normed, logits in zip(
             rows, *(one.split(counts) for one in found), strict=True
         ):
             self.seen.read(row.slot, row.tokens)
             widened, support = self.seen.widened(row.slot, logits, normed)
-            outputs.append(Output(widened, states, support, self.vocab_size))
+            outputs += Logits(widened, states, support, self.vocab_size).split([row.keep])
         return outputs
 
     def _predictions(

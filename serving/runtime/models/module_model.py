@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.logits import Logits, Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.slot_texts import SlotText
 from draftwell.serving.runtime.trees import depths
 
@@ -140,7 +142,7 @@ class ModuleModel(Model):
         self.slots.fork(source, into, length, known)
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+    def forward(self, rows: Sequence[Forward]) -> list[Span]:
         placed = []
         try:
             for row in rows:
@@ -153,17 +155,17 @@ class ModuleModel(Model):
                 self.slots.rollback(slot, start)
             raise
 
-    def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
+    def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Span]:
         hidden = self._states_of(rows, placed)
-        ends = [sum(n for _, _, n in placed[: i + 1]) for i in range(len(placed))]
-        states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
-        logits = self.compact_logits(torch.cat(states)).split([row.keep for row in rows])
+        ends = accumulate(count for _, _, count in placed)
+        states = torch.cat(
+            [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
+        )
+        logits = self.logits_of(states)
         if self.device.type == "cuda":
             # the engine reads the clock next; another model may still compute
             torch.cuda.current_stream(self.device).synchronize()
-        return [
-            self.output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)
-        ]
+        return logits.split([row.keep for row in rows])
 
     def _states_of(self, rows: Sequence[Forward], placed: list[Placed], **settings: Any) -> Tensor:
         """Normalised last hidden states `[total, hidden]` of all tokens; `settings` as a subclass's
@@ -186,9 +188,9 @@ class ModuleModel(Model):
                 another, whatever their positions.
         """
 
-    def output(self, compact: Tensor, states: Tensor) -> Output:
-        """`compact_logits` and states of some positions, as what a forward pass returns."""
-        return Output(compact, states, self.head_tokens, self.vocab_size)
+    def logits_of(self, states: Tensor) -> Logits:
+        """What is said at some positions, of their normalised last hidden states `[n, hidden]`."""
+        return Logits(self.compact_logits(states), states, self.head_tokens, self.vocab_size)
 
     def compact_logits(self, states: Tensor) -> Tensor:
         """`[n, hidden]` → `[n, columns]` float32: of the tokens that the head covers, in ascending
@@ -200,10 +202,6 @@ class ModuleModel(Model):
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits if self.head_tokens is not None else logits[:, : self.vocab_size]
-
-    def _logits(self, states: Tensor) -> Tensor:
-        """`[n, hidden]` → `[n, vocab]` float32."""
-        return self.output(self.compact_logits(states), states).logits
 
 
 def positions_of(row: Forward, placed: Placed) -> Iterable[int]:

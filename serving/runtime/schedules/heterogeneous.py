@@ -11,10 +11,11 @@ no bonus. The prompt's round drafts one token, for the shortest time to first to
 from __future__ import annotations
 
 from draftwell.serving.runtime.commands import Overlap, Step
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.protocols import AcceptanceRule, CandidateRule, SequenceDrafter
 from draftwell.serving.runtime.session.lane import DraftSequence
 from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 def heterogeneous(
@@ -53,14 +54,14 @@ def heterogeneous(
 
 def verify_and_draft(
     session: Session, leftover: Draft, drafter: SequenceDrafter, budget: int
-) -> Step[tuple[Rows, list[DraftSequence]]]:
+) -> Step[tuple[Span, list[DraftSequence]]]:
     """Target rows for the leftover and the position after it, and the sequences drafted meanwhile
     (none after the end)."""
     limit = session.draft_room(len(leftover))
     if limit == 0 or (leftover.tokens and leftover.tokens[-1] in session.sampling.stop_token_ids):
         return (yield from session.verify(leftover)), []
     proposal = drafter.propose(session, min(budget, session.draft_limit), limit, leftover)
-    both: tuple[Rows, list[DraftSequence]] = yield Overlap(session.verify(leftover), proposal)
+    both: tuple[Span, list[DraftSequence]] = yield Overlap(session.verify(leftover), proposal)
     return both
 
 
@@ -68,7 +69,7 @@ def choose_sequence(
     session: Session,
     leftover: Draft,
     sequences: list[DraftSequence],
-    rows: Rows,
+    rows: Span,
     candidates: CandidateRule,
     *,
     chosen: bool = True,

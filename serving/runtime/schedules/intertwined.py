@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from draftwell.serving.runtime.commands import Overlap, Step
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.protocols import AcceptanceRule, Drafter
 from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 def intertwined(
@@ -61,14 +62,14 @@ def intertwined(
 
 def verify_and_go_on(
     session: Session, pending: Draft, continuation: Drafter, steps: int
-) -> Step[tuple[Rows, Draft]]:
+) -> Step[tuple[Span, Draft]]:
     """Target rows for `pending` and the next position, and at most `steps` tokens drafted
     meanwhile."""
     ended = pending.tokens[-1:] and pending.tokens[-1] in session.sampling.stop_token_ids
     limit = 0 if ended else min(steps, session.draft_room(len(pending)))
     if limit == 0:
         return (yield from session.verify(pending)), Draft()
-    both: tuple[Rows, Draft] = yield Overlap(
+    both: tuple[Span, Draft] = yield Overlap(
         session.verify(pending), continuation.propose(session, limit, pending)
     )
     return both

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.protocols import AcceptanceRule, Drafter
-from draftwell.serving.runtime.session.row_view import RowView
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.types import Draft
 
@@ -58,7 +57,7 @@ def qualify(session: Session, drafter: Drafter, rule: AcceptanceRule, count: int
         tokens = draft.tokens[: verdict.accepted] + (
             [] if verdict.token is None else [verdict.token]
         )
-        ready += Draft(tokens, [RowView(rows, i) for i in range(len(tokens))])
+        ready += Draft(tokens, [rows[i] for i in range(len(tokens))])
         if verdict.rejected:
             for lane in (session.draft, session.qualifier):
                 lane.rollback(len(before) + verdict.accepted)

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.protocols import AcceptanceRule
 from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 def sequential(
     session: Session,
-    trusts: Callable[[Rows, Rows | None, int], bool],
+    trusts: Callable[[Span, Span | None, int], bool],
     rule: AcceptanceRule,
     cap: int,
     reads_after: bool,
@@ -35,7 +36,7 @@ def sequential(
     """
     yield from session.prefill()
     text, draft = session.text, session.draft
-    row: Rows | None = None  # the draft's row after the text, where a forward pass already gave it
+    row: Span | None = None  # the draft's row after the text, where a forward pass already gave it
     while not text.finished:
         if (yield from session.follow_prediction()):
             continue

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.protocols import AcceptanceRule, Drafter, TreeDrafter, TreeRule
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.trees import DraftTree, TreeVerdict
-from draftwell.serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 def serial(
@@ -50,7 +51,7 @@ def serial_trees(
     session: Session,
     drafter: TreeDrafter,
     rule: TreeRule,
-    follow: Callable[[DraftTree, list[int], Rows], None] | None = None,
+    follow: Callable[[DraftTree, list[int], Span], None] | None = None,
 ) -> Step[None]:
     """Run a request to its end.
 

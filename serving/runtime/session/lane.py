@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from draftwell.serving.runtime.commands import Forward, Role, Step
 from draftwell.serving.runtime.grammar.masks import GrammarMasks
-from draftwell.serving.runtime.output import Model, Output, Recorder
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.model import Model, Recorder
 from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.slot_texts import SlotText
 from draftwell.serving.runtime.trees import DraftTree
-from draftwell.serving.runtime.types import Draft, Rows
+from draftwell.serving.runtime.types import Draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,7 @@ class Lane:
         # tokens in the slot, those after `length` read with sublayers skipped; 0: none were
         self._skimmed = 0
         self._skip: frozenset[int] = frozenset()
-        self._tree_read: tuple[list[int], DraftTree, Output] | None = None  # until `settle`
+        self._tree_read: tuple[list[int], DraftTree, Span] | None = None  # until `settle`
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
         self.grammar = grammar
@@ -86,7 +87,7 @@ class Lane:
         features: Tensor | None = None,
         *,
         sure: bool = True,
-    ) -> Step[Rows]:
+    ) -> Step[Span]:
         """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of
         its last `keep` tokens.
 
@@ -115,30 +116,31 @@ class Lane:
         if self.recorder is not None:
             kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
         rates = 1 < kept == len(unseen) and len(sequence) <= self.prompt_length
-        output: Output = yield Forward(
+        span: Span = yield Forward(
             self.role, self.slot, unseen, kept, prefill, steps, rates=rates, features=features
         )
         self.length = len(sequence) + steps - 1
         if sure and self.text.owner is not None:  # else nobody asks which tokens a chain chose
-            self.text.extend(start, unseen if steps == 1 else (*unseen, *output.top()[: steps - 1]))
+            self.text.extend(start, unseen if steps == 1 else (*unseen, *span.top[: steps - 1]))
         if self.recorder is not None:  # it may have come while the forward pass ran
-            self.recorder.saw(self.role, sequence, output, steps)
+            self.recorder.saw(self.role, sequence, span, steps)
         if kept > keep:
-            output = output.last(keep)
-        return self._rows(output, sequence)
+            span = span[-keep:]
+        return self._under(span, sequence)
 
-    def _rows(self, output: Output, sequence: Sequence[int]) -> Rows:
+    def _under(self, span: Span, sequence: Sequence[int]) -> Span:
+        """Rows up to the last token of `sequence`, as this request has them."""
         # else all rows are within the prompt
         if self.sampling.penalises and len(sequence) >= self.prompt_length:
-            return output.rows(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
-        return output.rows(self.sampling)
+            return span.under(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
+        return span.under(self.sampling)
 
     @property
     def skips(self) -> bool:
         """Whether `skim` may be called: the model can leave sublayers out."""
         return self.model.skips
 
-    def skim(self, sequence: Sequence[int], skip: frozenset[int], keep: int = 1) -> Step[Rows]:
+    def skim(self, sequence: Sequence[int], skip: frozenset[int], keep: int = 1) -> Step[Span]:
         """As `read`, with sublayers skipped: the model drafts for itself (`Forward.skip`).
 
         Nothing of it counts as read: `rollback` forgets it whatever the length, and whatever reads
@@ -148,11 +150,9 @@ class Lane:
             self.rollback(self.length)
         held = max(self.length, self._skimmed)
         self.stats.draft_calls += 1
-        output: Output = yield Forward(
-            self.role, self.slot, tuple(sequence[held:]), keep, skip=skip
-        )
+        span: Span = yield Forward(self.role, self.slot, tuple(sequence[held:]), keep, skip=skip)
         self._skimmed, self._skip = len(sequence), skip
-        return self._rows(output, sequence)
+        return self._under(span, sequence)
 
     @property
     def trees(self) -> bool:
@@ -160,7 +160,7 @@ class Lane:
         request's rows do not depend on what was written before them (penalties, grammars)."""
         return self.model.trees and not self.sampling.penalises
 
-    def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Rows]:
+    def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Span]:
         """Feed what the slot has not seen of `sequence`, then a tree after it; rows after the
         sequence and after each token of the tree.
 
@@ -173,13 +173,13 @@ class Lane:
         parents = (*range(-1, before - 1), *(before + parent for parent in tree.parents))
         self.stats.target_tokens += before + len(tree)
         self.stats.target_calls += 1
-        output: Output = yield Forward(
+        span: Span = yield Forward(
             self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents
         )
         self.length = len(sequence) + len(tree)
         self.text.extend(start, unseen)
-        self._tree_read = list(sequence), tree, output
-        return output.rows(self.sampling)
+        self._tree_read = list(sequence), tree, span
+        return span.under(self.sampling)
 
     def hidden_states(self, start: int, end: int) -> Tensor:
         """States `[end − start, width]` of positions that the slot holds, for a head (of a target
@@ -187,7 +187,7 @@ class Lane:
         states: Tensor = self.model.hidden_states(self.slot, start, end)  # type: ignore[attr-defined]
         return states
 
-    def read_after(self, tree: DraftTree, features: Tensor, keep: int) -> Step[Rows]:
+    def read_after(self, tree: DraftTree, features: Tensor, keep: int) -> Step[Span]:
         """Feed a head a tree after what its slot holds; rows after its last `keep` tokens. Whoever
         reads on rolls it back first.
 
@@ -198,7 +198,7 @@ class Lane:
             features: as in `read`, one for each token.
         """
         self.stats.draft_calls += 1
-        output: Output = yield Forward(
+        span: Span = yield Forward(
             self.role,
             self.slot,
             tuple(tree.tokens),
@@ -207,7 +207,7 @@ class Lane:
             features=features,
         )
         self.length += len(tree)
-        return output.rows(self.sampling)
+        return span.under(self.sampling)
 
     def settle(self, length: int, path: Sequence[int]) -> None:
         """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in
@@ -218,11 +218,11 @@ class Lane:
             self.text.extend(length, [self._tree_read[1].tokens[place] for place in path])
         # as though the path had been the draft
         if self.recorder is not None and self._tree_read is not None:
-            sequence, tree, output = self._tree_read
+            sequence, tree, span = self._tree_read
             self.recorder.saw(
                 self.role,
                 sequence + [tree.tokens[i] for i in path],
-                output.at([0, *(i + 1 for i in path)]),
+                span.at([0, *(i + 1 for i in path)]),
                 1,
             )
         self._tree_read = None

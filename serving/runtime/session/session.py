@@ -9,19 +9,18 @@ from contextlib import ExitStack
 from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.failures import check_request
 from draftwell.serving.runtime.grammar.masks import GrammarMasks
-from draftwell.serving.runtime.output import Model, Recorder
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.model import Model, Recorder
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling, Text
-from draftwell.serving.runtime.sampling import rate
 from draftwell.serving.runtime.session.lane import Lane
-from draftwell.serving.runtime.session.row_view import RowView
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.slot_texts import SlotText
 from draftwell.serving.runtime.trees import DraftTree, TreeVerdict
-from draftwell.serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
+from draftwell.serving.runtime.types import Draft, Emitted, Origin, Rating, Verdict
 
 UNLIMITED = sys.maxsize
-Follow = Callable[[DraftTree, list[int], Rows], None]
+Follow = Callable[[DraftTree, list[int], Span], None]
 """What drafters that read the target's rows are called with after a verification: the tree, the
 path kept, and the rows."""
 
@@ -118,12 +117,12 @@ class Session:
     def head(self) -> Lane:
         return self.lanes["head"]
 
-    def prefill(self) -> Step[Rows]:
+    def prefill(self) -> Step[Span]:
         """Read the prompt and sample the first token from the target, which gives the shortest time
         to first token."""
         return (yield from self.decode_plainly())
 
-    def decode_plainly(self) -> Step[Rows]:
+    def decode_plainly(self) -> Step[Span]:
         """One token from the target, without a draft; the row that it was drawn from."""
         rows = yield from self.target.read(self.text.ids)
         self.append_sampled(rows)
@@ -162,13 +161,13 @@ class Session:
         leave, for each takes a position there."""
         return max(0, min(self.draft_limit, self.target.model.max_context - len(self.text.ids)))
 
-    def append_sampled(self, rows: Rows) -> None:
+    def append_sampled(self, rows: Span) -> None:
         """Append one token sampled from the target."""
         self.stats.sampled += self.append([rows.sample(0, self.rng.sample)], ["target"], rows)
         self.stats.verdicts += 1
 
     def append(
-        self, tokens: Sequence[int], origins: Sequence[Origin], rows: Rows | None = None
+        self, tokens: Sequence[int], origins: Sequence[Origin], rows: Span | None = None
     ) -> int:
         """Make tokens final, up to the first stop token or the budget; return how many were taken.
 
@@ -184,7 +183,7 @@ class Session:
             self._rate(rows)
         return taken
 
-    def verify(self, draft: Draft) -> Step[Rows]:
+    def verify(self, draft: Draft) -> Step[Span]:
         """Target rows for every draft token and for the bonus token after them: `len(draft) + 1`
         rows."""
         # a prompt's forward pass that also verifies is a call
@@ -194,26 +193,26 @@ class Session:
         if not unrated:
             return rows
         self._rate(rows)
-        return RowView(rows, unrated, count)
+        return rows[unrated:]
 
-    def verify_tree(self, tree: DraftTree) -> Step[Rows]:
+    def verify_tree(self, tree: DraftTree) -> Step[Span]:
         """Target rows after the text and after each token of a tree: `len(tree) + 1` rows."""
         if tree.is_chain:
             return (yield from self.verify(tree.draft([])))
         return (yield from self.target.read_tree(self.text.ids, tree))
 
-    def commit_tree(self, tree: DraftTree, verdict: TreeVerdict, rows: Rows) -> None:
+    def commit_tree(self, tree: DraftTree, verdict: TreeVerdict, rows: Span) -> None:
         """As `commit`, of the path that a rule kept. A position counts as judged once, however many
         alternatives were tested there."""
         if not tree.is_chain:
             self.target.settle(len(self.text.ids), verdict.path)
         kept = len(verdict.path)
-        path = RowView(rows, [0, *(place + 1 for place in verdict.path)])
+        path = rows.at([0, *(place + 1 for place in verdict.path)])
         self.commit(
             tree.draft(verdict.path), Verdict(kept, verdict.token, kept + verdict.rejected), path
         )
 
-    def commit(self, draft: Draft, verdict: Verdict, rows: Rows) -> None:
+    def commit(self, draft: Draft, verdict: Verdict, rows: Span) -> None:
         """Make a verdict's tokens final and roll every lane back after a rejection.
 
         Args:
@@ -239,7 +238,7 @@ class Session:
 
     @property
     def unrated(self) -> int:
-        """Output tokens whose rating was asked for and is not known yet."""
+        """Span tokens whose rating was asked for and is not known yet."""
         return 0 if self.sampling.logprobs is None else len(self.origins) - len(self.ratings)
 
     def emitted(self, start: int) -> list[Emitted]:
@@ -258,7 +257,7 @@ class Session:
         if self.unrated:
             self._rate((yield from self.target.read(self.text.ids[:-1], keep=self.unrated)))
 
-    def rate_prompt(self, rows: Rows, start: int) -> None:
+    def rate_prompt(self, rows: Span, start: int) -> None:
         """Rate prompt tokens by rows of which the first has read the prompt up to its token
         `start`."""
         if not self.prompt_ratings:
@@ -266,13 +265,13 @@ class Session:
         for row, token in enumerate(
             self.text.ids[start + 1 : min(start + 1 + len(rows), self.text.prompt_length)]
         ):
-            self.prompt_ratings.append(rate(rows, row, token, self.sampling.logprobs or 0))
+            self.prompt_ratings.append(rows.rating(row, token, self.sampling.logprobs or 0))
 
-    def _rate(self, rows: Rows) -> None:
+    def _rate(self, rows: Span) -> None:
         if self.sampling.logprobs is None:
             return
         for row, token in enumerate(self.text.ids[self.text.prompt_length + len(self.ratings) :]):
-            self.ratings.append(rate(rows, row, token, self.sampling.logprobs))
+            self.ratings.append(rows.rating(row, token, self.sampling.logprobs))
 
     def forget(self) -> None:
         """Let no later request go on from what the slots hold."""

@@ -14,7 +14,7 @@ from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Role, Step
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.session.session import UNLIMITED, Session
 
 A = TypeVar("A", bound=Artifact)

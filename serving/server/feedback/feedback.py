@@ -29,7 +29,7 @@ from draftwell.serving.recording.recorder import PositionRecorder
 from draftwell.serving.recording.shadow import read_along
 from draftwell.serving.recording.trace_schema import LOSSY
 from draftwell.serving.runtime.engine.engine import Job
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.server.feedback.record import Record, RecordOrigin
 from draftwell.serving.server.feedback.spool import Spool

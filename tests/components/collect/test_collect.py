@@ -19,14 +19,14 @@ from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.logits import Logits, Span
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
-from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
+from tests.support.models.spans import span_of
 from tests.support.models.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [
@@ -59,7 +59,7 @@ def texts_of(trace: TraceSet) -> list[list[dict[str, Any]]]:
     return texts
 
 
-def ask(pair: LoadedPair, role: Role, ids: list[int]) -> Output:
+def ask(pair: LoadedPair, role: Role, ids: list[int]) -> Span:
     """A model's output after `ids`, each prefix fed alone: the slow reference."""
     model = pair.models[role]
     slot = model.open()
@@ -86,7 +86,7 @@ def test_every_column_is_what_the_models_say_there(pair: LoadedPair, trace: Trac
     agreed = 0
     for row in rows:
         target, draft = (
-            LogitRows(ask(pair, role, prefix).logits, GREEDY) for role in ("target", "draft")
+            span_of(ask(pair, role, prefix).logits, GREEDY) for role in ("target", "draft")
         )
         x, t = row["draft_token"], row["target_token"]
         p, q = target.raw(0), draft.raw(0)
@@ -123,7 +123,7 @@ def test_rollouts_and_states_equal_feeding_each_prefix_separately(
         for row in rows:
             branch, tokens, raw_q, confidence, entropy = list(prefix), [], [], [], []
             for _ in range(5):
-                said = LogitRows(ask(pair, "draft", branch).logits, GREEDY)
+                said = span_of(ask(pair, "draft", branch).logits, GREEDY)
                 tokens.append(said.top[0])
                 raw_q.append(said.raw_prob(0, said.top[0]))
                 confidence.append(said.confidence(0))
@@ -137,7 +137,7 @@ def test_rollouts_and_states_equal_feeding_each_prefix_separately(
                 ("hidden_before", prefix),
                 ("hidden_after", [*prefix, row["draft_token"]]),
             ):
-                state = ask(pair, "draft", ids).hidden
+                state = ask(pair, "draft", ids).states
                 assert state is not None
                 assert row[name] == pytest.approx(state[0].tolist(), abs=2e-3)
             prefix.append(row["token"])
@@ -163,7 +163,7 @@ def test_a_sampled_trace_draws_the_draft_its_correction_and_a_rejected_token(
     for row in rows[:6]:
         x, token, rejected = row["draft_token"], row["token"], row["rollout_tokens"][0]
         target, draft = (
-            LogitRows(ask(pair, role, prefix).logits, warped) for role in ("target", "draft")
+            span_of(ask(pair, role, prefix).logits, warped) for role in ("target", "draft")
         )
         p, q = target.probs(0), draft.probs(0)
         expected = [p[x], q[x], p[token], q[token], draft.raw(0)[token], draft.raw(0)[rejected]]
@@ -173,12 +173,12 @@ def test_a_sampled_trace_draws_the_draft_its_correction_and_a_rejected_token(
         assert found == pytest.approx([float(value) for value in expected], rel=1e-4)
         assert float((p - q)[row["correction"]]) > 0  # only the residual gives corrections
         assert float((q - p)[rejected]) > 0  # and only the draft's excess is ever rejected
-        follows = LogitRows(ask(pair, "draft", [*prefix, rejected]).logits, warped)
+        follows = span_of(ask(pair, "draft", [*prefix, rejected]).logits, warped)
         assert row["rollout_q"][1] == pytest.approx(
             follows.raw_prob(0, row["rollout_tokens"][1]), rel=1e-4
         )
         assert row["rollout_entropy"][1] == pytest.approx(follows.entropy(0), rel=1e-4)
-        state = ask(pair, "draft", [*prefix, x]).hidden
+        state = ask(pair, "draft", [*prefix, x]).states
         assert state is not None
         assert row["hidden_after"] == pytest.approx(state[0].tolist(), abs=2e-3)
         prefix.append(row["token"])
@@ -198,7 +198,7 @@ def test_draws_follow_their_distributions_and_never_share_a_uniform(tmp_path: Pa
         )
     ]
     p, q = (
-        LogitRows(ask(pair, role, pair.encode("a")).logits, Sampling(temperature=1.0)).probs(0)
+        span_of(ask(pair, role, pair.encode("a")).logits, Sampling(temperature=1.0)).probs(0)
         for role in ("target", "draft")
     )
     distributions = {
@@ -320,8 +320,8 @@ def test_a_fresh_start_keeps_the_old_trace_until_its_prompts_are_read(
 class WholeHead(TransformersModel):
     """Gives the logits of a reduced head as those of the whole vocabulary, the others −∞."""
 
-    def output(self, compact: torch.Tensor, states: torch.Tensor) -> Output:
-        return Output(super().output(compact, states).logits, states)
+    def logits_of(self, states: torch.Tensor) -> Logits:
+        return Logits(Span.of(super().logits_of(states)).logits, states)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -373,7 +373,7 @@ def test_only_the_kinds_asked_for_have_rollouts(
     prefix: list[int] = []
     for row in (row for row in drafted if row["prompt_id"] == "p2"):  # states are kept all the same
         prefix = prefix or list(row["prompt_tokens"])
-        state = ask(pair, "draft", [*prefix, row["draft_token"]]).hidden
+        state = ask(pair, "draft", [*prefix, row["draft_token"]]).states
         assert state is not None
         assert row["hidden_after"] == pytest.approx(state[0].tolist(), abs=2e-3)
         prefix.append(row["token"])

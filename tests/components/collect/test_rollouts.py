@@ -96,7 +96,7 @@ def test_packed_branches_equal_separate_ones(make: Any) -> None:
         tokens = torch.randint(3, VOCAB, (len(starts),), generator=generator).tolist()
         mine, reference = fast.step(tokens), slow.step(tokens)
         torch.testing.assert_close(mine.logits, reference.logits, atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(mine.hidden, reference.hidden, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(mine.states, reference.states, atol=2e-5, rtol=1e-4)
 
 
 def test_branches_of_a_reduced_head_say_nothing_about_other_tokens() -> None:
@@ -108,7 +108,7 @@ def test_branches_of_a_reduced_head_say_nothing_about_other_tokens() -> None:
         SlowBranches(model, read(model, ids), ids, [2, 4]).step([7, 8]),
     ]
     for output in outputs:
-        assert output.compact.shape == (2, 3)
+        assert output.values.shape == (2, 3)
         assert output.logits.isfinite().nonzero()[:, 1].tolist() == [3, 5, 9] * 2
     torch.testing.assert_close(outputs[0].logits, outputs[1].logits, atol=2e-5, rtol=1e-4)
 

@@ -458,7 +458,7 @@ def test_trace_models_follow_a_rollback_onto_the_text() -> None:
     greedy = Sampling()
 
     def feed(*tokens: int) -> list[int]:
-        return model.forward([Forward("draft", 0, tokens, keep=1)])[0].rows(greedy).top
+        return model.forward([Forward("draft", 0, tokens, keep=1)])[0].under(greedy).top
 
     assert feed(3, 4) == [5]
     assert feed(5) == [9]
@@ -466,7 +466,7 @@ def test_trace_models_follow_a_rollback_onto_the_text() -> None:
     model.rollback(0, 3)
     assert feed(6) == [7]
     target = TraceModel(text, "target")
-    rows = target.forward([Forward("target", 0, (3, 4, 5, 9, 8), keep=4)])[0].rows(greedy)
+    rows = target.forward([Forward("target", 0, (3, 4, 5, 9, 8), keep=4)])[0].under(greedy)
     assert rows.top == [5, 6, -1, -1]
 
 
@@ -475,7 +475,7 @@ def draft_rows(text: TracedText) -> Any:
     return (
         TraceModel(text, "draft")
         .forward([Forward("draft", 0, tuple(text.prompt))])[0]
-        .rows(Sampling())
+        .under(Sampling())
     )
 
 
@@ -486,8 +486,8 @@ def test_what_a_trace_cannot_answer_is_refused() -> None:
         draft.forward([Forward("draft", 0, (3, 4, 5, 1))])
     output = TraceModel(text, "target").forward([Forward("target", 0, (3, 4))])[0]
     with raises_code("not_in_trace", "temperature 0", "0.5", error=NotInTrace):
-        output.rows(Sampling(temperature=0.5))
-    rows = output.rows(Sampling())
+        output.under(Sampling(temperature=0.5))
+    rows = output.under(Sampling())
     drafted = draft_rows(text)
     assert drafted.raw_prob(0, 5) == drafted.confidence(0) == 0.5
     asked = (

@@ -133,7 +133,7 @@ def test_the_draft_reads_a_mixture_and_only_its_own_tokens_count(
     model = pair.models["draft"]
     slot = model.open()
     read = (*first[0]["prompt_tokens"], *(row["draft_token"] for row in first[:3]))
-    hidden: Any = model.forward([Forward("draft", slot, read, prefill=True)])[0].hidden
+    hidden: Any = model.forward([Forward("draft", slot, read, prefill=True)])[0].states
     model.close(slot)
     assert np.allclose(own.parts["after"][2], hidden[0].numpy(), atol=1e-4)
 
@@ -192,7 +192,7 @@ class Stateless:
     def forward(self, rows: list[Forward]) -> Any:
         outputs = self.model.forward(rows)
         for output in outputs:
-            output.hidden = None
+            output.whole.hidden = None
         return outputs
 
 

@@ -37,11 +37,12 @@ from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.bundle.verdict import FAILED, GateVerdict, Thresholds
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.commands import Forward
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, StrategyChoice, StrategyResources
 from tests.support.loop.unattended import quick_dtype
+from tests.support.models.spans import all_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 TIMES = range(10)
@@ -272,14 +273,17 @@ def second_choices(exact: LoadedPair, seed: int, prompts: Sequence[Prompt]) -> I
     forward, beginnings = draft.forward, [tuple(ids_of(exact, prompt)) for prompt in prompts]
     faulty: dict[int, bool] = {}  # by slot
 
-    def worse(rows: Sequence[Forward]) -> list[Output]:
-        outputs: list[Output] = forward(rows)
+    def worse(rows: Sequence[Forward]) -> list[Span]:
+        outputs: list[Span] = forward(rows)
         for number, (row, out) in enumerate(zip(rows, outputs, strict=True)):
             if row.prefill:
                 faulty[row.slot] = any(row.tokens[: len(ids)] == ids for ids in beginnings)
             if faulty[row.slot]:
-                outputs[number] = Output(
-                    swapped(out.compact, seed), out.hidden, out.support, out.vocab_size
+                outputs[number] = all_rows(
+                    swapped(out.values, seed),
+                    out.states,
+                    out.whole.support,
+                    out.whole.vocab_size,
                 )
         return outputs
 

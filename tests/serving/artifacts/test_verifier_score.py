@@ -11,17 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwell.components.replay.trace_model import NotInTrace, TraceModel, TraceRows
+from draftwell.components.replay.trace_model import NotInTrace, TraceModel, TraceSpan
 from draftwell.serving.artifacts import verifier as verifier_file
 from draftwell.serving.artifacts.verifier import SCALAR_NAMES, Verifier, logistic
 from draftwell.serving.errors import NotFinite
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
-from draftwell.serving.runtime.session.row_view import RowView
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, whole_scalars
+from tests.support.models.spans import all_rows, span_of
 
 VOCAB, HIDDEN = 500, 6
 HEAD = torch.arange(0, VOCAB, 3)
@@ -43,7 +42,7 @@ FEATURES = [
 ]
 
 
-def outputs(seed: int, columns: int, support: Tensor | None) -> tuple[Output, Output]:
+def outputs(seed: int, columns: int, support: Tensor | None) -> tuple[Span, Span]:
     """A row and the one behind it, from flat to sharp."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, columns, generator=generator) * (0.1 + 2 * (seed % 4)) + 5
@@ -51,7 +50,7 @@ def outputs(seed: int, columns: int, support: Tensor | None) -> tuple[Output, Ou
         torch.bfloat16 if seed % 2 else torch.float32
     )
     row, after = (
-        Output(logits[i : i + 1], hidden[i : i + 1], support, VOCAB if support is not None else 0)
+        all_rows(logits[i : i + 1], hidden[i : i + 1], support, VOCAB if support is not None else 0)
         for i in (0, 1)
     )
     return row, after
@@ -85,7 +84,7 @@ def test_a_score_is_that_of_the_whole_distribution(settings: dict, support: Tens
     seen = set()
     for seed in range(8):
         first, second = outputs(seed, VOCAB if support is None else len(HEAD), support)
-        row, after = first.rows(sampling), second.rows(sampling)
+        row, after = first.under(sampling), second.under(sampling)
         ranked = row.raw(0).argsort(descending=True).tolist()
         for token in {
             row.sample(0, RandomStream(seed, 1)),
@@ -98,7 +97,7 @@ def test_a_score_is_that_of_the_whole_distribution(settings: dict, support: Tens
             for number, features in enumerate(FEATURES):
                 judge = verifier(features, number)
                 old = whole_score(judge, row.hidden(0), after.hidden(0), row.raw(0), token)
-                fresh = first.rows(sampling)
+                fresh = first.under(sampling)
                 assert judge.score_drafted(fresh, after, token) == pytest.approx(old, abs=1e-6), (
                     seed,
                     token,
@@ -109,41 +108,41 @@ def test_a_score_is_that_of_the_whole_distribution(settings: dict, support: Tens
 
 
 def test_figures_of_a_token_are_those_of_its_row() -> None:
-    rows = LogitRows(torch.tensor([[0.0, 2.0, 2.0, -math.inf, 1.0]]), Sampling())
+    rows = span_of(torch.tensor([[0.0, 2.0, 2.0, -math.inf, 1.0]]), Sampling())
     for token, rank in ((0, 3), (1, 0), (2, 0), (3, 4), (4, 2)):
         found = rows.token_figures(0, token)
         assert found.rank == rank
         assert found.raw_prob == pytest.approx(rows.raw_prob(0, token), abs=1e-7)
         assert found.confidence == pytest.approx(rows.confidence(0), abs=1e-7)
         assert found.entropy == pytest.approx(rows.entropy(0), abs=1e-6)
-    certain = LogitRows(torch.tensor([[-90.0, 60.0, -100.0]]), Sampling()).token_figures(0, 1)
+    certain = span_of(torch.tensor([[-90.0, 60.0, -100.0]]), Sampling()).token_figures(0, 1)
     assert certain == (1.0, 1.0, 0.0, 0)
 
 
 def test_one_of_several_rows_is_scored_as_alone() -> None:
     """Rows of a chain of draft steps are views into one output."""
-    rows = LogitRows(
+    rows = span_of(
         torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)),
         Sampling(),
         torch.randn(3, HIDDEN),
     )
     judge = verifier(("before", "scalars"), 1)
     for at in range(3):
-        view = RowView(rows, at)
+        view = rows[at]
         for token in (view.top[0], 3):
             expected = whole_score(judge, rows.hidden(at), rows.hidden(at), rows.raw(at), token)
             assert judge.score_drafted(view, None, token) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_score_never_spreads_a_reduced_head_over_the_vocabulary() -> None:
-    output = Output(
+    output = all_rows(
         torch.randn(1, len(HEAD), generator=torch.Generator().manual_seed(0)),
         torch.zeros(1, HIDDEN),
         HEAD,
         vocab_size=-1,
     )
     for sampling in (Sampling(), Sampling(temperature=0.8)):
-        row = output.rows(sampling)
+        row = output.under(sampling)
         assert (
             0
             < verifier(("before", "scalars"), 0).score_drafted(
@@ -152,7 +151,7 @@ def test_a_score_never_spreads_a_reduced_head_over_the_vocabulary() -> None:
             < 1
         )
     with pytest.raises(RuntimeError):
-        output.rows(Sampling()).raw(0)
+        output.under(Sampling()).raw(0)
 
 
 def test_weights_that_fit_nothing_are_refused() -> None:
@@ -170,7 +169,7 @@ def test_weights_that_fit_nothing_are_refused() -> None:
     row, _ = outputs(0, VOCAB, None)
     with raises_code("state_size_differs", "7 numbers", str(HIDDEN)):
         Verifier(torch.ones(7), 0.0, ("before",), 0.5, 1.2, ORIGIN).score_drafted(
-            row.rows(Sampling()), None, 0
+            row.under(Sampling()), None, 0
         )
 
 
@@ -197,7 +196,7 @@ def test_a_verifier_of_other_numbers_is_refused(
 
 
 def test_a_replay_has_no_ranks() -> None:
-    rows = TraceRows([3], [(0, 0)], TraceModel.__new__(TraceModel), Sampling())
+    rows = TraceSpan([3], [(0, 0)], TraceModel.__new__(TraceModel), Sampling())
     with pytest.raises(NotInTrace, match="measured instead"):
         rows.token_figures(0, 3)
 
@@ -208,6 +207,6 @@ def test_a_score_that_is_no_number_is_refused() -> None:
         with raises_code("not_finite", "score", error=NotFinite):
             logistic(z)
     assert 0 < logistic(-1e9) < logistic(1e9) <= 1
-    row = Output(torch.zeros(1, VOCAB), torch.full((1, HIDDEN), math.nan)).rows(Sampling())
+    row = all_rows(torch.zeros(1, VOCAB), torch.full((1, HIDDEN), math.nan)).under(Sampling())
     with pytest.raises(NotFinite):
         verifier(("before",), 0).score_drafted(row, None, 3)

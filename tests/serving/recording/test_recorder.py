@@ -13,8 +13,8 @@ from draftwell.serving.recording import recorder as recording
 from draftwell.serving.recording.recorder import PositionRecorder
 from draftwell.serving.recording.shadow import MOST_UNREAD, read_along
 from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
-from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import warp
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
@@ -22,6 +22,7 @@ from tests.support.cases import in_turn
 from tests.support.models.counters import counters
 from tests.support.models.llama_shapes import MODULES, random_tokens
 from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.spans import all_rows
 
 VOCAB, PROMPT = 8, [1, 2]
 DRAFTING = [name for name, cls in STRATEGIES.items() if "draft" in cls.roles]
@@ -119,15 +120,15 @@ def test_a_recorder_that_fails_hurts_nobody(
     """Also in the middle of an overlap, whose other side is on its way with rows that only the
     recorder asked for."""
     calls = itertools.count()
-    saw = recording.rows_of
+    position = PositionRecorder._position
 
     def broken(*arguments: Any) -> Any:
         if next(calls) >= at:
             raise RuntimeError("broken")
-        return saw(*arguments)
+        return position(*arguments)
 
     plain, _ = run(name, recorded=False)
-    monkeypatch.setattr(recording, "rows_of", broken)
+    monkeypatch.setattr(PositionRecorder, "_position", broken)
     job, recorder = run(name, recorded=True)
     assert recorder is not None
     assert recorder.failed
@@ -263,17 +264,19 @@ def test_what_waits_holds_its_own_rows_and_not_the_batch() -> None:
     model = engine.models["target"]
     forward = model.forward
 
-    def in_batches(rows: Any) -> list[Output]:
+    def in_batches(rows: Any) -> list[Span]:
         outputs = []
         for output in forward(rows):
-            batch = torch.cat([output.compact, torch.zeros(100, VOCAB)])
+            batch = torch.cat([output.values, torch.zeros(100, VOCAB)])
             states = (
-                torch.cat([output.hidden, torch.zeros(100, output.hidden.shape[1])])
-                if output.hidden is not None
+                torch.cat([output.states, torch.zeros(100, output.states.shape[1])])
+                if output.states is not None
                 else None
             )
             outputs.append(
-                Output(batch[: len(output)], states[: len(output)] if states is not None else None)
+                all_rows(
+                    batch[: len(output)], states[: len(output)] if states is not None else None
+                )
             )
         return outputs
 
@@ -282,16 +285,13 @@ def test_what_waits_holds_its_own_rows_and_not_the_batch() -> None:
     recorder = PositionRecorder(job.session, lossless=True, hidden=True)
     engine.run([job])
     kept = [
-        row.output
-        for of_role in recorder._rows.values()
-        for rows in of_role.values()
-        for row in rows
+        row.span for of_role in recorder._rows.values() for rows in of_role.values() for row in rows
     ]
     assert len(kept) > 10
     for output in kept:
-        assert output.compact.untyped_storage().nbytes() == VOCAB * 4
+        assert output.values.untyped_storage().nbytes() == VOCAB * 4
         assert (
-            output.hidden is None
-            or output.hidden.untyped_storage().nbytes()
-            == output.hidden.numel() * output.hidden.element_size()
+            output.states is None
+            or output.states.untyped_storage().nbytes()
+            == output.states.numel() * output.states.element_size()
         )

@@ -12,10 +12,11 @@ from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows, residual, warp
+from draftwell.serving.runtime.sampling import residual, warp
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.counters import counters
 from tests.support.models.llama_shapes import MODULES, random_tokens
+from tests.support.models.spans import span_of
 
 
 class Counted(StaticLlama):
@@ -126,9 +127,9 @@ def test_a_draw_is_one_read():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_one_bad_logit_among_many_rows_is_found(bad):
     logits = torch.randn(4, 50)
-    assert LogitRows(logits, Sampling()).top == logits.argmax(-1).tolist()
+    assert span_of(logits, Sampling()).top == logits.argmax(-1).tolist()
     logits[2, 7] = bad
     with pytest.raises(NotFinite):
-        _ = LogitRows(logits, Sampling()).top
+        _ = span_of(logits, Sampling()).top
     with pytest.raises(NotFinite):
-        _ = LogitRows(torch.full((1, 5), float("-inf")), Sampling()).top
+        _ = span_of(torch.full((1, 5), float("-inf")), Sampling()).top

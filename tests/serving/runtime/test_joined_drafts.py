@@ -12,8 +12,8 @@ from draftwell.serving.runtime.drafting.cascade import Cascade
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.ngram import NGram
 from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.schedules.intertwined import intertwined
 from draftwell.serving.runtime.schedules.parallel import parallel
 from draftwell.serving.runtime.strategies import Strategy
@@ -22,10 +22,11 @@ from draftwell.serving.runtime.types import Draft
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import law_error
 from tests.support.models.resources import table_pair
+from tests.support.models.spans import span_of
 
 
-def row(*probs: float) -> LogitRows:
-    return LogitRows(torch.tensor([probs]).log(), Sampling(temperature=1.0))
+def row(*probs: float) -> Span:
+    return span_of(torch.tensor([probs]).log(), Sampling(temperature=1.0))
 
 
 A, B = row(0.6, 0.4), row(0.1, 0.9)
@@ -53,7 +54,7 @@ def test_every_token_keeps_its_row(first, second, rows):
 
 def test_rules_ask_for_the_row_of_their_token():
     target, draft = (
-        LogitRows(torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log(), Sampling(temperature=1.0)),
+        span_of(torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log(), Sampling(temperature=1.0)),
         Draft([0]) + Draft([1], [B]),
     )
     assert raw_of(draft, 0, target.raw(0)).tolist() == [1.0, 0.0]

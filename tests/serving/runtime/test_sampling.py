@@ -13,11 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftwell.serving.errors import InvalidRequest, NotFinite
 from draftwell.serving.runtime.acceptance.divergence import DivergenceName, divergence
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.random_streams import RandomStream, Streams
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import (
-    LogitRows,
     adjusted,
     nucleus,
     residual,
@@ -25,6 +24,7 @@ from draftwell.serving.runtime.sampling import (
     warp,
 )
 from tests.support.errors import raises_code
+from tests.support.models.spans import all_rows, span_of
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
 DISTINCT = st.lists(st.integers(-800, 800), min_size=2, max_size=12, unique=True).map(
@@ -58,8 +58,8 @@ def test_warped_probabilities_agree_with_transformers(logits, temperature, top_k
 
 
 def test_temperature_zero_is_one_hot_but_confidence_is_not():
-    rows = LogitRows(torch.tensor([[1.0, 2.0, 0.0]]), Sampling())
-    warm = LogitRows(torch.tensor([[1.0, 2.0, 0.0]]), Sampling(temperature=1.0))
+    rows = span_of(torch.tensor([[1.0, 2.0, 0.0]]), Sampling())
+    warm = span_of(torch.tensor([[1.0, 2.0, 0.0]]), Sampling(temperature=1.0))
     assert rows.probs(0).tolist() == [0.0, 1.0, 0.0]
     assert (
         rows.confidence(0)
@@ -70,7 +70,7 @@ def test_temperature_zero_is_one_hot_but_confidence_is_not():
 
 
 def test_bans_hold_for_both_distributions():
-    rows = LogitRows(
+    rows = span_of(
         torch.tensor([[1.0, 2.0, 0.0]]), Sampling(temperature=1.0, banned_token_ids=frozenset({1}))
     )
     assert rows.top == [0]
@@ -91,7 +91,7 @@ def test_penalties_and_biases_equal_a_loop_over_the_tokens_before_each_row(
     sampling = Sampling(
         temperature=1.0, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias
     )
-    rows = LogitRows(torch.tensor(logits), sampling, written=written)
+    rows = span_of(torch.tensor(logits), sampling, written=written)
     for i, row in enumerate(logits):
         before = written[: max(0, len(written) - (len(logits) - 1 - i))]
         want = torch.tensor(
@@ -109,11 +109,11 @@ def test_penalties_and_biases_equal_a_loop_over_the_tokens_before_each_row(
 
 def test_penalties_move_the_greedy_choice_and_leave_the_models_logits_alone():
     logits = torch.tensor([[2.0, 1.5, 0.0], [2.0, 1.5, 0.0]])
-    rows = LogitRows(logits, Sampling(frequency_penalty=1.0), written=[0])
+    rows = span_of(logits, Sampling(frequency_penalty=1.0), written=[0])
     assert rows.top == [0, 1]
     assert [rows.sample(i, RandomStream(0, 1)) for i in (0, 1)] == [0, 1]
     assert rows.probs(1).tolist() == [0.0, 1.0, 0.0]
-    assert rows.confidence(1) == LogitRows(logits, Sampling()).confidence(1)
+    assert rows.confidence(1) == span_of(logits, Sampling()).confidence(1)
     assert logits[1, 0] == 2.0
 
 
@@ -147,7 +147,7 @@ def test_a_bias_is_kept_as_pairs_however_it_was_given():
 
 
 def test_bias_does_not_bring_back_a_banned_token():
-    rows = LogitRows(
+    rows = span_of(
         torch.zeros(1, 3),
         Sampling(temperature=1.0, banned_token_ids=frozenset({1}), logit_bias={1: 100.0}),
     )
@@ -155,7 +155,7 @@ def test_bias_does_not_bring_back_a_banned_token():
 
 
 def test_entropy_of_a_reduced_head_is_finite():
-    rows = LogitRows(torch.tensor([[1.0, 1.0, -math.inf]]), Sampling())
+    rows = span_of(torch.tensor([[1.0, 1.0, -math.inf]]), Sampling())
     assert rows.entropy(0) == pytest.approx(math.log(2))
 
 
@@ -183,10 +183,11 @@ WARPERS = [
 def test_rows_of_a_reduced_head_equal_rows_over_the_whole_vocabulary(warpers, logits):
     """Ties among the largest logits too: the first token wins in both."""
     sampling, written = Sampling(**warpers), [5, 1]
-    output = Output(torch.tensor(logits), torch.zeros(len(logits), 3), HEAD, 10)
+    output = all_rows(torch.tensor(logits), torch.zeros(len(logits), 3), HEAD, 10)
     whole = torch.full((len(logits), 10), -math.inf)
     whole[:, HEAD] = torch.tensor(logits)
-    compact, full = output.rows(sampling, written), LogitRows(whole, sampling, written=written)
+    compact = output.under(sampling, Penalties(sampling).follow(written))
+    full = span_of(whole, sampling, written=written)
     assert torch.equal(output.logits, whole)
     assert compact.top == full.top
     for row in range(len(logits)):
@@ -208,14 +209,14 @@ def test_rows_of_a_reduced_head_equal_rows_over_the_whole_vocabulary(warpers, lo
 def test_a_reduced_head_is_never_spread_out_for_a_draft_step():
     """Confidence, entropy, the token and its probability come from the head's own columns; the
     vocabulary is not there to be read."""
-    output = Output(torch.tensor([[0.5, 2.0, 0.0, 0.0]]), None, HEAD, vocab_size=-1)
+    output = all_rows(torch.tensor([[0.5, 2.0, 0.0, 0.0]]), None, HEAD, vocab_size=-1)
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
-        rows = output.rows(sampling)
+        rows = output.under(sampling)
         token = rows.sample(0, RandomStream(0, 1))
         assert token in HEAD.tolist()
         assert 0 < rows.raw_prob(0, token) <= rows.confidence(0) < 1 < math.exp(rows.entropy(0))
     with pytest.raises(RuntimeError):
-        output.rows(Sampling()).raw(0)
+        output.under(Sampling()).raw(0)
 
 
 LOOKS = {
@@ -239,13 +240,15 @@ def test_nan_and_infinite_logits_of_any_row_are_named_at_the_first_look(
 ):
     logits = torch.tensor([[1.0, 2.0], [1.0, bad], [1.0, 2.0]])
     with raises_code("not_finite", "logits", error=NotFinite) as caught:
-        look(Output(logits, torch.zeros(3, 4), support, 5).rows(Sampling(temperature=temperature)))
+        look(
+            all_rows(logits, torch.zeros(3, 4), support, 5).under(Sampling(temperature=temperature))
+        )
     assert "\n" not in str(caught.value)
 
 
 def test_a_row_without_any_finite_logit_is_named():
     with pytest.raises(NotFinite):
-        LogitRows(torch.full((1, 3), -math.inf), Sampling(temperature=1.0)).probs(0)
+        span_of(torch.full((1, 3), -math.inf), Sampling(temperature=1.0)).probs(0)
 
 
 def test_residual_without_mass_falls_back_to_the_target():
@@ -257,7 +260,7 @@ def test_residual_without_mass_falls_back_to_the_target():
 
 
 def test_extreme_temperatures_do_not_overflow():
-    rows = LogitRows(torch.tensor([[10.0, 30.0, -math.inf]]), Sampling(temperature=1e-40))
+    rows = span_of(torch.tensor([[10.0, 30.0, -math.inf]]), Sampling(temperature=1e-40))
     assert rows.probs(0).tolist() == [0.0, 1.0, 0.0]
     assert rows.sample(0, RandomStream(0, 1)) == 1
 
@@ -317,7 +320,7 @@ def test_no_temperature_is_too_small_for_a_distribution():
 
 def test_a_row_is_searched_once_for_its_confidence(monkeypatch):
     """A stop rule and a drafter both ask for each drafted token."""
-    rows = LogitRows(torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]), Sampling())
+    rows = span_of(torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]), Sampling())
     found = [rows.confidence(0), rows.confidence(1)]
     assert found == [float(rows.raw(row).max()) for row in range(2)]
     monkeypatch.setattr(torch.Tensor, "max", None)
@@ -330,12 +333,12 @@ def test_what_is_drawn_does_not_depend_on_the_number_of_threads() -> None:
     generator = torch.Generator().manual_seed(0)
     # two of these rows have another mass by `logsumexp` with one thread than with two
     logits = 3 * torch.randn(60, 49152, generator=generator)[30:40]
-    rows = LogitRows(logits, Sampling(temperature=1.0))
+    rows = span_of(logits, Sampling(temperature=1.0))
     bounds: list[float] = []
 
     def figures() -> list[object]:
         found: list[object] = []
-        rows = LogitRows(logits, Sampling(temperature=1.0))
+        rows = span_of(logits, Sampling(temperature=1.0))
         for row in range(len(rows)):
             target, draft = rows.raw(row), rows.raw(row - 1)
             found += [rows.entropy(row), rows.token_figures(row, 5)]

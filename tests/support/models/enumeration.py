@@ -18,7 +18,7 @@ import torch
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.runtime.engine.engine import Job
 from draftwell.serving.runtime.engine.task import Task
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import warp
 from draftwell.serving.runtime.session.session import Session

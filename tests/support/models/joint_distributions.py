@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
+from tests.support.models.spans import span_of
 
 Law = dict[tuple[int, ...], float]
 
@@ -20,7 +20,7 @@ class Context:
 
     def __init__(self, models: dict, ids: list[int], sampling: Sampling):
         target, draft = (
-            LogitRows(models[role].next_logits(ids)[None], sampling) for role in ("target", "draft")
+            span_of(models[role].next_logits(ids)[None], sampling) for role in ("target", "draft")
         )
         self.p, self.q = target.probs(0).double(), draft.probs(0).double()
         self.P, self.Q = target.raw(0), draft.raw(0)

@@ -6,18 +6,18 @@ from torch import Tensor
 
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.acceptance.tree import ExactTree
-from draftwell.serving.runtime.session.row_view import RowView
-from draftwell.serving.runtime.types import Draft, Rows, Verdict
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.types import Draft, Verdict
 
 
 class Twice(Exact):
     """Exact acceptance that tests the last token of a draft again where all of it was kept and no
     bonus follows."""
 
-    def judge(self, draft: Draft, target: Rows, rng, *, bonus: bool = True) -> Verdict:
+    def judge(self, draft: Draft, target: Span, rng, *, bonus: bool = True) -> Verdict:
         verdict = super().judge(draft, target, rng, bonus=bonus)
         if len(draft) and not bonus and not verdict.rejected and draft.rows:
-            again = super().judge(draft[-1:], RowView(target, len(draft) - 1), rng, bonus=False)
+            again = super().judge(draft[-1:], target[len(draft) - 1 :], rng, bonus=False)
             if again.rejected:
                 return Verdict(len(draft) - 1, again.token, len(draft))
         return verdict

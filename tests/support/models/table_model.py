@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.slot_texts import SlotText
 from draftwell.serving.runtime.trees import DraftTree
+from tests.support.models.spans import all_rows
 
 
 class TableModel(Model):
@@ -90,7 +92,7 @@ class TableModel(Model):
         last = [0] * self.order + list(context)
         return self.table[tuple(last[len(last) - self.order :])]
 
-    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+    def forward(self, rows: Sequence[Forward]) -> list[Span]:
         outputs = []
         for row in rows:
             if not 1 <= row.keep <= len(row.tokens):
@@ -112,7 +114,7 @@ class TableModel(Model):
             # an earlier pass's too, as with keys and values
             for skip in {*self._skipped[row.slot][max(0, start - self.order) :]}:
                 logits += self._noise(skip)
-            outputs.append(Output(logits.clone(), logits.clone()))
+            outputs.append(all_rows(logits.clone(), logits.clone()))
         return outputs
 
     def _noise(self, skip: frozenset[int]) -> Tensor:

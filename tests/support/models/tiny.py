@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
-from draftwell.serving.runtime.output import Model
 from draftwell.serving.runtime.pair import LoadedPair
 from tests.support.models.table_model import TableModel
 

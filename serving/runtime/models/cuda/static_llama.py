@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.logits import Logits, Span
 from draftwell.serving.runtime.models.cuda.cuda_graph import Marks, ModelGraphs
 from draftwell.serving.runtime.models.cuda.static_slots import StaticSlots
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.module_model import Placed
-from draftwell.serving.runtime.output import Output
 
 LONGEST_STEP = 32
 """Rows of at most so many tokens run as one batch; the parts of a longer prompt run one by one."""
@@ -158,11 +158,11 @@ class StaticLlama(LeanLlama):
             self.synchronize()
             return slot
 
-    def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
+    def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Span]:
         with self._busy:
             marks = Marks() if self.captures else None
             states = self._read(rows, placed)
-            logits = list(self._logits(torch.cat(states)).split([row.keep for row in rows]))
+            logits = list(self.compact_logits(torch.cat(states)).split([row.keep for row in rows]))
             for steps in {row.steps for row in rows} - {1}:
                 self._go_on(
                     steps,
@@ -172,9 +172,9 @@ class StaticLlama(LeanLlama):
                     logits,
                 )
             self.marks = marks.end() if marks else None
-            return [
-                Output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)
-            ]
+            return Logits(
+                torch.cat(logits), torch.cat(states), self.head_tokens, self.vocab_size
+            ).split([len(rows_of_one) for rows_of_one in logits])
 
     def _read(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Tensor]:
         """Feed all tokens; states `[keep, hidden]` of every row."""
@@ -229,10 +229,13 @@ class StaticLlama(LeanLlama):
         last = torch.cat([logits[i][-1:] for i in numbers])
         fed, said = [torch.cat([states[i][-1:] for i in numbers])], [last]
         for _ in range(steps - 1):
-            # of equals the first, as in LogitRows.top
-            packed[: len(numbers), TOKENS] = last.max(-1).indices
+            # of equals the first, as in Logits.top
+            columns = last.max(-1).indices
+            packed[: len(numbers), TOKENS] = (
+                columns if self.head_tokens is None else self.head_tokens[columns]
+            )
             fed.append(self._compute(packed, bucket)[: len(numbers), 0].clone())
-            last = self._logits(fed[-1])
+            last = self.compact_logits(fed[-1])
             said.append(last)
             packed[:, START] += 1
         for place, i in enumerate(numbers):

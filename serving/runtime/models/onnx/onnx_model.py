@@ -21,8 +21,9 @@ from torch import Tensor
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.failures import room_for
+from draftwell.serving.runtime.logits import Logits, Span
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.slots import Slots
-from draftwell.serving.runtime.output import Model, Output
 from draftwell.serving.runtime.slot_texts import SlotText
 
 BRANCHES = 7
@@ -132,8 +133,8 @@ class OnnxModel(Model):
         for memory in self.memory.values():
             memory[into, :, known:length] = memory[source, :, known:length]
 
-    def forward(self, rows: Sequence[Forward]) -> list[Output]:
-        outputs: dict[int, Output] = {}
+    def forward(self, rows: Sequence[Forward]) -> list[Span]:
+        outputs: dict[int, Span] = {}
         placed: list[tuple[int, int]] = []
         try:
             for group in neighbours(rows):
@@ -148,7 +149,7 @@ class OnnxModel(Model):
         return [outputs[row.slot] for row in rows]
 
     @torch.inference_mode()
-    def _run(self, rows: Sequence[Forward], starts: Sequence[int]) -> list[Output]:
+    def _run(self, rows: Sequence[Forward], starts: Sequence[int]) -> list[Span]:
         """Rows of equal length in neighbouring slots, as one batch."""
         count, keep, first_slot = len(rows[0].tokens), rows[0].keep, rows[0].slot
         ends = [start + count for start in starts]
@@ -173,15 +174,12 @@ class OnnxModel(Model):
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.session.run_with_iobinding(binding)
         columns = None if self.head_tokens is not None else self.vocab_size
-        return [
-            Output(
-                torch.from_numpy(logits[i])[:, :columns],
-                torch.from_numpy(hidden[i]),
-                self.head_tokens,
-                self.vocab_size,
-            )
-            for i in range(len(rows))
-        ]
+        return Logits(
+            torch.from_numpy(logits).flatten(0, 1)[:, :columns],
+            torch.from_numpy(hidden).flatten(0, 1),
+            self.head_tokens,
+            self.vocab_size,
+        ).split([keep] * len(rows))
 
 
 def neighbours(rows: Sequence[Forward]) -> list[list[Forward]]:

@@ -30,7 +30,7 @@ from draftwell.serving.runtime.drafting.stopping import (
     PredictedRejection,
     UnlikelyToken,
 )
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session

@@ -23,8 +23,8 @@ from draftwell.serving.runtime.drafting.stopping import (
     UnlikelyToken,
     count_kept,
 )
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.eagle3_model import head_of
-from draftwell.serving.runtime.output import Model
 from draftwell.serving.runtime.schedules.serial import serial, serial_trees
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources

@@ -26,8 +26,8 @@ from draftwell.serving.runtime.drafting.counts_kept import below, counts_learnt,
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.expected_gain import RoundCosts
 from draftwell.serving.runtime.drafting.head import HeadChain
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.eagle3_model import head_of
-from draftwell.serving.runtime.output import Model
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.serial import serial_with_alternatives
 from draftwell.serving.runtime.session.session import UNLIMITED, Session

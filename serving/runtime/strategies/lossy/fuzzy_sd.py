@@ -11,7 +11,7 @@ from draftwell.serving.runtime.acceptance.relaxed import Fuzzy
 from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.stopping import FixedLength
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import (

@@ -13,7 +13,7 @@ from draftwell.serving.runtime.acceptance.relaxed import Fuzzy, SampleAndMatch
 from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.stopping import FixedLength
-from draftwell.serving.runtime.output import Model
+from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.protocols import AcceptanceRule
 from draftwell.serving.runtime.schedules.pyramid import pyramid
 from draftwell.serving.runtime.session.session import Session

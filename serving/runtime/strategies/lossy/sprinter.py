@@ -8,10 +8,10 @@ from pydantic import Field
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.schedules.sequential import sequential
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
-from draftwell.serving.runtime.types import Rows
 
 
 class Sprinter(Strategy):
@@ -40,7 +40,7 @@ class Sprinter(Strategy):
         tau = verifier.threshold if self.config.tau is None else self.config.tau
         reads_after = "after" in verifier.features
 
-        def trusts(row: Rows, after: Rows | None, token: int) -> bool:
+        def trusts(row: Span, after: Span | None, token: int) -> bool:
             return verifier.score_drafted(row, after, token) >= tau
 
         yield from sequential(session, trusts, Exact(), self.config.max_run, reads_after)

@@ -50,7 +50,7 @@ def law_of(model: Any, prompt: list[int], sampling: Sampling) -> dict[tuple[int,
         longer = {}
         for text, mass in law.items():
             slot = model.open()
-            row = model.forward([Forward("target", slot, (*prompt, *text), prefill=True)])[0].rows(
+            row = model.forward([Forward("target", slot, (*prompt, *text), prefill=True)])[0].under(
                 sampling
             )
             model.close(slot)

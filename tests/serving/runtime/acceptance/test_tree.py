@@ -8,13 +8,13 @@ import torch
 
 from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.schedules.serial import serial_trees
 from draftwell.serving.runtime.strategies.compose import compose
 from draftwell.serving.runtime.trees import ROOT, DraftTree, depths
 from draftwell.serving.runtime.types import CandidateChoice
 from tests.support.models.enumeration import law_error
 from tests.support.models.resources import table_pair
+from tests.support.models.spans import span_of
 
 WARPERS = [
     {"temperature": 0.0},
@@ -107,14 +107,14 @@ def test_a_stop_token_inside_a_tree_ends_the_text():
     tree = DraftTree([1, 2, 0], [ROOT, ROOT, 1])
     probs = torch.eye(3)[[2, 0, 0, 1]]
     sampling = Sampling(max_tokens=8, stop_token_ids=STOP)
-    rows = LogitRows(probs.log().clamp(min=-50.0), sampling)
+    rows = span_of(probs.log().clamp(min=-50.0), sampling)
     verdict = ExactTree().judge(tree, rows, None)
     assert (verdict.path, verdict.token, verdict.rejected) == ([1], None, False)
 
 
 @pytest.mark.parametrize(("candidates", "tested"), [([2, 0], 1), ([0, 2], 2), ([0, 1], 2)])
 def test_candidates_are_counted_up_to_the_one_that_is_kept(candidates, tested):
-    rows = LogitRows(torch.tensor([[0.0, 1.0, 5.0]]), Sampling())
+    rows = span_of(torch.tensor([[0.0, 1.0, 5.0]]), Sampling())
     assert ExactTree().choose(candidates, 0, rows, None).tested == tested
 
 

@@ -15,11 +15,11 @@ from draftwell.serving.runtime.drafting.best_drafter import BestDrafter
 from draftwell.serving.runtime.drafting.expected_gain import RoundCosts
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.trees import ROOT, TreeVerdict
 from draftwell.serving.runtime.types import Draft
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
+from tests.support.models.spans import span_of
 from tests.support.models.table_model import TableModel
 
 FREE = HardwareProfile(0.02, {1: 1.0, 32: 1.0}, 0.0, ORIGIN, t_head=0.02)
@@ -27,7 +27,7 @@ FREE = HardwareProfile(0.02, {1: 1.0, 32: 1.0}, 0.0, ORIGIN, t_head=0.02)
 
 
 def row(*chances):
-    return LogitRows(torch.tensor([chances]).log(), Sampling())
+    return span_of(torch.tensor([chances]).log(), Sampling())
 
 
 def draft_of(*rows):

@@ -23,8 +23,8 @@ from draftwell.serving.runtime.drafting.stopping import (
     Untrusted,
 )
 from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.session.session import UNLIMITED
 from draftwell.serving.runtime.strategies import (
     STRATEGIES,
@@ -44,6 +44,7 @@ from tests.support.models.resources import (
     table_pair,
     table_resources,
 )
+from tests.support.models.spans import span_of
 from tests.support.models.table_model import TableModel
 
 LONG = [
@@ -189,8 +190,8 @@ def test_greedy_drafts_stay_below_the_cap(name, parameters, longest, drafted):
     assert 0 < stats.drafted / stats.rounds < 0.6 * longest
 
 
-def one_row(*probs: float, hidden: torch.Tensor | None = None) -> LogitRows:
-    return LogitRows(torch.tensor([probs]).log(), Sampling(temperature=1.0), hidden)
+def one_row(*probs: float, hidden: torch.Tensor | None = None) -> Span:
+    return span_of(torch.tensor([probs]).log(), Sampling(temperature=1.0), hidden)
 
 
 def test_the_formulas_by_hand():

@@ -25,10 +25,10 @@ from draftwell.serving.runtime.drafting.best_drafter import (
 from draftwell.serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from draftwell.serving.runtime.types import Draft, Verdict
 from tests.support.models.resources import ORIGIN, counting_pair, decode, table_pair
+from tests.support.models.spans import span_of
 from tests.support.models.table_model import TableModel
 
 STEPS = [1.0, 1.0, 1.4, 1.4, 1.4, 1.8, 1.9, 2.0, 2.0, 2.4]
@@ -67,7 +67,7 @@ def test_measured_times_that_fall_are_not_believed():
 
 
 def rows(confidence):
-    return LogitRows(torch.tensor([[confidence, 1 - confidence]]).log(), Sampling())
+    return span_of(torch.tensor([[confidence, 1 - confidence]]).log(), Sampling())
 
 
 def test_a_draft_ends_where_no_further_token_is_worth_it():

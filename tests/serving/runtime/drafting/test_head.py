@@ -11,7 +11,6 @@ from draftwell.serving.runtime.acceptance.tree import ExactTree
 from draftwell.serving.runtime.drafting.best_drafter import BestDrafter
 from draftwell.serving.runtime.drafting.head import HeadTree, likeliest_part
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.serial import serial_trees
 from draftwell.serving.runtime.strategies import build_strategy
@@ -19,6 +18,7 @@ from draftwell.serving.runtime.strategies.compose import compose
 from draftwell.serving.runtime.trees import ROOT, DraftTree
 from tests.support.models.counters import forwards_of
 from tests.support.models.resources import ORIGIN, decode, table_pair, table_resources
+from tests.support.models.spans import all_rows
 from tests.support.models.table_model import TableModel
 
 OWN = 1000.0
@@ -61,7 +61,7 @@ class Checking(TableModel):
                     for level, token in zip(levels, row.tokens, strict=True)
                 ]
             )
-            outputs.append(Output(output.compact, own[len(own) - row.keep :]))
+            outputs.append(all_rows(output.values, own[len(own) - row.keep :]))
         return outputs
 
 

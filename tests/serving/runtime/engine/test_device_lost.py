@@ -92,10 +92,10 @@ def test_it_may_show_where_a_result_is_read_rather_than_where_it_was_computed(mo
     """CUDA computes behind the program: the error comes with the first transfer."""
     models = table_pair(vocab=8)
 
-    def broken(logits, support=None):
+    def broken(logits):
         raise torch.AcceleratorError(ILLEGAL)
 
-    monkeypatch.setattr("draftwell.serving.runtime.sampling.likeliest", broken)
+    monkeypatch.setattr("draftwell.serving.runtime.logits.largest_with_place", broken)
     engine = Engine(models)
     with raises_code("device_lost", error=DeviceLost):
         engine.generate([1], Sampling(), build_strategy("autoregressive"))

@@ -69,6 +69,13 @@ class Tensor:
         self.kept_for.append(stream.name)
 
 
+class Whole:
+    """Of a forward pass."""
+
+    def __init__(self) -> None:
+        self.values, self.hidden, self.support = Tensor(), None, Tensor()
+
+
 class Model:
     """Computes by CUDA graphs, or not."""
 
@@ -159,13 +166,13 @@ def test_outputs_keep_their_memory_until_the_caller_has_read_them(device: Device
     """The allocator would give it to a pass that runs meanwhile as soon as the caller lets go of
     it."""
     one, elsewhere = Model(device), Model(device, captures=False)
-    made = [SimpleNamespace(compact=Tensor(), hidden=None, support=Tensor()) for _ in range(3)]
+    made = [SimpleNamespace(whole=Whole()) for _ in range(3)]
     alone = Workers([one])
     alone.submit(one, finish, one, made[:1]).result()
     alone.close()
     finish(one, made[1:2])
     finish(elsewhere, made[2:])
-    assert [(output.compact.kept_for, output.support.kept_for) for output in made] == [
+    assert [(span.whole.values.kept_for, span.whole.support.kept_for) for span in made] == [
         (["default"], ["default"]),
         ([], []),
         ([], []),

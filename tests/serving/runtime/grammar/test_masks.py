@@ -15,7 +15,6 @@ from draftwell.serving.errors import InvalidRequest
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.grammar import masks as module
 from draftwell.serving.runtime.grammar.masks import GrammarMasks
-from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
@@ -23,6 +22,7 @@ from tests.support.cases import in_turn
 from tests.support.models.enumeration import law_error
 from tests.support.models.finite_grammar import FiniteGrammar, FiniteMatcher
 from tests.support.models.resources import NEEDED, decode, table_pair, table_resources
+from tests.support.models.spans import all_rows
 from tests.support.models.variants import VARIANTS
 
 STOP = 2
@@ -239,17 +239,17 @@ def test_a_draft_that_knows_none_of_the_allowed_tokens_is_left_as_it_is() -> Non
     """A distilled draft's head covers a part of the vocabulary; its token is rejected then."""
     sampling = Sampling(grammar=FiniteGrammar([{1: 0}], vocab_size=3))
     assert sampling.grammar is not None
-    output = Output(torch.tensor([[2.0, 1.0]]), support=torch.tensor([0, 2]), vocab_size=3)
+    output = all_rows(torch.tensor([[2.0, 1.0]]), support=torch.tensor([0, 2]), vocab_size=3)
     draft = Penalties(sampling, (), GrammarMasks(sampling.grammar), spare=True)
-    assert output.rows(sampling, draft).top == [0]
-    known = Output(torch.tensor([[2.0, 1.0]]), support=torch.tensor([0, 1]), vocab_size=3)
-    assert known.rows(sampling, draft).top == [1]
+    assert output.under(sampling, draft).top == [0]
+    known = all_rows(torch.tensor([[2.0, 1.0]]), support=torch.tensor([0, 1]), vocab_size=3)
+    assert known.under(sampling, draft).top == [1]
 
 
 def test_raw_distributions_know_of_the_grammar_as_they_do_of_bans() -> None:
     sampling = Sampling(grammar=FiniteGrammar([{1: 0, 2: 0}], vocab_size=3), logit_bias={0: 9.0})
     assert sampling.grammar is not None
-    rows = Output(torch.zeros(1, 3)).rows(
+    rows = all_rows(torch.zeros(1, 3)).under(
         sampling, Penalties(sampling, (), GrammarMasks(sampling.grammar))
     )
     assert rows.raw(0).tolist() == [0.0, 0.5, 0.5]

@@ -64,16 +64,18 @@ def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
     (first,) = model.forward([Forward("head", slot, tuple(text[4:]), 5, features=states[4:])])
     hidden = network.fc(states)
     output, logits = trained_as(network, module, head, text, hidden)
-    known = torch.isin(first.support, with_own(head, text))
-    assert torch.allclose(first.compact[:, known], logits[4:], atol=1e-4)
-    assert torch.allclose(first.hidden, output[4:], atol=1e-4)
-    assert first.support.equal(with_own(head, [*text, 7]))  # a rejected token may stay a candidate
-    (second,) = model.forward([Forward("head", slot, (11,), features=first.hidden[-1:])])
+    known = torch.isin(first.whole.support, with_own(head, text))
+    assert torch.allclose(first.values[:, known], logits[4:], atol=1e-4)
+    assert torch.allclose(first.states, output[4:], atol=1e-4)
+    assert first.whole.support.equal(
+        with_own(head, [*text, 7])
+    )  # a rejected token may stay a candidate
+    (second,) = model.forward([Forward("head", slot, (11,), features=first.states[-1:])])
     output, logits = trained_as(
         network, module, head, [*text, 11], torch.cat([hidden, output[-1:]])
     )
     assert torch.allclose(
-        second.compact[:, torch.isin(second.support, with_own(head, [*text, 11]))],
+        second.values[:, torch.isin(second.whole.support, with_own(head, [*text, 11]))],
         logits[-1:],
         atol=1e-4,
     )
@@ -96,20 +98,22 @@ def test_a_texts_own_tokens_are_candidates_and_no_other_texts():
         ]
     )
     for output, text in zip(outputs, texts, strict=True):
-        assert output.support.equal(with_own(head, text))
-        assert output.compact.shape == (1, 8 + len(text))
-        assert output.logits[0].isfinite().nonzero().flatten().equal(output.support)
+        assert output.whole.support.equal(with_own(head, text))
+        assert output.values.shape == (1, 8 + len(text))
+        assert output.logits[0].isfinite().nonzero().flatten().equal(output.whole.support)
     branch = model.open_branch()
     model.fork(slots[0], branch, 3)
     (there,) = model.forward([Forward("head", branch, (foreign[4],), features=states[:1])])
-    assert there.support.equal(with_own(head, [*foreign[:3], foreign[4]]))
+    assert there.whole.support.equal(with_own(head, [*foreign[:3], foreign[4]]))
     (here,) = model.forward([Forward("head", slots[0], (foreign[5],), features=states[:1])])
-    assert here.support.equal(with_own(head, [*foreign[:3], foreign[5]]))
+    assert here.whole.support.equal(with_own(head, [*foreign[:3], foreign[5]]))
     model.close(slots[0])
     (fresh,) = model.forward(
         [Forward("head", model.open(), (int(head.head_tokens[0]),), features=states[:1])]
     )
-    assert fresh.support.equal(head.head_tokens), "a later request knows nothing of the one before"
+    assert fresh.whole.support.equal(head.head_tokens), (
+        "a later request knows nothing of the one before"
+    )
 
 
 def test_columns_that_come_one_by_one_are_those_that_come_at_once():
@@ -156,15 +160,15 @@ def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
     states, text = torch.randn(5, 3 * module.config.hidden_size), list(random_tokens(5, 2))
     slot = model.open()
     (first,) = model.forward([Forward("head", slot, tuple(text), features=states)])
-    features = first.hidden[-1:].expand(3, -1)
+    features = first.states[-1:].expand(3, -1)
     (tree,) = model.forward(
         [Forward("head", slot, (11, 12, 13), 3, parents=(-1, -1, 1), features=features)]
     )
     hidden = torch.cat([network.fc(states), features[:1], features[:1]])
     for node, path in ((0, [11]), (1, [12]), (2, [12, 13])):
         _, logits = trained_as(network, module, head, text + path, hidden[: len(text) + len(path)])
-        known = torch.isin(tree.support, with_own(head, text + path))
-        assert torch.allclose(tree.compact[node, known], logits[-1], atol=1e-4)
+        known = torch.isin(tree.whole.support, with_own(head, text + path))
+        assert torch.allclose(tree.values[node, known], logits[-1], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,7 @@ def outputs_of(model, parts):
         (one,) = model.forward(
             [Forward("head", slot, tokens, keep, parents=parents, features=features)]
         )
-        found += [one.compact, one.hidden.float()]
+        found += [one.values, one.states.float()]
     model.close(slot)
     return found
 
@@ -299,10 +303,8 @@ def test_a_pair_is_read_alike_beside_others() -> None:
     (whole,) = model.forward([row(slots[0], 0, 12)])
     cut, _ = model.forward([row(slots[1], 0, 5), row(slots[2], 0, 9)])
     rest, _ = model.forward([row(slots[1], 5, 12), row(slots[2], 9, 10)])
-    assert torch.equal(whole.hidden, torch.cat([cut.hidden, rest.hidden]))
-    assert torch.equal(
-        whole.compact[:, :20], torch.cat([cut.compact[:, :20], rest.compact[:, :20]])
-    )
+    assert torch.equal(whole.states, torch.cat([cut.states, rest.states]))
+    assert torch.equal(whole.values[:, :20], torch.cat([cut.values[:, :20], rest.values[:, :20]]))
     model.rollback(slots[0], 9)
     (tree,) = model.forward([row(slots[0], 9, 12, parents=(-1, -1, 0))])
-    assert torch.equal(tree.hidden[0], whole.hidden[9])
+    assert torch.equal(tree.states[0], whole.states[9])

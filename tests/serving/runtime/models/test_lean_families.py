@@ -149,7 +149,7 @@ def test_a_restricted_head_and_hidden_states_equal_the_adapters(make):
         slot = model.open()
         outputs.append(model.forward([Forward("draft", slot, (3, 1, 4), 2)])[0])
     torch.testing.assert_close(outputs[1].logits, outputs[0].logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(outputs[1].hidden, outputs[0].hidden, atol=1e-5, rtol=0)
+    torch.testing.assert_close(outputs[1].states, outputs[0].states, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("make", WAYS)

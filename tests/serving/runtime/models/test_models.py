@@ -116,9 +116,11 @@ def test_logits_are_scaled_as_the_module_scales_them(name, dtype):
     )
     with torch.no_grad():
         expected = module(torch.tensor([[1, 2, 3, 4, 5]]), use_cache=False).logits[0]
-        assert torch.equal(model._logits(states[0]), expected.float())
+        assert torch.equal(model.compact_logits(states[0]), expected.float())
         assert not torch.allclose(
-            model._logits(states[0]), module.get_output_embeddings()(states[0]).float(), atol=0.1
+            model.compact_logits(states[0]),
+            module.get_output_embeddings()(states[0]).float(),
+            atol=0.1,
         )
 
 

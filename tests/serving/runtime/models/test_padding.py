@@ -41,7 +41,7 @@ def test_logits_are_equal_bit_for_bit(dtype: torch.dtype, adapter: type[Transfor
             for model, slot in zip((plain, wide), slots, strict=True)
         )
         assert torch.equal(one.logits, other.logits), size
-        assert torch.equal(one.hidden, other.hidden), size
+        assert torch.equal(one.states, other.states), size
         plain.close(slots[0])
         wide.close(slots[1])
 

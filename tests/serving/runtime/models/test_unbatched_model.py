@@ -81,7 +81,7 @@ def worst(name: str, adapter: Any) -> tuple[float, float]:
     differences = [
         (
             torch.cat([o.logits for o in parts]) - want.logits[0],
-            torch.cat([o.hidden for o in parts]) - want.hidden_states[-1][0],
+            torch.cat([o.states for o in parts]) - want.hidden_states[-1][0],
         )
         for parts, want in zip(seen, wanted, strict=True)
     ]

@@ -19,10 +19,10 @@ from draftwell.serving.errors import (
 )
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine.engine import Engine, Job
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.model_files import load_module
 from draftwell.serving.runtime.models.slots import Slots
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
-from draftwell.serving.runtime.output import Output
 from draftwell.serving.runtime.pair import over_slots
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
@@ -59,13 +59,13 @@ def models_of(strategy: Strategy) -> dict:
 def sicken(
     model: TableModel,
     fault: Callable[[Sequence[Forward], set[int]], None],
-    after: Callable[[Output], None] = lambda output: None,
+    after: Callable[[Span], None] = lambda output: None,
 ) -> None:
     """Watch a model: `fault` sees every batch and the slots of sick requests, `after` their outputs
     behind the prompt."""
     original, sick = model.forward, set()
 
-    def forward(rows: Sequence[Forward]) -> list[Output]:
+    def forward(rows: Sequence[Forward]) -> list[Span]:
         for row in rows:
             if row.prefill:
                 (sick.add if row.tokens[0] == SICK else sick.discard)(row.slot)
@@ -122,8 +122,8 @@ def check_line(error: BaseException | None, kind: type[DraftwellError], *words: 
     ("name", "role", "bad_value", "temperature"), in_turn(ROLES, [math.nan, math.inf], [0.0, 1.0])
 )
 def test_logits_that_are_not_finite_end_their_own_request_only(name, role, bad_value, temperature):
-    def spoil(output: Output) -> None:
-        output.logits[-1, 3] = bad_value  # the last kept row: the bonus's in a verification
+    def spoil(output: Span) -> None:
+        output.values[-1, 3] = bad_value  # the last kept row: the bonus's in a verification
 
     models = models_of(build(name))
     sicken(models[role], nothing, spoil)
@@ -138,8 +138,8 @@ def test_not_finite_in_a_row_behind_a_rejection_is_found(name):
     """Even where no decision would have read it: numbers that are wrong in one row are not to be
     trusted in the next."""
 
-    def spoil(output: Output) -> None:
-        output.logits[0, 0] = math.nan
+    def spoil(output: Span) -> None:
+        output.values[0, 0] = math.nan
 
     models = models_of(build(name))
     sicken(models["target"], nothing, spoil)

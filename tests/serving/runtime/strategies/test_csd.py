@@ -13,13 +13,13 @@ from draftwell.serving.runtime.acceptance.rescue import Rescue
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.types import Draft
 from tests.support.models.counters import counters
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
+from tests.support.models.spans import span_of
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -9.0], [0.0, 0.0, 3.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
 
@@ -35,7 +35,7 @@ def judge(
 ):
     memory = CorrectionMemory(counts, ORIGIN)
     rule = Rescue(memory, min_count, tau, special)
-    rows = LogitRows(LOGITS[: len(tokens) + 1], Sampling(**sampling))
+    rows = span_of(LOGITS[: len(tokens) + 1], Sampling(**sampling))
     return rule.judge(Draft(tokens), rows, Streams(0)), memory
 
 
@@ -198,10 +198,10 @@ def test_the_correction_is_drawn_once():
     rule = Rescue(memory, math.inf, 0.01)
     for seed in range(30):
         sampling = Sampling(temperature=1.0, seed=seed)
-        draft = Draft([seed % 8], [LogitRows(models["draft"].next_logits([1, 2])[None], sampling)])
+        draft = Draft([seed % 8], [span_of(models["draft"].next_logits([1, 2])[None], sampling)])
         verdict = rule.judge(
             draft,
-            LogitRows(models["target"].next_logits([1, 2])[None].repeat(2, 1), sampling),
+            span_of(models["target"].next_logits([1, 2])[None].repeat(2, 1), sampling),
             Streams(seed),
         )
         if verdict.rejected:

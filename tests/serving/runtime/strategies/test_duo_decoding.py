@@ -11,7 +11,6 @@ from draftwell.serving.runtime.acceptance.tree import Ranked
 from draftwell.serving.runtime.drafting.multi_sequence import sequences_in
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.strategies.lossless.duo_decoding import divisible
@@ -19,6 +18,7 @@ from tests.support.errors import raises_code
 from tests.support.models.counters import judged_positions
 from tests.support.models.enumeration import Oracle, law_error
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
+from tests.support.models.spans import span_of
 from tests.support.models.table_model import TableModel
 
 
@@ -34,7 +34,7 @@ def law_of_a_choice(
     rule: Ranked, probs: list[float], candidates: list[int], **warpers
 ) -> list[float]:
     """Probability of every token that the rule ends with, by enumeration."""
-    rows = LogitRows(torch.tensor([probs]).log(), Sampling(**{"temperature": 1.0, **warpers}))
+    rows = span_of(torch.tensor([probs]).log(), Sampling(**{"temperature": 1.0, **warpers}))
     law, pending = [0.0] * len(probs), [[]]
     while pending:
         oracle = Oracle(pending.pop())
@@ -54,7 +54,7 @@ def law_of_a_choice(
 def test_ranked_candidates_leave_the_targets_law_as_it_is(candidates, warpers):
     probs = [0.4, 0.25, 0.2, 0.1, 0.05]
     truth = (
-        LogitRows(torch.tensor([probs]).log(), Sampling(**{"temperature": 1.0, **warpers}))
+        span_of(torch.tensor([probs]).log(), Sampling(**{"temperature": 1.0, **warpers}))
         .probs(0)
         .tolist()
     )
@@ -124,7 +124,7 @@ def test_a_candidate_whose_rest_is_lost_to_rounding_is_sampled_all_the_same():
     class Rng:
         test = sample = Rejects()
 
-    rows = LogitRows(torch.tensor([[0.0, -200.0, -200.0]]), Sampling(temperature=1.0))
+    rows = span_of(torch.tensor([[0.0, -200.0, -200.0]]), Sampling(temperature=1.0))
     choice = Ranked().choose([0, 1, 2], 0, rows, Rng())
     assert (choice.rank, choice.token) == (None, 0)
 

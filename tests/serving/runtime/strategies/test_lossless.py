@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
-from draftwell.serving.runtime import sampling as sampling_module
+from draftwell.serving.runtime import logits as logits_module
 from draftwell.serving.runtime.drafting.best_drafter import BestDrafter, Candidate
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
+from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.enumeration import distance, joint_law, law_error, true_law
 from tests.support.models.mutants import Twice
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
+from tests.support.models.spans import span_of
 from tests.support.models.variants import VARIANTS
 
 WARPERS = [
@@ -124,7 +125,7 @@ def test_mutant_of_hybrid_that_judges_by_other_rows_than_a_draft_was_drawn_from_
 
     def confused(self, session, limit):
         draft = yield from right(self, session, limit)
-        draft.rows = [LogitRows(torch.zeros(1, 3), session.sampling) for _ in draft.rows]
+        draft.rows = [span_of(torch.zeros(1, 3), session.sampling) for _ in draft.rows]
         return draft
 
     monkeypatch.setattr(Candidate, "propose", confused)
@@ -160,16 +161,18 @@ def test_mutant_that_tests_the_first_continuation_token_twice_is_caught(monkeypa
 )
 def test_mutant_whose_penalties_ignore_drafted_tokens_is_caught(monkeypatch, name, parameters):
     """Every target row counts the text alone, as though the draft before it were not there."""
-    right = sampling_module.adjusted
+    right = logits_module.adjusted
     monkeypatch.setattr(
-        sampling_module,
+        logits_module,
         "adjusted",
-        lambda logits, sampling, written: torch.cat(
+        lambda logits, sampling, changes: torch.cat(
             [
                 right(
                     row[None],
                     sampling,
-                    written.written[: max(0, len(written.written) - len(logits) + 1)],
+                    Penalties(sampling).follow(
+                        changes.written[: max(0, len(changes.written) - len(logits) + 1)]
+                    ),
                 )
                 for row in logits
             ]

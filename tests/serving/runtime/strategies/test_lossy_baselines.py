@@ -15,7 +15,7 @@ from draftwell.serving.runtime.acceptance.mentored import mentored
 from draftwell.serving.runtime.acceptance.relaxed import Fuzzy
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows, residual
+from draftwell.serving.runtime.sampling import residual
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
 from draftwell.serving.runtime.types import Draft
 from tests.support.errors import raises_code
@@ -23,6 +23,7 @@ from tests.support.models.counters import counters
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
 from tests.support.models.resources import decode, table_pair, table_resources
+from tests.support.models.spans import span_of
 
 LOSSY = [
     ("fuzzy_sd", {"tau": 0.0}),
@@ -140,12 +141,12 @@ def test_fuzzy_decides_alike_at_every_temperature():
         for temperature in (0.0, 0.3, 1.0):
             sampling = Sampling(temperature=temperature)
             draft = Draft(
-                [5] * 8, [LogitRows((logits[i] + noise[i])[None], sampling) for i in range(8)]
+                [5] * 8, [span_of((logits[i] + noise[i])[None], sampling) for i in range(8)]
             )
             limits = {"tv": 0.2, "kl": 0.15, "js": 0.04, "logit_gap": 0.6, "fsd_js": 0.04}
             accepted.add(
                 Fuzzy(name, limits[name])
-                .judge(draft, LogitRows(logits, sampling), Streams(0))
+                .judge(draft, span_of(logits, sampling), Streams(0))
                 .accepted
             )
         assert len(accepted) == 1

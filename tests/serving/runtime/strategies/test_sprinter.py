@@ -14,13 +14,13 @@ from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.schedules.sequential import sequential
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.strategies.compose import compose
 from draftwell.serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.resources import ORIGIN, decode, table_pair, table_resources
+from tests.support.models.spans import span_of
 
 
 def verifier(weight: list[float], bias: float = 0.0, features=("before",)) -> Verifier:
@@ -58,8 +58,8 @@ def test_total_variation_of_a_token_is_what_the_theorem_says(seed):
     )
     law = joint_law(lambda: build_strategy("sprinter", {}, resources), models, [0], sampling)
     for first in range(4):
-        p = LogitRows(models["target"].next_logits([0, first])[None], sampling).probs(0).double()
-        q = LogitRows(models["draft"].next_logits([0, first])[None], sampling).probs(0).double()
+        p = span_of(models["target"].next_logits([0, first])[None], sampling).probs(0).double()
+        q = span_of(models["draft"].next_logits([0, first])[None], sampling).probs(0).double()
         mass = sum(m for k, m in law.items() if k[0] == first)
         out = torch.tensor([law.get((first, x), 0.0) / mass for x in range(4)], dtype=torch.double)
         accepted = (100.0 * q - 30.0 > 0).double()
@@ -133,8 +133,8 @@ def test_a_zero_uniform_does_not_keep_a_token_that_the_target_rules_out():
     rng = Streams(0)
     rng.test._generator = Zero()  # type: ignore[assignment]
     sampling = Sampling(temperature=1.0, top_k=1)
-    rows = LogitRows(torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]), sampling)
-    draft = Draft([1], [LogitRows(torch.tensor([[0.0, 5.0, 0.0]]), sampling)])
+    rows = span_of(torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]), sampling)
+    draft = Draft([1], [span_of(torch.tensor([[0.0, 5.0, 0.0]]), sampling)])
     verdict = Exact().judge(draft, rows, rng)
     assert (verdict.accepted, verdict.token) == (0, 0)
 

@@ -20,7 +20,6 @@ from draftwell.serving.runtime.acceptance import exact
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.random_streams import RandomStream, Streams
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import LogitRows
 from draftwell.serving.runtime.session.lane import Lane
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
@@ -28,6 +27,7 @@ from draftwell.serving.runtime.types import Draft, Verdict
 from tests.support.cases import in_turn
 from tests.support.models.enumeration import law_error
 from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.spans import span_of
 from tests.support.models.table_model import TableModel
 from tests.support.models.variants import VARIANTS
 
@@ -313,7 +313,7 @@ def test_raw_figures_are_the_same_at_every_temperature():
     row."""
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(1)) * 3
     cold, warm = (
-        LogitRows(logits, Sampling(temperature=t, **extra))
+        span_of(logits, Sampling(temperature=t, **extra))
         for t, extra in ((0.0, {}), (1.0, {"top_k": 2, "top_p": 0.5, "logit_bias": {3: 2.0}}))
     )
     for row in range(5):

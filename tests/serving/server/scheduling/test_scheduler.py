@@ -13,7 +13,7 @@ from draftwell.serving.errors import ContextTooLong
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
-from draftwell.serving.runtime.output import Output
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.scheduling.detokenize import TextStream
@@ -38,7 +38,7 @@ AUTOREGRESSIVE = build_strategy("autoregressive")
 class Fragile(TableModel):
     """A table model that breaks on prompts with one token."""
 
-    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+    def forward(self, rows: Sequence[Forward]) -> list[Span]:
         if any(row.prefill and POISON in row.tokens for row in rows):
             raise RuntimeError("poisoned")
         return super().forward(rows)

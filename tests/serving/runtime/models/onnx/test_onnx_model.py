@@ -65,7 +65,7 @@ def compare(models, rows: list[Forward]) -> None:
     for a, b in zip(*(model.forward(rows) for model in models), strict=True):
         assert torch.equal(a.logits.isfinite(), b.logits.isfinite())
         assert float((a.logits - b.logits).nan_to_num(0.0).abs().max()) < 1e-4
-        assert float((a.hidden - b.hidden).abs().max()) < 1e-4
+        assert float((a.states - b.states).abs().max()) < 1e-4
 
 
 def drive(models, steps: int, *prompts: int, vocab: int = SIZES["vocab_size"]) -> None:

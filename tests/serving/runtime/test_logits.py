@@ -1,5 +1,5 @@
-"""What a forward pass returns: float32 rows, and one search for the likeliest tokens of all
-requests that it ran for."""
+"""What a forward pass says: float32 rows, and one search or computation for all requests that it
+ran for."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.errors import NotFinite
-from draftwell.serving.runtime import sampling as sampling_module
+from draftwell.serving.runtime import logits as logits_module
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.output import Output, share_top
+from draftwell.serving.runtime.logits import Logits, Span
+from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import largest_with_place
 from draftwell.serving.runtime.strategies import build_strategy
+from tests.support.models.spans import all_rows
 from tests.support.models.tiny import llama_pair
 
 KEEPS = [1, 3, 2]
@@ -27,22 +29,20 @@ KEEPS = [1, 3, 2]
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each search for likeliest tokens."""
     found: list[int] = []
-    search = sampling_module.likeliest
     monkeypatch.setattr(
-        sampling_module,
-        "likeliest",
-        lambda logits, support=None: (found.append(len(logits)), search(logits, support))[1],
+        logits_module,
+        "largest_with_place",
+        lambda logits: (found.append(len(logits)), largest_with_place(logits))[1],
     )
     return found
 
 
 def batch(
     columns: int = 7, support: torch.Tensor | None = None, cut: int | None = None
-) -> tuple[torch.Tensor, list[Output]]:
-    """Rows of three requests as one tensor, as a model's head gives them, and the outputs that are
-    views of it."""
+) -> tuple[torch.Tensor, list[Span]]:
+    """The rows of a forward pass, and what each of three requests is given of them."""
     whole = torch.randn(sum(KEEPS), columns, generator=torch.Generator().manual_seed(1))[:, :cut]
-    return whole, [Output(part, part, support, 20) for part in whole.split(KEEPS)]
+    return whole, Logits(whole, whole, support, 20).split(KEEPS)
 
 
 @pytest.mark.parametrize(
@@ -50,61 +50,71 @@ def batch(
 )
 @pytest.mark.parametrize("cut", [None, 5])
 def test_requests_of_one_pass_share_a_search_and_get_their_own_rows(searches, support, cut):
-    whole, outputs = batch(support=support, cut=cut)
     support = support if support is None else support[:cut]
-    for output in outputs:
-        output.support = support
-    rows = [output.rows(Sampling(temperature=1.0)) for output in share_top(outputs)]
+    whole, spans = batch(support=support, cut=cut)
+    rows = [span.under(Sampling(temperature=1.0)) for span in spans]
     tokens = whole.argmax(-1) if support is None else support[whole.argmax(-1)]
     assert [token for row in rows for token in row.top] == tokens.tolist()
-    assert outputs[1].part(1, 3).rows(Sampling()).top == tokens[2:4].tolist()
-    assert outputs[2].last(1).rows(Sampling()).top == tokens[5:].tolist()
+    assert rows[1][1:3].top == tokens[2:4].tolist()
+    assert rows[2][-1:].top == tokens[5:].tolist()
+    assert rows[1][2].top == tokens[3:4].tolist()
+    assert rows[1].at([2, 0]).top == tokens[[3, 1]].tolist()
+    assert rows[1].at([2, 0])[1:].top == tokens[[1]].tolist()
     assert searches == [6]
 
 
 def test_a_request_that_alters_its_logits_searches_its_own(searches):
     """The shared answer is the model's, not the one after a ban, a bias or a penalty."""
-    whole, outputs = batch()
-    share_top(outputs)
+    whole, spans = batch()
     best = int(whole[1].argmax())
     others = whole[1].clone()
     others[best] = -math.inf
     for altered in ({"banned_token_ids": frozenset({best})}, {"logit_bias": {best: -99.0}}):
-        assert Output(outputs[1].compact, None).rows(Sampling(**altered)).top[0] == int(
-            others.argmax()
-        )
-        assert outputs[1].rows(Sampling(**altered)).top[0] == int(others.argmax())
-    assert outputs[1].rows(Sampling(presence_penalty=99.0), [best, 6, 6]).top[0] == int(
-        others.argmax()
-    )
+        assert spans[1].under(Sampling(**altered)).top[0] == int(others.argmax())
+    penalised = Sampling(presence_penalty=99.0)
+    changes = Penalties(penalised).follow([best, 6, 6])
+    assert spans[1].under(penalised, changes).top[0] == int(others.argmax())
+    assert spans[1].top == whole[1:4].argmax(-1).tolist()
 
 
 def test_a_row_that_is_not_finite_is_the_fault_of_its_own_request(searches):
-    _, outputs = batch()
-    outputs[1].compact[2, 3] = math.nan
-    share_top(outputs)
-    assert outputs[0].rows(Sampling()).top
-    assert outputs[2].rows(Sampling()).sample(1, RandomStream(0, 1)) >= 0
-    with pytest.raises(NotFinite):
-        _ = outputs[1].rows(Sampling()).top
+    _, spans = batch()
+    spans[1].values[2, 3] = math.nan
+    assert spans[0].under(Sampling()).top
+    assert spans[2].under(Sampling()).sample(1, RandomStream(0, 1)) >= 0
+    assert spans[2].confidence(0) < 1.0
+    for look in (lambda: spans[1].top, lambda: spans[1].confidence(0), lambda: spans[1].raw(0)):
+        with pytest.raises(NotFinite):
+            look()
     assert searches == [6]
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        lambda: [Output(torch.eye(4)[i : i + 1]) for i in range(3)],  # tensors of their own
-        # rows of one, in another order
-        lambda: [Output(part) for part in reversed(torch.eye(4).split(1))],
-        lambda: [Output(part) for part in torch.eye(4)[::2].split(1)],  # with rows between them
-        lambda: [Output(part) for part in torch.eye(4).t().split(1)],
-        lambda: [Output(torch.eye(4)[:1])],
-    ],
-    ids=["apart", "reversed", "gaps", "transposed", "one"],
-)
-def test_rows_that_are_not_consecutive_are_found_right(outputs):
-    wanted = [output.compact.argmax(-1).tolist() for output in outputs()]
-    assert [output.rows(Sampling()).top for output in share_top(outputs())] == wanted
+def test_rows_beside_others_have_the_bits_that_they_have_alone():
+    """What is computed of a whole pass at once must not depend on who else is in it."""
+    whole = 3 * torch.randn(9, 4099, generator=torch.Generator().manual_seed(4))
+    whole[4, ::3] = -math.inf
+    beside = Logits(whole)
+    for place, row in enumerate(whole):
+        alone = Logits(row[None].clone())
+        assert torch.equal(beside.raw[place], alone.raw[0])
+        assert torch.equal(beside.raw[place], row.softmax(-1))
+        assert beside.confidence[place] == alone.confidence[0]
+        assert beside.entropy[place] == alone.entropy[0]
+
+
+def test_a_copy_holds_nothing_of_the_pass_that_it_came_with():
+    whole, spans = batch()
+    copy = spans[1][2].copied()
+    assert copy.values.tolist() == whole[3:4].tolist() == copy.states.tolist()
+    assert copy.whole.values.untyped_storage().nbytes() == whole[0].numel() * 4
+    assert spans[1][0].copied(hidden=False).states is None
+
+
+def test_rows_of_several_passes_are_joined_in_order():
+    whole, spans = batch(support=torch.arange(0, 14, 2))
+    joined = Span.joined([spans[2], spans[0]])
+    assert joined.values.tolist() == whole[[4, 5, 0]].tolist() == joined.states.tolist()
+    assert joined.top == [2 * int(column) for column in whole[[4, 5, 0]].argmax(-1)]
 
 
 def test_eight_requests_at_once_cost_one_search_a_forward_pass(searches):
@@ -150,19 +160,19 @@ def test_float32_tells_apart_what_bfloat16_would_not():
     """Two logits that round to one value in bfloat16: an argmax after rounding takes the first."""
     close = torch.tensor([[20.00, 20.01, 0.0]])
     assert close.bfloat16().argmax(-1).tolist() == [0]
-    rows = Output(close).rows(Sampling(temperature=1.0))
+    rows = all_rows(close).under(Sampling(temperature=1.0))
     assert rows.top == [1]
     assert rows.probs(0)[1] > rows.probs(0)[0]
     assert rows.sample(0, RandomStream(0, 1)) in (0, 1)
-    assert Output(close).rows(Sampling(logit_bias={2: 1.0})).top == [1]
+    assert all_rows(close).under(Sampling(logit_bias={2: 1.0})).top == [1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_narrow_models_rows_are_worked_on_in_float32(dtype):
     """In bfloat16 the probabilities of 2,000 tokens sum to anything but 1."""
     logits = torch.randn(2, 2000, generator=torch.Generator().manual_seed(0)).to(dtype)
-    rows = Output(logits).rows(Sampling(temperature=0.7, top_p=0.9))
-    for probs in (rows.probs(0), rows.raw(1), Output(logits).logits):
+    rows = all_rows(logits).under(Sampling(temperature=0.7, top_p=0.9))
+    for probs in (rows.probs(0), rows.raw(1), all_rows(logits).logits):
         assert probs.dtype == torch.float32
     assert float(rows.probs(0).sum()) == pytest.approx(1.0, abs=1e-5)
     assert rows.top == logits.argmax(-1).tolist()

@@ -1,0 +1,329 @@
+"""What a forward pass says: one tensor of logits, of which every request that it ran for has a span
+of rows.
+
+What is searched or computed of a row is computed of all rows of the pass at once, when the first
+request asks: one operation, and on a device one wait, for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from draftwell.serving.artifacts.verifier import TokenFigures
+from draftwell.serving.errors import DraftwellError, NotFinite
+from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.sampling import adjusted, largest_with_place, sum_rows, warp
+from draftwell.serving.runtime.types import Rating, Stream
+
+GREEDY = Sampling()
+"""Of rows that no request has altered."""
+
+
+class Logits:
+    """The rows of one forward pass, over the tokens that the model's head covers; all others are
+    at −∞.
+
+    Args:
+        values: `[rows, columns]` as the model gives them; kept, and worked on, in float32.
+        hidden: `[rows, hidden]`, normalised last hidden states, or None where the model has none.
+        support: `[columns]` ascending ids of the tokens that the columns are for; None: column i is
+            token i.
+        vocab_size: of the pair, needed with `support`.
+        adjusted: `[rows, columns]` after biases and penalties, from which tokens are drawn; None:
+            `values`.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        hidden: Tensor | None = None,
+        support: Tensor | None = None,
+        vocab_size: int = 0,
+        adjusted: Tensor | None = None,
+    ):
+        # in a narrower dtype sums and ratios of probabilities would be rounded to it
+        self.values = values.float()
+        self.adjusted = self.values if adjusted is None else adjusted
+        self.hidden, self.support, self.vocab_size = hidden, support, vocab_size
+        self._warped: dict[tuple[float, ...], Tensor] = {}
+
+    def split(self, counts: Sequence[int]) -> list[Span]:
+        """Consecutive spans of so many rows."""
+        return [
+            Span(self, range(end - count, end))
+            for count, end in zip(counts, accumulate(counts), strict=True)
+        ]
+
+    @cached_property
+    def top(self) -> list[int]:
+        """The likeliest token of each row, the first of equal ones; −1 where a row has a NaN or +∞,
+        or nothing else than −∞."""
+        largest, column = largest_with_place(self.adjusted)
+        tokens = column if self.support is None else self.support[column]
+        # one transfer, where a device computes
+        found: list[int] = tokens.masked_fill(~largest.isfinite(), -1).tolist()
+        return found
+
+    @cached_property
+    def raw(self) -> Tensor:
+        """Raw probabilities `[rows, columns]` (temperature 1)."""
+        return self.values.softmax(-1)
+
+    @cached_property
+    def confidence(self) -> list[float]:
+        """C of each row: its largest raw probability."""
+        found: list[float] = self.raw.amax(-1).tolist()
+        return found
+
+    @cached_property
+    def entropy(self) -> list[float]:
+        """Entropy of the raw distribution of each row, in nats."""
+        found: list[float] = sum_rows(torch.special.entr(self.raw)).tolist()
+        return found
+
+    def warped(self, place: int, sampling: Sampling) -> Tensor:
+        """Warped probabilities `[columns]` of a row."""
+        key = (place, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        if key not in self._warped:
+            self._warped[key] = warp(self.adjusted[place], sampling)
+        return self._warped[key]
+
+    def column(self, token: int) -> int | None:
+        """Where a token's logits are, None where it has none."""
+        if self.support is None:
+            return token
+        column = int(torch.searchsorted(self.support, token))
+        return column if column < len(self.support) and int(self.support[column]) == token else None
+
+
+class Span:
+    """Some rows of a forward pass, as a request's sampling parameters have them.
+
+    Their *warped* distributions are for sampling and judging, the *raw* ones (temperature 1, bans
+    applied) for all the rest (docs/methods.md, "Two pairs of distributions"). A look at a token
+    or a probability raises `NotFinite` if a logit of any of these rows is NaN or +∞, or all of one
+    are −∞.
+
+    Args:
+        whole: the pass.
+        places: numbers of the rows in it.
+    """
+
+    __slots__ = ("places", "sampling", "whole")
+
+    def __init__(self, whole: Logits, places: Sequence[int], sampling: Sampling = GREEDY):
+        self.whole, self.places, self.sampling = whole, places, sampling
+
+    @classmethod
+    def of(cls, whole: Logits, sampling: Sampling = GREEDY) -> Span:
+        """All rows of a pass."""
+        return cls(whole, range(len(whole.values)), sampling)
+
+    @classmethod
+    def joined(cls, spans: Iterable[Span]) -> Span:
+        """Rows of several passes of one model, one after another, as it gave them."""
+        parts = list(spans)
+        states = [part.states for part in parts if part.states is not None]
+        first = parts[0].whole
+        return cls.of(
+            Logits(
+                torch.cat([part.values for part in parts]),
+                torch.cat(states) if states else None,
+                first.support,
+                first.vocab_size,
+            )
+        )
+
+    def under(self, sampling: Sampling, changes: Penalties | None = None) -> Span:
+        """The same rows under a request's sampling parameters.
+
+        Args:
+            changes: what the tokens before the one that the last row predicts change; the row
+                before it counts one token fewer, and so on.
+        """
+        if not (sampling.banned_token_ids or sampling.biases or sampling.penalises):
+            return Span(self.whole, self.places, sampling)
+        # these name tokens, of which some may have no column
+        values = spread(self.values, self.whole.support, self.whole.vocab_size, -math.inf)
+        if sampling.banned_token_ids:
+            values = values.clone()
+            values[:, list(sampling.banned_token_ids)] = -math.inf
+        if changes is not None:
+            values = changes.rule_out(values)
+        altered = adjusted(values, sampling, changes)
+        return Span.of(Logits(values, self.states, adjusted=altered), sampling)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, part: int | slice) -> Span:
+        """One row, or several."""
+        places = self.places[part] if isinstance(part, slice) else (self.places[part],)
+        return Span(self.whole, places, self.sampling)
+
+    def at(self, rows: Sequence[int]) -> Span:
+        """Some of these rows, by number."""
+        return Span(self.whole, [self.places[row] for row in rows], self.sampling)
+
+    def copied(self, *, hidden: bool = True) -> Span:
+        """The same rows in memory of their own: else those of the whole batch stay with them.
+
+        Args:
+            hidden: with their states.
+        """
+        states = self.states.clone() if hidden and self.states is not None else None
+        own = Logits(self.values.clone(), states, self.whole.support, self.whole.vocab_size)
+        return Span.of(own, self.sampling)
+
+    @property
+    def values(self) -> Tensor:
+        """`[rows, columns]` float32 as the model gives them, bans applied."""
+        return self._rows_of(self.whole.values)
+
+    @property
+    def states(self) -> Tensor | None:
+        """`[rows, hidden]`, or None where the model has none."""
+        return None if self.whole.hidden is None else self._rows_of(self.whole.hidden)
+
+    def _rows_of(self, tensor: Tensor) -> Tensor:
+        places = self.places
+        return (
+            tensor[places.start : places.stop] if isinstance(places, range) else tensor[[*places]]
+        )
+
+    @property
+    def top(self) -> list[int]:
+        """The likeliest token of each row, after penalties and biases; not the argmax of the raw
+        row."""
+        found = self.whole.top
+        top = [found[place] for place in self.places]
+        if -1 in top:
+            raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
+        return top
+
+    @property
+    def logits(self) -> Tensor:
+        """`[rows, vocab]` float32: raw logits of all tokens, bans applied."""
+        return spread(self.values, self.whole.support, self.whole.vocab_size, -math.inf)
+
+    def probs(self, row: int) -> Tensor:
+        """Warped probabilities `[vocab]` float32 of a row."""
+        return self._spread(self._warp(row))
+
+    def prob(self, row: int, token: int) -> float:
+        """Warped probability of a token."""
+        column = self.whole.column(token)
+        return 0.0 if column is None else float(self._warp(row)[column])
+
+    def raw(self, row: int) -> Tensor:
+        """Raw probabilities `[vocab]` float32 of a row."""
+        return self._spread(self._raw(row))
+
+    def raw_prob(self, row: int, token: int) -> float:
+        """Raw probability of a token."""
+        column = self.whole.column(token)
+        return 0.0 if column is None else float(self._raw(row)[column])
+
+    def raw_logit(self, row: int, token: int) -> float:
+        """Raw logit of a token."""
+        _ = self.top
+        column = self.whole.column(token)
+        return -math.inf if column is None else float(self.whole.values[self.places[row], column])
+
+    def confidence(self, row: int) -> float:
+        """C: the largest raw probability of a row."""
+        _ = self.top
+        return self.whole.confidence[self.places[row]]
+
+    def entropy(self, row: int) -> float:
+        """Entropy of the raw distribution of a row, in nats."""
+        _ = self.top
+        return self.whole.entropy[self.places[row]]
+
+    def hidden(self, row: int) -> Tensor:
+        """Last hidden state `[hidden]` of a row."""
+        if self.whole.hidden is None:
+            raise DraftwellError(
+                "this model returns no hidden states, which the strategy needs",
+                code="no_hidden_states",
+            )
+        _ = self.top
+        return self.whole.hidden[self.places[row]]
+
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        """Up to `count` tokens of the largest raw probability, largest first, each with it."""
+        weights, support = self._raw(row), self.whole.support
+        best = weights.topk(min(count, len(weights)))
+        tokens = best.indices if support is None else support[best.indices]
+        return list(zip(tokens.tolist(), best.values.tolist(), strict=True))
+
+    def token_figures(self, row: int, token: int) -> TokenFigures:
+        """Raw probability and rank of a token, and C and entropy of its row.
+
+        C = max q̄ and H = −Σ q̄·ln q̄, over the columns that there are: few operations, since right
+        after a forward pass each costs more to begin with than to compute. The likeliest token,
+        which greedy drafts consist of, is not looked for.
+        """
+        whole = self.whole
+        likeliest = token == self.top[row] and whole.adjusted is whole.values
+        logs = whole.values[self.places[row]].log_softmax(-1)
+        weights = logs.exp()
+        confidence, moment = float(weights.max()), float(sum_rows(weights * logs))
+        if math.isnan(moment):  # a token that is ruled out weighs nothing: 0 · −∞ shall be 0
+            moment = float(sum_rows(weights * logs.clamp(min=-1e4)))
+        entropy = max(0.0, -moment)
+        if likeliest:
+            return TokenFigures(raw_prob=confidence, confidence=confidence, entropy=entropy, rank=0)
+        raw_prob = self.raw_prob(row, token)
+        rank = int((self._raw(row) > raw_prob).sum())
+        return TokenFigures(raw_prob=raw_prob, confidence=confidence, entropy=entropy, rank=rank)
+
+    def rating(self, row: int, token: int, count: int) -> Rating:
+        """Log-prob of a token at a row, and the `count` likeliest tokens of that row."""
+        _ = self.top
+        logprobs = self.logits[row].log_softmax(-1)
+        best = logprobs.topk(min(count, len(logprobs)))
+        alongside = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return Rating(float(logprobs[token]), tuple(alongside))
+
+    def sample(self, row: int, stream: Stream) -> int:
+        """Draw from the warped distribution of a row; a greedy request consumes no randomness."""
+        if self.sampling.greedy:
+            return self.top[row]
+        column, support = stream.draw(self._warp(row)), self.whole.support
+        return column if support is None else int(support[column])
+
+    def _warp(self, row: int) -> Tensor:
+        """Warped probabilities `[columns]` of a row."""
+        _ = self.top
+        return self.whole.warped(self.places[row], self.sampling)
+
+    def _raw(self, row: int) -> Tensor:
+        """Raw probabilities `[columns]` of a row."""
+        _ = self.top
+        return self.whole.raw[self.places[row]]
+
+    def _spread(self, columns: Tensor) -> Tensor:
+        return spread(columns, self.whole.support, self.whole.vocab_size)
+
+
+def spread(columns: Tensor, support: Tensor | None, vocab_size: int, rest: float = 0.0) -> Tensor:
+    """Values of some tokens `[..., columns]` → of all `[..., vocab]`.
+
+    Args:
+        support: `[columns]` ids of the tokens; None: they are all there, and `columns` is returned
+            as it is.
+        rest: value of the tokens that have no column.
+    """
+    if support is None:
+        return columns
+    return columns.new_full((*columns.shape[:-1], vocab_size), rest).index_copy_(
+        -1, support, columns
+    )
