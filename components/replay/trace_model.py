@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from draftwell.components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
-from draftwell.serving.runtime.commands import Forward, Role
+from draftwell.serving.runtime.commands import Drawn, Forward, Role, Step
 from draftwell.serving.runtime.logits import GREEDY, Span
 from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.penalties import Penalties
@@ -79,8 +79,11 @@ class TraceSpan:
     def entropy(self, row: int) -> float:
         return self._figure(self.model.text.entropy, row)
 
-    def sample(self, row: int, stream: Stream) -> int:
-        return self.top[row]
+    def draw(
+        self, row: int, stream: Stream, minus: Span | None = None, without: Sequence[int] = ()
+    ) -> Step[Drawn]:
+        return Drawn(self.top[row], 1.0)
+        yield  # a generator, as of any rows
 
     def __getattr__(self, name: str) -> Any:
         raise self._missing(f"{name} of its rows")

@@ -26,6 +26,6 @@ class RatedPrompt(Autoregressive):
             part = prompt[start : start + PART]
             rows = yield from session.target.read(prompt[: start + len(part)], keep=len(part))
             session.rate_prompt(rows, start)
-        session.append_sampled(rows[-1:])
+        yield from session.append_sampled(rows[-1:])
         while not session.text.finished:
-            session.append_sampled((yield from session.target.read(session.text.ids)))
+            yield from session.decode_plainly()

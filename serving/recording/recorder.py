@@ -150,7 +150,7 @@ class PositionRecorder:
     def _position(self, index: int, draft: Span, target: Span) -> dict[str, Any]:
         """The numbers of one position (docs/methods.md, "Two pairs of distributions")."""
         token = self.text.ids[index]
-        drafted = draft.sample(0, self._random)
+        drafted = draft.top[0] if self.sampling.greedy else self._random.draw(draft.probs(0))
         if self.sampling.greedy:
             correction = token if self.lossless else target.top[0]
             draft_q, draft_p = 1.0, float(drafted == correction)

@@ -1,18 +1,23 @@
-"""What a strategy asks of the engine: forward passes, and generators that run at once.
+"""What a strategy asks of the engine: forward passes, decisions on their rows, and generators that
+run at once.
 
-A strategy is a generator. It yields `Forward` (or `Overlap` of generators) and is sent a `Span` of rows;
-everything else it does is plain Python on plain data. The engine alone decides where, when and with
-whom a forward pass runs.
+A strategy is a generator. It yields `Forward` (or `Overlap` of generators) and is sent a `Span` of
+rows; it yields `Probs` and `Draw` for what a sampled request wants to know of rows, and all
+requests are answered together. Everything else it does is plain Python on plain data. The engine
+alone decides where, when and with whom a forward pass runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from draftwell.serving.runtime.logits import Span
+    from draftwell.serving.runtime.types import Stream
 
 Role = Literal["target", "draft", "qualifier", "head", "draft_onnx", "shadow"]
 """What a model is to its pair. `head` drafts from the target's hidden states (EAGLE-3);
@@ -62,6 +67,39 @@ class Forward:
     features: Tensor | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True, eq=False)
+class Probs:
+    """Warped probabilities of a token for each row; the reply is a list of them."""
+
+    rows: Span
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Draw a token from the warped distribution p of a row, by one uniform of a stream; the reply
+    is a `Drawn`.
+
+    Args:
+        rows: one row.
+        minus: a row of another model, whose warped distribution q is taken away: the token follows
+            norm(max(0, p − q)), or p where rounding leaves no mass (Leviathan 2023, section 2.3).
+        without: tokens that are ruled out first; p where nothing else has mass.
+    """
+
+    rows: Span
+    stream: Stream
+    minus: Span | None = None
+    without: Sequence[int] = ()
+
+
+class Drawn(NamedTuple):
+    """A token that was drawn, and its probability in p."""
+
+    token: int
+    prob: float
+
+
 class Overlap:
     """Generators that run at once; the reply is the tuple of their return values.
 
@@ -73,5 +111,5 @@ class Overlap:
         self.sides = sides
 
 
-Step = Generator["Forward | Overlap", Any, T]
+Step = Generator["Forward | Overlap | Probs | Draw", Any, T]
 """A generator of commands that ends with a value of type T."""

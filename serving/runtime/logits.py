@@ -17,6 +17,7 @@ from torch import Tensor
 
 from draftwell.serving.artifacts.verifier import TokenFigures
 from draftwell.serving.errors import DraftwellError, NotFinite
+from draftwell.serving.runtime.commands import Draw, Drawn, Probs, Step
 from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import adjusted, largest_with_place, sum_rows, warp
@@ -52,7 +53,9 @@ class Logits:
         self.values = values.float()
         self.adjusted = self.values if adjusted is None else adjusted
         self.hidden, self.support, self.vocab_size = hidden, support, vocab_size
-        self._warped: dict[tuple[float, ...], Tensor] = {}
+        self.laws: dict[tuple[float, ...], Tensor] = {}
+        """By row and `Sampling.warpers` the warped probabilities `[columns]` that were asked for
+        (`laws_of`)."""
 
     def split(self, counts: Sequence[int]) -> list[Span]:
         """Consecutive spans of so many rows."""
@@ -88,13 +91,6 @@ class Logits:
         found: list[float] = sum_rows(torch.special.entr(self.raw)).tolist()
         return found
 
-    def warped(self, place: int, sampling: Sampling) -> Tensor:
-        """Warped probabilities `[columns]` of a row."""
-        key = (place, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        if key not in self._warped:
-            self._warped[key] = warp(self.adjusted[place], sampling)
-        return self._warped[key]
-
     def column(self, token: int) -> int | None:
         """Where a token's logits are, None where it has none."""
         if self.support is None:
@@ -116,10 +112,11 @@ class Span:
         places: numbers of the rows in it.
     """
 
-    __slots__ = ("places", "sampling", "whole")
+    __slots__ = ("_chances", "places", "sampling", "whole")
 
     def __init__(self, whole: Logits, places: Sequence[int], sampling: Sampling = GREEDY):
         self.whole, self.places, self.sampling = whole, places, sampling
+        self._chances: Sequence[float] | None = None
 
     @classmethod
     def of(cls, whole: Logits, sampling: Sampling = GREEDY) -> Span:
@@ -293,17 +290,34 @@ class Span:
         alongside = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return Rating(float(logprobs[token]), tuple(alongside))
 
-    def sample(self, row: int, stream: Stream) -> int:
-        """Draw from the warped distribution of a row; a greedy request consumes no randomness."""
+    def draw(
+        self, row: int, stream: Stream, minus: Span | None = None, without: Sequence[int] = ()
+    ) -> Step[Drawn]:
+        """Draw from the warped distribution of a row, or of what is left of it (`Draw`); a greedy
+        request consumes no randomness, and takes the likeliest token whatever is left."""
+        top = self.top
         if self.sampling.greedy:
-            return self.top[row]
-        column, support = stream.draw(self._warp(row)), self.whole.support
-        return column if support is None else int(support[column])
+            return Drawn(top[row], 1.0)
+        drawn: Drawn = yield Draw(self[row], stream, minus, without)
+        return drawn
+
+    def fetch_chances(self, tokens: Sequence[int]) -> Step[None]:
+        """On a device, get what `chance` will say of a token for each of the first rows, which is
+        one wait instead of one a token; CPUs compute them one by one, as far as they are asked."""
+        if self.whole.values.device.type != "cpu":
+            self._chances = yield Probs(self[: len(tokens)], tokens)
+
+    def chance(self, row: int, token: int) -> Step[float]:
+        """Warped probability of a token, of a request that is not greedy."""
+        if self._chances is not None:
+            return self._chances[row]
+        (chance,) = yield Probs(self[row], [token])
+        return float(chance)
 
     def _warp(self, row: int) -> Tensor:
         """Warped probabilities `[columns]` of a row."""
         _ = self.top
-        return self.whole.warped(self.places[row], self.sampling)
+        return laws_of([self[row]])[0]
 
     def _raw(self, row: int) -> Tensor:
         """Raw probabilities `[columns]` of a row."""
@@ -327,3 +341,26 @@ def spread(columns: Tensor, support: Tensor | None, vocab_size: int, rest: float
     return columns.new_full((*columns.shape[:-1], vocab_size), rest).index_copy_(
         -1, support, columns
     )
+
+
+def laws_of(rows: Sequence[Span]) -> Tensor:
+    """Warped probabilities `[n, columns]` of single rows of one model, which share their columns.
+
+    Each is computed once, and those of equal sampling parameters together. Not to be changed in
+    place.
+    """
+    keys = [(row.places[0], *row.sampling.warpers) for row in rows]
+    missing: dict[tuple[float, ...], list[int]] = {}
+    for place, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        if key not in row.whole.laws:
+            missing.setdefault(row.sampling.warpers, []).append(place)
+    for places in missing.values():
+        logits = torch.stack([rows[place].whole.adjusted[keys[place][0]] for place in places])
+        found = warp(logits, rows[places[0]].sampling)
+        if len(places) == len(rows):
+            laws = found
+        for place, law in zip(places, found, strict=True):
+            rows[place].whole.laws[keys[place]] = law
+    if len(missing) == 1 and len(places) == len(rows):
+        return laws
+    return torch.stack([row.whole.laws[key] for row, key in zip(rows, keys, strict=True)])

@@ -52,7 +52,7 @@ class TreeRule(Protocol):
 
     lossless: ClassVar[bool]
 
-    def judge(self, tree: DraftTree, target: Span, rng: Streams) -> TreeVerdict:
+    def judge(self, tree: DraftTree, target: Span, rng: Streams) -> Step[TreeVerdict]:
         """Decide which path stays; `target` has the row after the text, then one after each token
         of the tree."""
 
@@ -64,7 +64,7 @@ class CandidateRule(Protocol):
 
     def choose(
         self, candidates: Sequence[int], row: int, target: Span, rng: Streams
-    ) -> CandidateChoice:
+    ) -> Step[CandidateChoice]:
         """Keep at most one of different tokens, tested in order against a row of the target; else
         sample another token."""
 
@@ -74,7 +74,9 @@ class AcceptanceRule(Protocol):
 
     lossless: ClassVar[bool]
 
-    def judge(self, draft: Draft, target: Span, rng: Streams, *, bonus: bool = True) -> Verdict:
+    def judge(
+        self, draft: Draft, target: Span, rng: Streams, *, bonus: bool = True
+    ) -> Step[Verdict]:
         """Decide how much of a draft stays.
 
         Args:

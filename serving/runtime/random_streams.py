@@ -13,20 +13,21 @@ class RandomStream:
     def __init__(self, seed: int, purpose: int):
         self._generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), purpose]))
 
+    def uniform(self) -> float:
+        return float(self._generator.random())
+
     def draw(self, probs: Tensor) -> int:
         """Draw a token from `probs` `[vocab]` (need not be normalised) by inversion of one
         uniform."""
         cumulative = probs.double().cumsum(-1)
         # right=True takes the first token whose cumulative mass exceeds the point: it always has
         # mass of its own.
-        return int(
-            torch.searchsorted(cumulative, self._generator.random() * cumulative[-1:], right=True)
-        )
+        return int(torch.searchsorted(cumulative, self.uniform() * cumulative[-1:], right=True))
 
     def accepts(self, target_prob: float, draft_prob: float) -> bool:
         """True with probability min(1, target_prob / draft_prob): r < p/q without the division, so
         p = 0 always rejects."""
-        return float(self._generator.random()) * draft_prob < target_prob
+        return self.uniform() * draft_prob < target_prob
 
 
 class Streams:

@@ -117,6 +117,11 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
+    def warpers(self) -> tuple[float, int, float, float]:
+        """What makes warped probabilities of logits."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+    @property
     def biases(self) -> tuple[tuple[int, float], ...]:
         """`logit_bias` as (token, number) pairs."""
         return (

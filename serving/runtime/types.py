@@ -47,6 +47,9 @@ class Emitted(NamedTuple):
 class Stream(Protocol):
     """A private source of random decisions."""
 
+    def uniform(self) -> float:
+        """A number in [0, 1)."""
+
     def draw(self, probs: Tensor) -> int:
         """Draw a token from `probs` `[vocab]`, which need not be normalised."""
 
@@ -65,6 +68,8 @@ class Draft:
             empty where all were. Rules ask `row`.
         confidence: C of each token's distribution, where the drafter computes it (docs/methods.md,
             "Two pairs").
+        probs: the warped probability with which each token was drawn, where the drafter knows it.
+            Rules ask `prob`.
         cut: a busy server's limit ended it, so its length says nothing of the stop policy.
     """
 
@@ -72,12 +77,15 @@ class Draft:
     rows: list[Span | None] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     cut: bool = field(default=False, compare=False)
+    probs: list[float] = field(default_factory=list, compare=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, part: slice) -> Draft:
-        return Draft(self.tokens[part], self.rows[part], self.confidence[part])
+        return Draft(
+            self.tokens[part], self.rows[part], self.confidence[part], probs=self.probs[part]
+        )
 
     def __add__(self, other: Draft) -> Draft:
         """Both proposals in order; each token keeps the distribution that it was drawn from.
@@ -95,12 +103,24 @@ class Draft:
             )
         one_hot = not self.rows and not other.rows
         rows = [] if one_hot else [part.row(i) for part in (self, other) for i in range(len(part))]
-        return Draft(self.tokens + other.tokens, rows, self.confidence + other.confidence)
+        both = (self, other)
+        unknown = any(part.rows and not part.probs for part in both)
+        probs = [] if unknown else [part.prob(i) for part in both for i in range(len(part))]
+        return Draft(
+            self.tokens + other.tokens, rows, self.confidence + other.confidence, probs=probs
+        )
 
     def row(self, i: int) -> Span | None:
         """The one-row distribution that token i was drawn from; None where it was proposed
         deterministically: that one is one-hot."""
         return self.rows[i] if self.rows else None
+
+    def prob(self, i: int) -> float:
+        """Warped probability with which token i was proposed; 1 where it was proposed
+        deterministically."""
+        if self.probs:
+            return self.probs[i]
+        return 1.0 if (row := self.row(i)) is None else row.prob(0, self.tokens[i])
 
 
 @dataclass

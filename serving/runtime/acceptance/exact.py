@@ -13,31 +13,27 @@ from typing import ClassVar
 from torch import Tensor
 
 from draftwell.serving.runtime.acceptance.in_order import KEPT, InOrder, TokenDecision
+from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
-from draftwell.serving.runtime.sampling import residual
 from draftwell.serving.runtime.types import Draft
 
 
-def keeps(draft: Draft, i: int, target: Span, rng: Streams) -> bool:
+def keeps(draft: Draft, i: int, target: Span, rng: Streams) -> Step[bool]:
     """The exact test of draft token i; a greedy request consumes no randomness."""
     token = draft.tokens[i]
     if target.sampling.greedy:
         return token == target.top[i]
-    return rng.test.accepts(float(target.probs(i)[token]), draft_prob(draft, i))
+    chance = yield from target.chance(i, token)
+    return rng.test.accepts(chance, draft.prob(i))
 
 
-def recover(draft: Draft, i: int, target: Span, rng: Streams) -> int:
+def recover(draft: Draft, i: int, target: Span, rng: Streams) -> Step[int]:
     """Sample the token that replaces rejected draft token i from the residual distribution."""
-    if target.sampling.greedy:
-        return target.top[i]
-    return rng.sample.draw(residual(target.probs(i), draft_probs(draft, i, target.probs(i))))
-
-
-def draft_prob(draft: Draft, i: int) -> float:
-    """Warped probability with which draft token i was proposed; 1 for a deterministic proposal."""
     row = draft.row(i)
-    return 1.0 if row is None else float(row.probs(0)[draft.tokens[i]])
+    without = [draft.tokens[i]] if row is None else []
+    drawn = yield from target.draw(i, rng.sample, minus=row, without=without)
+    return drawn.token
 
 
 def draft_probs(draft: Draft, i: int, like: Tensor) -> Tensor:
@@ -59,7 +55,7 @@ class Exact(InOrder):
 
     lossless: ClassVar[bool] = True
 
-    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
-        return (
-            KEPT if keeps(draft, i, target, rng) else TokenDecision(recover(draft, i, target, rng))
-        )
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
+        if (yield from keeps(draft, i, target, rng)):
+            return KEPT
+        return TokenDecision((yield from recover(draft, i, target, rng)))

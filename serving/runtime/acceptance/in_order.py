@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.types import Draft, Verdict
@@ -34,13 +35,17 @@ class InOrder(ABC):
     """Base of the rules that look at one token at a time (an `AcceptanceRule`)."""
 
     @abstractmethod
-    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
         """Decide about draft token i; all before it were kept."""
 
-    def judge(self, draft: Draft, target: Span, rng: Streams, *, bonus: bool = True) -> Verdict:
+    def judge(
+        self, draft: Draft, target: Span, rng: Streams, *, bonus: bool = True
+    ) -> Step[Verdict]:
         rescued: list[int] = []
+        if not target.sampling.greedy:
+            yield from target.fetch_chances(draft.tokens)
         for i, token in enumerate(draft.tokens):
-            look = self.look(draft, i, target, rng)
+            look = yield from self.look(draft, i, target, rng)
             if look.token is not None:
                 return Verdict(accepted=i, token=look.token, judged=i + 1, rescued_at=rescued)
             if look.rescued:
@@ -48,9 +53,5 @@ class InOrder(ABC):
             if token in target.sampling.stop_token_ids:
                 return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued_at=rescued)
         k = len(draft)
-        return Verdict(
-            accepted=k,
-            token=target.sample(k, rng.sample) if bonus else None,
-            judged=k,
-            rescued_at=rescued,
-        )
+        following = (yield from target.draw(k, rng.sample)).token if bonus else None
+        return Verdict(accepted=k, token=following, judged=k, rescued_at=rescued)

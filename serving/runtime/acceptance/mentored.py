@@ -27,6 +27,7 @@ from torch import Tensor
 
 from draftwell.serving.runtime.acceptance.exact import draft_probs, keeps, recover
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.sampling import residual
@@ -53,11 +54,11 @@ class Mentored(InOrder):
     def __init__(self, budget: float):
         self.budget = budget
 
-    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
-        if keeps(draft, i, target, rng):
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
+        if (yield from keeps(draft, i, target, rng)):
             return KEPT
         if self.budget == 0.0 or target.sampling.greedy:
-            return TokenDecision(recover(draft, i, target, rng))
+            return TokenDecision((yield from recover(draft, i, target, rng)))
         p, token = target.probs(i), draft.tokens[i]
         q = draft_probs(draft, i, p)
         mixture = mentored(p, q, self.budget).probs

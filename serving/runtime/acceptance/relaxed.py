@@ -14,8 +14,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from draftwell.serving.runtime.acceptance.divergence import DivergenceName, divergence
-from draftwell.serving.runtime.acceptance.exact import Exact, draft_prob, one_hot
+from draftwell.serving.runtime.acceptance.exact import Exact, one_hot
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.types import Draft
@@ -37,15 +38,15 @@ class Fuzzy(Exact):
     def __init__(self, name: DivergenceName, tau: float):
         self.name, self.tau = name, tau
 
-    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
         if target.sampling.penalises or target.sampling.biases:
-            return super().look(draft, i, target, rng)
+            return (yield from super().look(draft, i, target, rng))
         if (
             divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), draft.tokens[i])
             > self.tau
         ):
-            return TokenDecision(target.sample(i, rng.sample))
-        return RESCUED if could_be_rejected(draft, i, target) else KEPT
+            return TokenDecision((yield from target.draw(i, rng.sample)).token)
+        return RESCUED if (yield from could_be_rejected(draft, i, target)) else KEPT
 
 
 class SampleAndMatch(InOrder):
@@ -54,8 +55,8 @@ class SampleAndMatch(InOrder):
 
     lossless: ClassVar[bool] = True
 
-    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
-        own = target.sample(i, rng.sample)
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
+        own = (yield from target.draw(i, rng.sample)).token
         return KEPT if own == draft.tokens[i] else TokenDecision(own)
 
 
@@ -66,10 +67,10 @@ def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:
     return one_hot(draft.tokens[i], like) if row is None else row.raw(0).to(like.device)
 
 
-def could_be_rejected(draft: Draft, i: int, target: Span) -> bool:
+def could_be_rejected(draft: Draft, i: int, target: Span) -> Step[bool]:
     """Whether exact acceptance keeps draft token i with a probability below 1."""
     token = draft.tokens[i]
     if target.sampling.greedy:
         return token != target.top[i]
-    p = float(target.probs(i)[token])
-    return p == 0.0 or p < draft_prob(draft, i)
+    p = yield from target.chance(i, token)
+    return p == 0.0 or p < draft.prob(i)

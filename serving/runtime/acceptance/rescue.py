@@ -18,6 +18,7 @@ from typing import ClassVar
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.runtime.acceptance.exact import keeps, recover
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
+from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.types import Draft
@@ -49,25 +50,26 @@ class Rescue(InOrder):
         self.memory, self.min_count, self.log_tau = memory, min_count, math.log(tau)
         self.special_tokens, self.use_memory, self.use_gate = special_tokens, use_memory, use_gate
 
-    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> TokenDecision:
-        if keeps(draft, i, target, rng):
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
+        if (yield from keeps(draft, i, target, rng)):
             return KEPT
-        token, correction = draft.tokens[i], recover(draft, i, target, rng)
+        token = draft.tokens[i]
+        correction = yield from recover(draft, i, target, rng)
         if target.sampling.penalises or target.sampling.biases:
             return TokenDecision(correction)
-        rescue = self.rescues(i, token, correction, target)
+        rescue = yield from self.rescues(i, token, correction, target)
         if self.memory is not None:
             self.memory.update(token, correction)
         return RESCUED if rescue else TokenDecision(correction)
 
-    def rescues(self, row: int, token: int, correction: int, target: Span) -> bool:
+    def rescues(self, row: int, token: int, correction: int, target: Span) -> Step[bool]:
         """Whether a rejected token stays."""
         protected = target.sampling.stop_token_ids | self.special_tokens
         if (
             token == correction
             or token in protected
             or correction in protected
-            or not allowed(token, row, target)
+            or not (yield from allowed(token, row, target))
         ):
             return False
         frequent = (
@@ -80,8 +82,8 @@ class Rescue(InOrder):
         return target.raw_logit(row, token) - target.raw_logit(row, correction) >= self.log_tau
 
 
-def allowed(token: int, row: int, target: Span) -> bool:
+def allowed(token: int, row: int, target: Span) -> Step[bool]:
     """Whether bans, top-k and top-p leave the token any probability."""
     if token in target.sampling.banned_token_ids:
         return False
-    return target.sampling.greedy or float(target.probs(row)[token]) > 0.0
+    return target.sampling.greedy or (yield from target.chance(row, token)) > 0.0

@@ -1,11 +1,11 @@
 """Alternatives, exactly: ranked candidates for one position, and trees of them.
 
 Candidate x is kept with probability p(x) (docs/methods.md, DuoDecoding; the exact rule with one-hot
-proposals in turn). Else p(x) is zeroed, p renormalised, and the next candidate tested on what is
-left; after the last one a token is sampled from it. Whatever the candidates are, the token follows
-p: candidate j is kept with probability (1 − p(x_1) − … − p(x_{j−1})) · p(x_j) / (1 − p(x_1) − … −
-p(x_{j−1})) = p(x_j). DuoDecoding's Algorithm 2 never updates p between candidates, which is not
-exact.
+proposals in turn). Else p(x) is taken out, and the next candidate is tested against the mass that
+is left, as though p were renormalised; after the last one a token is sampled from the rest.
+Whatever the candidates are, the token follows p: candidate j is kept with probability (1 − p(x_1) −
+… − p(x_{j−1})) · p(x_j) / (1 − p(x_1) − … − p(x_{j−1})) = p(x_j). DuoDecoding's Algorithm 2 never
+updates p between candidates, which is not exact.
 
 A tree is walked from the text to the first token none of whose children is kept (SpecInfer,
 2305.09781, Algorithm 2): children are proposed deterministically, so that they are tested as
@@ -14,15 +14,13 @@ ranked candidates.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
-
-from draftwell.serving.runtime.acceptance.exact import one_hot
+from draftwell.serving.runtime.commands import Probs, Step
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
-from draftwell.serving.runtime.sampling import residual
 from draftwell.serving.runtime.trees import ROOT, DraftTree, TreeVerdict
 from draftwell.serving.runtime.types import CandidateChoice
 
@@ -34,28 +32,30 @@ class Ranked:
 
     def choose(
         self, candidates: Sequence[int], row: int, target: Span, rng: Streams
-    ) -> CandidateChoice:
+    ) -> Step[CandidateChoice]:
         if target.sampling.greedy:
             best = target.top[row]
             kept = candidates.index(best) if best in candidates else None
             return CandidateChoice(kept, best, len(candidates) if kept is None else kept + 1)
-        left = target.probs(row)
-        for rank, token in enumerate(candidates):
-            if rng.test.accepts(float(left[token]), 1.0):
+        chances: list[float] = yield Probs(target.at([row] * len(candidates)), candidates)
+        left = 1.0
+        for rank, (token, chance) in enumerate(zip(candidates, chances, strict=True)):
+            if rng.test.accepts(chance, left):
                 return CandidateChoice(rank, token, rank + 1)
-            left = self.zeroed(left, token)
-        return CandidateChoice(None, rng.sample.draw(left), len(candidates))
+            left = self.without(left, chance)
+        drawn = yield from target.draw(row, rng.sample, without=candidates)
+        return CandidateChoice(None, drawn.token, len(candidates))
 
-    def zeroed(self, probs: Tensor, token: int) -> Tensor:
-        """`probs` `[vocab]` without a token, renormalised; as they were if rounding rejected a
-        token that had all the mass."""
-        return residual(probs, one_hot(token, probs))
+    def without(self, left: float, chance: float) -> float:
+        """The mass of p that is left without a candidate; above 0, so that what has no mass is
+        never kept."""
+        return max(sys.float_info.min, left - chance)
 
 
 class ExactTree(Ranked):
     """The lossless rule for trees."""
 
-    def judge(self, tree: DraftTree, target: Span, rng: Streams) -> TreeVerdict:
+    def judge(self, tree: DraftTree, target: Span, rng: Streams) -> Step[TreeVerdict]:
         """Decide which path of a tree stays.
 
         Args:
@@ -64,7 +64,8 @@ class ExactTree(Ranked):
         """
         node, path, tested = ROOT, list[int](), 0
         while children := tree.children(node):
-            choice = self.choose([tree.tokens[child] for child in children], node + 1, target, rng)
+            candidates = [tree.tokens[child] for child in children]
+            choice = yield from self.choose(candidates, node + 1, target, rng)
             tested += choice.tested
             if choice.rank is None:
                 return TreeVerdict(path, choice.token, True, tested)
@@ -72,4 +73,5 @@ class ExactTree(Ranked):
             path.append(node)
             if choice.token in target.sampling.stop_token_ids:
                 return TreeVerdict(path, None, False, tested)
-        return TreeVerdict(path, target.sample(node + 1, rng.sample), False, tested)
+        drawn = yield from target.draw(node + 1, rng.sample)
+        return TreeVerdict(path, drawn.token, False, tested)

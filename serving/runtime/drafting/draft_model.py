@@ -65,9 +65,10 @@ def drafted(
         row = yield from read(draft)
         if stop.stop_before(row):
             break
-        token = row.sample(0, session.rng.draft)
+        token, prob = yield from row.draw(0, session.rng.draft)
         draft.tokens.append(token)
         draft.rows.append(row)
+        draft.probs.append(prob)
         if with_confidence:
             draft.confidence.append(row.confidence(0))
         if stop.stop_after(row, token) or token in session.sampling.stop_token_ids:
@@ -92,4 +93,4 @@ def chain(session: Session, before: list[int], steps: int) -> Step[Draft]:
     )
     session.draft.rollback(len(before) + length - 1)
     session.stats.drafted += length
-    return Draft(rows.top[:length], [rows[i] for i in range(length)])
+    return Draft(rows.top[:length], [rows[i] for i in range(length)], probs=[1.0] * length)

@@ -17,9 +17,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from draftwell.serving.errors import ContextTooLong, DeviceLost
 from draftwell.serving.runtime.commands import SHADOW, Forward, Role
+from draftwell.serving.runtime.engine.decisions import decide
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.runtime.engine.prompt_pieces import alike, reads_prompt, share_room
 from draftwell.serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
@@ -443,11 +445,30 @@ class Engine:
                 self._advance(job, leaf, output)
             elif (whole := leaf.land_piece(output)) is not None:
                 self._advance(job, leaf, whole)
+        self._decide()
 
-    def _advance(self, job: Job, leaf: Task, output: Span | Exception | None) -> None:
+    def _decide(self) -> None:
+        """Answer what requests ask about their rows, all at once, until every one waits for a
+        forward pass again."""
+        while asked := [
+            (job, leaf, leaf.deciding)
+            for job in self.jobs
+            for leaf in job.task.leaves()
+            if leaf.deciding is not None
+        ]:
+            replies = decide([command for _, _, command in asked])
+            for (job, leaf, _), reply in zip(asked, replies, strict=True):
+                if job.finished:
+                    continue
+                if isinstance(reply, Exception):
+                    self._end(job, reply)
+                else:
+                    self._advance(job, leaf, reply)
+
+    def _advance(self, job: Job, leaf: Task, reply: Any) -> None:
         known = job.output_length
         try:
-            leaf.resume(output)
+            leaf.resume(reply)
             job.task.join()
         except Exception as error:
             self._end(job, error)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from draftwell.serving.runtime.commands import Forward, Overlap
+from draftwell.serving.runtime.commands import Draw, Forward, Overlap, Probs
 from draftwell.serving.runtime.logits import Span
 
 
 class Task:
-    """A generator that is advanced until it waits for a forward pass; an `Overlap` makes it wait
-    for child tasks.
+    """A generator that is advanced until it waits for a forward pass, or for a decision on rows
+    that it was given; an `Overlap` makes it wait for child tasks.
 
     Of the forward pass that it waits for, `read` tokens have been run, and `piece` is run next
     (prompt_pieces.py); `rows` are those of earlier pieces that are wanted (`Forward.rates`).
@@ -25,6 +25,7 @@ class Task:
     def __init__(self, steps: Generator[Any, Any, Any]):
         self.steps = steps
         self.waiting: Forward | None = None
+        self.deciding: Probs | Draw | None = None
         self.flying = False
         self.piece: Forward | None = None
         self.read = 0
@@ -39,6 +40,7 @@ class Task:
     def resume(self, value: Any = None) -> None:
         """Send a value and run to the next command."""
         self.waiting, self.flying, self.piece, self.read, self.rows = None, False, None, 0, []
+        self.deciding = None
         try:
             command = self.steps.send(value)
         except StopIteration as stop:
@@ -50,8 +52,10 @@ class Task:
             for child in self.children:
                 child.resume()
             self.join()
-        else:
+        elif isinstance(command, Forward):
             self.waiting = command
+        else:
+            self.deciding = command
 
     def land_piece(self, span: Span) -> Span | None:
         """Note that the piece has been run, and what was said of it; return that of the whole
@@ -98,8 +102,8 @@ class Task:
             self.resume(results)
 
     def leaves(self) -> Iterator[Task]:
-        """The tasks below that wait for a forward pass."""
-        if self.waiting is not None:
+        """The tasks below that wait for a forward pass or a decision."""
+        if self.waiting is not None or self.deciding is not None:
             yield self
         for child in self.children:
             yield from child.leaves()

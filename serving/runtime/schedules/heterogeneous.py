@@ -41,12 +41,12 @@ def heterogeneous(
             yield from session.decode_plainly()
             continue
         rows, sequences = yield from verify_and_draft(session, leftover, drafter, gamma)
-        verdict = rule.judge(leftover, rows, session.rng, bonus=False)
+        verdict = yield from rule.judge(leftover, rows, session.rng, bonus=False)
         if verdict.rejected or not sequences:
             session.commit(leftover, verdict, rows)
             leftover = Draft()
         else:
-            leftover = choose_sequence(
+            leftover = yield from choose_sequence(
                 session, leftover, sequences, rows, candidates, chosen=gamma > 1
             )
         gamma = budget
@@ -73,7 +73,7 @@ def choose_sequence(
     candidates: CandidateRule,
     *,
     chosen: bool = True,
-) -> Draft:
+) -> Step[Draft]:
     """Commit a kept leftover and the token after it; return the next leftover.
 
     Args:
@@ -82,7 +82,8 @@ def choose_sequence(
     """
     kept = len(leftover)
     branching = len(session.text.ids) + kept
-    choice = candidates.choose([s.draft.tokens[0] for s in sequences], kept, rows, session.rng)
+    firsts = [sequence.draft.tokens[0] for sequence in sequences]
+    choice = yield from candidates.choose(firsts, kept, rows, session.rng)
     judged = kept + choice.tested
     if chosen:
         session.stats.sequences[len(sequences), choice.rank == 0] += 1

@@ -49,9 +49,8 @@ def intertwined(
             )
             rows, more = ahead
             judged = pending + more[:1]
-            verdict = rule.judge(
-                judged, rows, session.rng, bonus=not len(more) and len(pending) < text.remaining
-            )
+            bonus = not len(more) and len(pending) < text.remaining
+            verdict = yield from rule.judge(judged, rows, session.rng, bonus=bonus)
             session.commit(judged, verdict, rows)
             learn(judged, verdict)
             # A bonus means that the draft had stopped (budget): the next draft starts serially

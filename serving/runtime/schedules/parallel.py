@@ -34,6 +34,6 @@ def parallel(session: Session, drafter: Drafter, rule: AcceptanceRule, gamma: in
             continue
         rows, more = yield from verify_and_go_on(session, pending, drafter, gamma)
         judged = pending + more[:1]
-        verdict = rule.judge(judged, rows, session.rng, bonus=False)
+        verdict = yield from rule.judge(judged, rows, session.rng, bonus=False)
         session.commit(judged, verdict, rows)
         pending = Draft() if verdict.rejected else more[1:]

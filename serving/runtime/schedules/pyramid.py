@@ -41,7 +41,7 @@ def pyramid(
         )
         session.stats.drafted += len(ready)
         rows = yield from session.verify(ready)
-        session.commit(ready, accepts.judge(ready, rows, session.rng), rows)
+        session.commit(ready, (yield from accepts.judge(ready, rows, session.rng)), rows)
 
 
 def qualify(session: Session, drafter: Drafter, rule: AcceptanceRule, count: int) -> Step[Draft]:
@@ -52,7 +52,7 @@ def qualify(session: Session, drafter: Drafter, rule: AcceptanceRule, count: int
         before = session.text.ids + ready.tokens
         draft = yield from drafter.propose(session, count - len(ready) - 1, ready)
         rows = yield from session.qualifier.read(before + draft.tokens, keep=len(draft) + 1)
-        verdict = rule.judge(draft, rows, session.rng)
+        verdict = yield from rule.judge(draft, rows, session.rng)
         session.stats.count_inner(draft, verdict)
         tokens = draft.tokens[: verdict.accepted] + (
             [] if verdict.token is None else [verdict.token]

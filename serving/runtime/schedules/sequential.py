@@ -47,8 +47,8 @@ def sequential(
         run = Draft()
         while True:
             row = row or (yield from draft.read(text.ids))
-            token = row.sample(0, session.rng.draft)
-            run += Draft([token], [row])
+            token, prob = yield from row.draw(0, session.rng.draft)
+            run += Draft([token], [row], probs=[prob])
             after = (yield from draft.read([*text.ids, token])) if reads_after else None
             must_ask = token in session.sampling.stop_token_ids or len(run) >= longest
             if must_ask or not trusts(row, after, token):
@@ -74,7 +74,7 @@ def ask_target(session: Session, run: Draft, rule: AcceptanceRule) -> Step[None]
     text, flagged = session.text, run[-1:]
     trusted = len(run) - 1
     rows = yield from session.verify(flagged)
-    verdict = rule.judge(flagged, rows, session.rng, bonus=text.remaining > 1)
+    verdict = yield from rule.judge(flagged, rows, session.rng, bonus=text.remaining > 1)
     kept = len(text.ids) + verdict.accepted
     session.append(
         flagged.tokens[: verdict.accepted] + ([verdict.token] if verdict.token is not None else []),

@@ -41,7 +41,7 @@ def serial(
             continue
         draft = yield from drafter.propose(session, session.draft_room(1))
         rows = yield from session.verify(draft)
-        verdict = rule.judge(draft, rows, session.rng)
+        verdict = yield from rule.judge(draft, rows, session.rng)
         session.commit(draft, verdict, rows)
         if learn:
             learn(draft, verdict)
@@ -68,7 +68,7 @@ def serial_trees(
             continue
         tree = yield from drafter.propose(session, session.draft_room(1))
         rows = yield from session.verify_tree(tree)
-        verdict = rule.judge(tree, rows, session.rng)
+        verdict = yield from rule.judge(tree, rows, session.rng)
         session.commit_tree(tree, verdict, rows)
         if follow:
             follow(tree, verdict.path, rows)
@@ -100,11 +100,11 @@ def serial_with_alternatives(
         tree = drafter.widened(session, draft)
         if tree is None:
             rows = yield from session.verify(draft)
-            verdict = rule.judge(draft, rows, session.rng)
+            verdict = yield from rule.judge(draft, rows, session.rng)
             session.commit(draft, verdict, rows)
             drafter.learn(draft, verdict)
         else:
             rows = yield from session.verify_tree(tree)
-            found = tree_rule.judge(tree, rows, session.rng)
+            found = yield from tree_rule.judge(tree, rows, session.rng)
             session.commit_tree(tree, found, rows)
             drafter.learn_tree(draft, tree, found)

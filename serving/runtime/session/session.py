@@ -125,7 +125,7 @@ class Session:
     def decode_plainly(self) -> Step[Span]:
         """One token from the target, without a draft; the row that it was drawn from."""
         rows = yield from self.target.read(self.text.ids)
-        self.append_sampled(rows)
+        yield from self.append_sampled(rows)
         return rows
 
     @property
@@ -161,9 +161,10 @@ class Session:
         leave, for each takes a position there."""
         return max(0, min(self.draft_limit, self.target.model.max_context - len(self.text.ids)))
 
-    def append_sampled(self, rows: Span) -> None:
+    def append_sampled(self, rows: Span) -> Step[None]:
         """Append one token sampled from the target."""
-        self.stats.sampled += self.append([rows.sample(0, self.rng.sample)], ["target"], rows)
+        token = (yield from rows.draw(0, self.rng.sample)).token
+        self.stats.sampled += self.append([token], ["target"], rows)
         self.stats.verdicts += 1
 
     def append(

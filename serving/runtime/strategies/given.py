@@ -115,7 +115,7 @@ class GivenRounds:
             return False
         session.stats.drafted += len(draft)
         rows = yield from session.verify(draft)
-        verdict = self.rule.judge(draft, rows, session.rng)
+        verdict = yield from self.rule.judge(draft, rows, session.rng)
         before, session.stats.drafter = session.stats.drafter, source.name
         session.commit(draft, verdict, rows)
         session.stats.drafter = before

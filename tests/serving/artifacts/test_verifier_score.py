@@ -20,7 +20,7 @@ from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, whole_scalars
-from tests.support.models.spans import all_rows, span_of
+from tests.support.models.spans import all_rows, sampled, span_of
 
 VOCAB, HIDDEN = 500, 6
 HEAD = torch.arange(0, VOCAB, 3)
@@ -87,7 +87,7 @@ def test_a_score_is_that_of_the_whole_distribution(settings: dict, support: Tens
         row, after = first.under(sampling), second.under(sampling)
         ranked = row.raw(0).argsort(descending=True).tolist()
         for token in {
-            row.sample(0, RandomStream(seed, 1)),
+            sampled(row, 0, RandomStream(seed, 1)),
             ranked[0],
             ranked[1],
             ranked[40],
@@ -146,7 +146,7 @@ def test_a_score_never_spreads_a_reduced_head_over_the_vocabulary() -> None:
         assert (
             0
             < verifier(("before", "scalars"), 0).score_drafted(
-                row, None, row.sample(0, RandomStream(1, 1))
+                row, None, sampled(row, 0, RandomStream(1, 1))
             )
             < 1
         )

@@ -19,7 +19,7 @@ from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import largest_with_place
 from draftwell.serving.runtime.strategies import build_strategy
-from tests.support.models.spans import all_rows
+from tests.support.models.spans import all_rows, sampled
 from tests.support.models.tiny import llama_pair
 
 KEEPS = [1, 3, 2]
@@ -81,7 +81,7 @@ def test_a_row_that_is_not_finite_is_the_fault_of_its_own_request(searches):
     _, spans = batch()
     spans[1].values[2, 3] = math.nan
     assert spans[0].under(Sampling()).top
-    assert spans[2].under(Sampling()).sample(1, RandomStream(0, 1)) >= 0
+    assert sampled(spans[2].under(Sampling(temperature=1.0)), 1, RandomStream(0, 1)) >= 0
     assert spans[2].confidence(0) < 1.0
     for look in (lambda: spans[1].top, lambda: spans[1].confidence(0), lambda: spans[1].raw(0)):
         with pytest.raises(NotFinite):
@@ -163,7 +163,7 @@ def test_float32_tells_apart_what_bfloat16_would_not():
     rows = all_rows(close).under(Sampling(temperature=1.0))
     assert rows.top == [1]
     assert rows.probs(0)[1] > rows.probs(0)[0]
-    assert rows.sample(0, RandomStream(0, 1)) in (0, 1)
+    assert sampled(rows, 0, RandomStream(0, 1)) in (0, 1)
     assert all_rows(close).under(Sampling(logit_bias={2: 1.0})).top == [1]
 
 

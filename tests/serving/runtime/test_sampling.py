@@ -24,7 +24,7 @@ from draftwell.serving.runtime.sampling import (
     warp,
 )
 from tests.support.errors import raises_code
-from tests.support.models.spans import all_rows, span_of
+from tests.support.models.spans import all_rows, sampled, span_of
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
 DISTINCT = st.lists(st.integers(-800, 800), min_size=2, max_size=12, unique=True).map(
@@ -111,7 +111,7 @@ def test_penalties_move_the_greedy_choice_and_leave_the_models_logits_alone():
     logits = torch.tensor([[2.0, 1.5, 0.0], [2.0, 1.5, 0.0]])
     rows = span_of(logits, Sampling(frequency_penalty=1.0), written=[0])
     assert rows.top == [0, 1]
-    assert [rows.sample(i, RandomStream(0, 1)) for i in (0, 1)] == [0, 1]
+    assert [sampled(rows, i, RandomStream(0, 1)) for i in (0, 1)] == [0, 1]
     assert rows.probs(1).tolist() == [0.0, 1.0, 0.0]
     assert rows.confidence(1) == span_of(logits, Sampling()).confidence(1)
     assert logits[1, 0] == 2.0
@@ -201,8 +201,8 @@ def test_rows_of_a_reduced_head_equal_rows_over_the_whole_vocabulary(warpers, lo
         assert [compact.raw_prob(row, token) for token in range(10)] == pytest.approx(
             [float(q) for q in full.raw(row)], abs=1e-6
         )
-        assert [compact.sample(row, RandomStream(i, 1)) for i in range(9)] == [
-            full.sample(row, RandomStream(i, 1)) for i in range(9)
+        assert [sampled(compact, row, RandomStream(i, 1)) for i in range(9)] == [
+            sampled(full, row, RandomStream(i, 1)) for i in range(9)
         ]
 
 
@@ -212,7 +212,7 @@ def test_a_reduced_head_is_never_spread_out_for_a_draft_step():
     output = all_rows(torch.tensor([[0.5, 2.0, 0.0, 0.0]]), None, HEAD, vocab_size=-1)
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
         rows = output.under(sampling)
-        token = rows.sample(0, RandomStream(0, 1))
+        token = sampled(rows, 0, RandomStream(0, 1))
         assert token in HEAD.tolist()
         assert 0 < rows.raw_prob(0, token) <= rows.confidence(0) < 1 < math.exp(rows.entropy(0))
     with pytest.raises(RuntimeError):
@@ -227,7 +227,7 @@ LOOKS = {
     "confidence": lambda r: r.confidence(0),
     "entropy": lambda r: r.entropy(0),
     "hidden": lambda r: r.hidden(0),
-    "sample": lambda r: r.sample(0, RandomStream(0, 1)),
+    "sample": lambda r: sampled(r, 0, RandomStream(0, 1)),
 }
 
 
@@ -262,7 +262,7 @@ def test_residual_without_mass_falls_back_to_the_target():
 def test_extreme_temperatures_do_not_overflow():
     rows = span_of(torch.tensor([[10.0, 30.0, -math.inf]]), Sampling(temperature=1e-40))
     assert rows.probs(0).tolist() == [0.0, 1.0, 0.0]
-    assert rows.sample(0, RandomStream(0, 1)) == 1
+    assert sampled(rows, 0, RandomStream(0, 1)) == 1
 
 
 def test_a_draw_never_lands_on_a_token_without_mass():

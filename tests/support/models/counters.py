@@ -88,7 +88,7 @@ def judged_positions(monkeypatch) -> list[int]:
     original = Exact.judge
 
     def spy(self, draft, target, rng, *, bonus=True):
-        verdict = original(self, draft, target, rng, bonus=bonus)
+        verdict = yield from original(self, draft, target, rng, bonus=bonus)
         seen.extend(draft.tokens[: verdict.judged])
         return verdict
 

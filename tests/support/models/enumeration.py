@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from draftwell.serving.runtime.commands import Role
+from draftwell.serving.runtime.engine.decisions import decide
 from draftwell.serving.runtime.engine.engine import Job
 from draftwell.serving.runtime.engine.task import Task
 from draftwell.serving.runtime.model import Model
@@ -24,6 +25,7 @@ from draftwell.serving.runtime.sampling import warp
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy
 from draftwell.serving.runtime.strategies.given import draft_given
+from tests.support.models.spans import one_by_one
 
 
 class Oracle:
@@ -93,7 +95,10 @@ def run_once(
     job.task.resume()
     while not job.task.done:
         leaf = next(iter(job.task.leaves()))
-        leaf.resume(models[leaf.waiting.model].forward([leaf.waiting])[0])
+        if leaf.waiting is None:
+            leaf.resume(*decide([leaf.deciding], one_by_one))
+        else:
+            leaf.resume(models[leaf.waiting.model].forward([leaf.waiting])[0])
         job.task.join()
     session.close()
     return job

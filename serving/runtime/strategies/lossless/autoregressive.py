@@ -22,4 +22,4 @@ class Autoregressive(Strategy):
         while not session.text.finished:
             if (yield from session.follow_prediction()):
                 continue
-            session.append_sampled((yield from session.target.read(session.text.ids)))
+            yield from session.decode_plainly()

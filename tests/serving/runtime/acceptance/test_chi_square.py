@@ -10,6 +10,7 @@ import pytest
 
 from draftwell.serving.runtime.acceptance import exact
 from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.engine import decisions
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
@@ -97,7 +98,7 @@ def test_what_is_right_passes(name):
 
 
 def test_a_correction_from_the_target_instead_of_the_residual_is_seen(monkeypatch):
-    monkeypatch.setattr(exact, "residual", lambda target_probs, draft_probs: target_probs)
+    monkeypatch.setattr(decisions, "remainders", lambda laws, asked: laws)
     assert table_p_value("vanilla_sd") < BOUND
 
 
@@ -110,7 +111,7 @@ def test_a_draft_probability_of_another_temperature_is_seen(monkeypatch):
 
     def raw_q(draft, i, target, rng):
         q = float(draft.rows[i].raw(0)[draft.tokens[i]])
-        return rng.test.accepts(float(target.probs(i)[draft.tokens[i]]), q)
+        return rng.test.accepts((yield from target.chance(i, draft.tokens[i])), q)
 
     law = true_law(models["target"], [0, 1], Sampling(max_tokens=COUNTED, **settings))
     for rule, right in ((keeps, True), (raw_q, False)):

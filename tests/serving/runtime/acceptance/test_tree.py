@@ -14,7 +14,7 @@ from draftwell.serving.runtime.trees import ROOT, DraftTree, depths
 from draftwell.serving.runtime.types import CandidateChoice
 from tests.support.models.enumeration import law_error
 from tests.support.models.resources import table_pair
-from tests.support.models.spans import span_of
+from tests.support.models.spans import decided, span_of
 
 WARPERS = [
     {"temperature": 0.0},
@@ -81,12 +81,11 @@ class ForgetsTheResidual(ExactTree):
     """Samples from the target itself after its alternatives were rejected."""
 
     def choose(self, candidates, row, target, rng):
-        found = super().choose(candidates, row, target, rng)
-        return (
-            found
-            if found.rank is not None
-            else CandidateChoice(None, rng.sample.draw(target.probs(row)), found.tested)
-        )
+        found = yield from super().choose(candidates, row, target, rng)
+        if found.rank is not None:
+            return found
+        drawn = yield from target.draw(row, rng.sample)
+        return CandidateChoice(None, drawn.token, found.tested)
 
 
 def test_a_mutant_that_forgets_the_residual_is_caught():
@@ -108,14 +107,14 @@ def test_a_stop_token_inside_a_tree_ends_the_text():
     probs = torch.eye(3)[[2, 0, 0, 1]]
     sampling = Sampling(max_tokens=8, stop_token_ids=STOP)
     rows = span_of(probs.log().clamp(min=-50.0), sampling)
-    verdict = ExactTree().judge(tree, rows, None)
+    verdict = decided(ExactTree().judge(tree, rows, None))
     assert (verdict.path, verdict.token, verdict.rejected) == ([1], None, False)
 
 
 @pytest.mark.parametrize(("candidates", "tested"), [([2, 0], 1), ([0, 2], 2), ([0, 1], 2)])
 def test_candidates_are_counted_up_to_the_one_that_is_kept(candidates, tested):
     rows = span_of(torch.tensor([[0.0, 1.0, 5.0]]), Sampling())
-    assert ExactTree().choose(candidates, 0, rows, None).tested == tested
+    assert decided(ExactTree().choose(candidates, 0, rows, None)).tested == tested
 
 
 def test_depths_and_paths():

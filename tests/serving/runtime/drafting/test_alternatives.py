@@ -31,9 +31,7 @@ def row(*chances):
 
 
 def draft_of(*rows):
-    return Draft(
-        [int(one.sample(0, None)) for one in rows], list(rows), [one.confidence(0) for one in rows]
-    )
+    return Draft([one.top[0] for one in rows], list(rows), [one.confidence(0) for one in rows])
 
 
 def alternatives(verify):

@@ -129,7 +129,7 @@ class KeepsTheWindow(ExactTree):
     """Takes a token of the window for text: the first that is read along."""
 
     def judge(self, tree, target, rng):
-        verdict = super().judge(tree, target, rng)
+        verdict = yield from super().judge(tree, target, rng)
         if tree.read_along and not verdict.path and verdict.token is not None:
             verdict.path, verdict.rejected = [tree.judged], False
         return verdict

@@ -207,13 +207,12 @@ def test_drafts_of_strategy_and_prediction_take_turns(name: str, parameters: Any
 
 
 def test_mutant_that_trusts_the_prediction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        module.Exact,
-        "judge",
-        lambda self, draft, rows, rng, bonus=True: Verdict(
-            len(draft), rows.sample(len(draft), rng.sample), len(draft)
-        ),
-    )
+
+    def trusting(self: Any, draft: Any, rows: Any, rng: Any, *, bonus: bool = True) -> Any:
+        drawn = yield from rows.draw(len(draft), rng.sample)
+        return Verdict(len(draft), drawn.token, len(draft))
+
+    monkeypatch.setattr(module.Exact, "judge", trusting)
     models, sampling = (
         table_pair(),
         Sampling(max_tokens=3, temperature=1.0, prediction=(0, 1, 2, 1)),

@@ -19,7 +19,7 @@ from tests.support.models.counters import counters
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
-from tests.support.models.spans import span_of
+from tests.support.models.spans import decided, span_of
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -9.0], [0.0, 0.0, 3.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
 
@@ -36,7 +36,7 @@ def judge(
     memory = CorrectionMemory(counts, ORIGIN)
     rule = Rescue(memory, min_count, tau, special)
     rows = span_of(LOGITS[: len(tokens) + 1], Sampling(**sampling))
-    return rule.judge(Draft(tokens), rows, Streams(0)), memory
+    return decided(rule.judge(Draft(tokens), rows, Streams(0))), memory
 
 
 @pytest.mark.parametrize(("count", "rescued"), [(5, 0), (6, 1)])
@@ -174,7 +174,7 @@ def test_a_mutant_that_judges_behind_a_rescue_as_if_the_correction_stood_there_i
 ):
     class Elsewhere(Rescue):
         def judge(self, draft, target, rng, *, bonus=True):
-            verdict = super().judge(draft, target, rng, bonus=bonus)
+            verdict = yield from super().judge(draft, target, rng, bonus=bonus)
             if verdict.rescued and verdict.accepted < len(draft):
                 verdict.token = rng.sample.draw(target.probs(verdict.accepted - 1))
             return verdict
@@ -199,11 +199,8 @@ def test_the_correction_is_drawn_once():
     for seed in range(30):
         sampling = Sampling(temperature=1.0, seed=seed)
         draft = Draft([seed % 8], [span_of(models["draft"].next_logits([1, 2])[None], sampling)])
-        verdict = rule.judge(
-            draft,
-            span_of(models["target"].next_logits([1, 2])[None].repeat(2, 1), sampling),
-            Streams(seed),
-        )
+        rows = span_of(models["target"].next_logits([1, 2])[None].repeat(2, 1), sampling)
+        verdict = decided(rule.judge(draft, rows, Streams(seed)))
         if verdict.rejected:
             assert seen.pop() == verdict.token
     assert seen == []

@@ -18,7 +18,7 @@ from tests.support.errors import raises_code
 from tests.support.models.counters import judged_positions
 from tests.support.models.enumeration import Oracle, law_error
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
-from tests.support.models.spans import span_of
+from tests.support.models.spans import decided, span_of
 from tests.support.models.table_model import TableModel
 
 
@@ -38,7 +38,7 @@ def law_of_a_choice(
     law, pending = [0.0] * len(probs), [[]]
     while pending:
         oracle = Oracle(pending.pop())
-        choice = rule.choose(candidates, 0, rows, oracle)
+        choice = decided(rule.choose(candidates, 0, rows, oracle))
         assert choice.rank is None or candidates[choice.rank] == choice.token
         law[choice.token] += oracle.probability
         pending += oracle.open
@@ -64,9 +64,7 @@ def test_ranked_candidates_leave_the_targets_law_as_it_is(candidates, warpers):
 class NeverRenormalised(Ranked):
     """Algorithm 2 read literally: p is not renormalised between candidates."""
 
-    def zeroed(self, probs, token):
-        left = probs.clone()
-        left[token] = 0.0
+    def without(self, left, chance):
         return left
 
 
@@ -125,7 +123,7 @@ def test_a_candidate_whose_rest_is_lost_to_rounding_is_sampled_all_the_same():
         test = sample = Rejects()
 
     rows = span_of(torch.tensor([[0.0, -200.0, -200.0]]), Sampling(temperature=1.0))
-    choice = Ranked().choose([0, 1, 2], 0, rows, Rng())
+    choice = decided(Ranked().choose([0, 1, 2], 0, rows, Rng()))
     assert (choice.rank, choice.token) == (None, 0)
 
 
@@ -163,7 +161,7 @@ def test_every_position_is_judged_once_when_all_is_kept(monkeypatch):
     real = Ranked.choose
 
     def spy(self, candidates, row, target, rng):
-        choice = real(self, candidates, row, target, rng)
+        choice = yield from real(self, candidates, row, target, rng)
         firsts.extend(candidates[: choice.tested])
         return choice
 

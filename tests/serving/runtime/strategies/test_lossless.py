@@ -126,6 +126,7 @@ def test_mutant_of_hybrid_that_judges_by_other_rows_than_a_draft_was_drawn_from_
     def confused(self, session, limit):
         draft = yield from right(self, session, limit)
         draft.rows = [span_of(torch.zeros(1, 3), session.sampling) for _ in draft.rows]
+        draft.probs = []
         return draft
 
     monkeypatch.setattr(Candidate, "propose", confused)

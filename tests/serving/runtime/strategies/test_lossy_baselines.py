@@ -23,7 +23,7 @@ from tests.support.models.counters import counters
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
 from tests.support.models.resources import decode, table_pair, table_resources
-from tests.support.models.spans import span_of
+from tests.support.models.spans import decided, span_of
 
 LOSSY = [
     ("fuzzy_sd", {"tau": 0.0}),
@@ -111,7 +111,7 @@ def test_a_fuzzy_mutant_that_samples_the_residual_is_caught(monkeypatch):
 
     class Residual(Fuzzy):
         def judge(self, draft, target, rng, *, bonus=True):
-            verdict = super().judge(draft, target, rng, bonus=bonus)
+            verdict = yield from super().judge(draft, target, rng, bonus=bonus)
             if verdict.rejected:
                 i = verdict.accepted
                 verdict.token = rng.sample.draw(residual(target.probs(i), draft.rows[i].probs(0)))
@@ -144,11 +144,9 @@ def test_fuzzy_decides_alike_at_every_temperature():
                 [5] * 8, [span_of((logits[i] + noise[i])[None], sampling) for i in range(8)]
             )
             limits = {"tv": 0.2, "kl": 0.15, "js": 0.04, "logit_gap": 0.6, "fsd_js": 0.04}
-            accepted.add(
-                Fuzzy(name, limits[name])
-                .judge(draft, span_of(logits, sampling), Streams(0))
-                .accepted
-            )
+            rule = Fuzzy(name, limits[name])
+            verdict = decided(rule.judge(draft, span_of(logits, sampling), Streams(0)))
+            accepted.add(verdict.accepted)
         assert len(accepted) == 1
         assert 0 < accepted.pop() < 8
 

@@ -20,7 +20,7 @@ from draftwell.serving.runtime.strategies.compose import compose
 from draftwell.serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.resources import ORIGIN, decode, table_pair, table_resources
-from tests.support.models.spans import span_of
+from tests.support.models.spans import decided, span_of
 
 
 def verifier(weight: list[float], bias: float = 0.0, features=("before",)) -> Verifier:
@@ -135,7 +135,7 @@ def test_a_zero_uniform_does_not_keep_a_token_that_the_target_rules_out():
     sampling = Sampling(temperature=1.0, top_k=1)
     rows = span_of(torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]), sampling)
     draft = Draft([1], [span_of(torch.tensor([[0.0, 5.0, 0.0]]), sampling)])
-    verdict = Exact().judge(draft, rows, rng)
+    verdict = decided(Exact().judge(draft, rows, rng))
     assert (verdict.accepted, verdict.token) == (0, 0)
 
 

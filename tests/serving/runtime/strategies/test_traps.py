@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from draftwell.serving.runtime.acceptance import exact
+from draftwell.serving.runtime.engine import decisions
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.random_streams import RandomStream, Streams
 from draftwell.serving.runtime.requests import Sampling
@@ -221,7 +222,8 @@ class Watched:
         self.draws: dict[str, list[tuple[torch.Tensor, int]]] = {"draft": [], "sample": []}
         self.tests = 0
         names: dict[int, str] = {}
-        init, draw, accepts = Streams.__init__, RandomStream.draw, RandomStream.accepts
+        init, accepts = Streams.__init__, RandomStream.accepts
+        draw, draw_alone = decisions.by_inversion, RandomStream.draw
 
         def made(streams: Streams, seed: int) -> None:
             self.made += 1
@@ -231,10 +233,11 @@ class Watched:
                 names[id(stream)] = name
                 stream._generator = Counted(stream._generator, self.uniforms)
 
-        def drawn(stream: RandomStream, probs: torch.Tensor) -> int:
-            token = draw(stream, probs)
-            self.draws[names[id(stream)]].append((probs, token))
-            return token
+        def drawn(laws: torch.Tensor, streams: Any) -> torch.Tensor:
+            columns = draw(laws, streams)
+            for stream, law, column in zip(streams, laws, columns.tolist(), strict=True):
+                self.draws[names[id(stream)]].append((law, column))
+            return columns
 
         def tested(stream: RandomStream, target_prob: float, draft_prob: float) -> bool:
             assert names[id(stream)] == "test", "a test reads no other stream"
@@ -242,7 +245,14 @@ class Watched:
             return accepts(stream, target_prob, draft_prob)
 
         monkeypatch.setattr(Streams, "__init__", made)
-        monkeypatch.setattr(RandomStream, "draw", drawn)
+
+        def drawn_alone(stream: RandomStream, law: torch.Tensor) -> int:
+            token = draw_alone(stream, law)
+            self.draws[names[id(stream)]].append((law, token))
+            return token
+
+        monkeypatch.setattr(RandomStream, "draw", drawn_alone)
+        monkeypatch.setattr(decisions, "by_inversion", drawn)
         monkeypatch.setattr(RandomStream, "accepts", tested)
 
 
@@ -296,16 +306,16 @@ def test_the_draft_probability_that_is_judged_is_the_one_that_was_sampled_from(
 
     def seen(draft, i, target, rng):
         if draft.rows:
-            judged.append((draft.rows[i].probs(0), draft.tokens[i]))
+            judged.append((draft.prob(i), draft.tokens[i]))
         return keeps(draft, i, target, rng)
 
     monkeypatch.setattr(exact, "keeps", seen)
     Engine(table_pair(vocab=VOCAB)).generate(
         [1, 2], Sampling(max_tokens=60, **warpers), build(name, parameters)
     )
-    drawn = Counter((id(probs), token) for probs, token in watched.draws["draft"])
+    drawn = Counter((float(law[token]), token) for law, token in watched.draws["draft"])
     assert judged or name == "duo_decoding", "its proposals are deterministic"
-    assert not Counter((id(probs), token) for probs, token in judged) - drawn
+    assert not Counter(judged) - drawn
 
 
 def test_raw_figures_are_the_same_at_every_temperature():

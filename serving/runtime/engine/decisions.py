@@ -1,0 +1,102 @@
+"""What is decided on the rows of forward passes: probabilities of drafted tokens, and tokens that
+are drawn. All requests that wait for a decision get theirs together, as operations on tensors of
+all their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwell.serving.errors import NotFinite
+from draftwell.serving.runtime.commands import Draw, Drawn, Probs
+from draftwell.serving.runtime.logits import laws_of
+from draftwell.serving.runtime.sampling import sum_rows
+from draftwell.serving.runtime.types import Stream
+
+Columns = Callable[[Tensor, Sequence[Stream]], Tensor]
+
+
+def decide(asked: Sequence[Probs | Draw], draw: Columns | None = None) -> list[Any]:
+    """The replies, in order; in the place of one whose rows are not finite, the error.
+
+    Args:
+        draw: as `by_inversion`, which it is where it is left out.
+    """
+    replies: list[Any] = [None] * len(asked)
+    groups: dict[Any, list[int]] = {}
+    for place, one in enumerate(asked):
+        try:
+            _ = one.rows.top
+        except NotFinite as error:
+            replies[place] = error
+            continue
+        values = one.rows.whole.values
+        key = type(one), id(one.rows.whole.support), values.shape[1], values.device
+        groups.setdefault(key, []).append(place)
+    for (kind, *_), places in groups.items():
+        some: Any = [asked[place] for place in places]
+        found = probs_of(some) if kind is Probs else drawn(some, draw or by_inversion)
+        for place, reply in zip(places, found, strict=True):
+            replies[place] = reply
+    return replies
+
+
+def probs_of(asked: Sequence[Probs]) -> list[list[float]]:
+    """Of each command its tokens' probabilities, which one transfer fetches."""
+    whole = asked[0].rows.whole
+    laws = laws_of([one.rows[i] for one in asked for i in range(len(one.rows))])
+    tokens = torch.tensor([token for one in asked for token in one.tokens], device=laws.device)
+    columns, known = tokens, None
+    if whole.support is not None:
+        columns = torch.searchsorted(whole.support, tokens).clamp(max=len(whole.support) - 1)
+        known = whole.support[columns] == tokens
+    probs = laws.gather(1, columns[:, None])[:, 0]
+    found = iter((probs if known is None else probs * known).tolist())
+    return [[next(found) for _ in one.tokens] for one in asked]
+
+
+def drawn(asked: Sequence[Draw], draw: Columns) -> list[Drawn]:
+    """A token for each command, with its probability."""
+    laws = laws_of([one.rows for one in asked])
+    left = laws
+    if any(one.minus is not None or one.without for one in asked):
+        left = remainders(laws, asked)
+    columns = draw(left, [one.stream for one in asked])
+    support = asked[0].rows.whole.support
+    tokens = columns if support is None else support[columns]
+    probs = laws.gather(1, columns[:, None])[:, 0]
+    # one transfer: float64 holds every token's number
+    found = torch.stack([tokens.double(), probs.double()]).tolist()
+    return [Drawn(int(token), prob) for token, prob in zip(*found, strict=True)]
+
+
+def by_inversion(laws: Tensor, streams: Sequence[Stream]) -> Tensor:
+    """A column `[n]` drawn from each row of `laws` `[n, columns]` (need not be normalised), by
+    inversion of one uniform of each stream."""
+    cumulative = laws.double().cumsum(-1)
+    uniforms = torch.tensor([stream.uniform() for stream in streams], dtype=torch.float64)
+    points = uniforms.to(cumulative.device)[:, None] * cumulative[:, -1:]
+    # right: the first column whose cumulative mass exceeds the point has mass of its own
+    columns = torch.searchsorted(cumulative, points, right=True)[:, 0]
+    return columns.clamp(max=laws.shape[1] - 1)
+
+
+def remainders(laws: Tensor, asked: Sequence[Draw]) -> Tensor:
+    """What is left of each law `[n, columns]`: max(0, p − q), or p without some tokens, not
+    normalised; p itself where rounding leaves no mass (Leviathan 2023, section 2.3)."""
+    left = laws.clone()
+    for row, one in zip(left, asked, strict=True):
+        if one.minus is not None:
+            support, taken = one.minus.whole.support, laws_of([one.minus])[0].to(row.device)
+            if support is None:
+                row -= taken
+            else:
+                row.index_add_(0, support.to(row.device), taken, alpha=-1)
+        for token in one.without:
+            if (column := one.rows.whole.column(token)) is not None:
+                row[column] = 0.0
+    left.clamp_(min=0.0)
+    return torch.where(sum_rows(left)[:, None] > 0.0, left, laws)
