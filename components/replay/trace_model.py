@@ -67,6 +67,9 @@ class TraceSpan:
         rows = part if isinstance(part, slice) else slice(part, part + 1)
         return cast("Span", TraceSpan(self.top[rows], self.places[rows], self.model, self.sampling))
 
+    def fetch_chances(self, rows: Sequence[int], tokens: Sequence[int]) -> Step[None]:
+        yield from ()
+
     def confidence(self, row: int) -> float:
         return self._figure(self.model.text.confidence, row)
 

@@ -2,7 +2,7 @@
 run at once.
 
 A strategy is a generator. It yields `Forward` (or `Overlap` of generators) and is sent a `Span` of
-rows; it yields `Probs` and `Draw` for what a sampled request wants to know of rows, and all
+rows; it yields a `Decision` for what a sampled request wants to know of rows, and all
 requests are answered together. Everything else it does is plain Python on plain data. The engine
 alone decides where, when and with whom a forward pass runs.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from draftwell.serving.runtime.acceptance.divergence import DivergenceName
     from draftwell.serving.runtime.logits import Span
     from draftwell.serving.runtime.types import Stream
 
@@ -93,6 +94,23 @@ class Draw:
     without: Sequence[int] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Divergence:
+    """How far the raw distributions of two rows are apart; the reply is a number in [0, inf].
+
+    Args:
+        name: which divergence (`acceptance.divergence`).
+        rows: one row, of the judge.
+        draft: the proposer's row; None: it proposed `token` deterministically.
+        token: the proposed one.
+    """
+
+    name: DivergenceName
+    rows: Span
+    draft: Span | None
+    token: int
+
+
 class Drawn(NamedTuple):
     """A token that was drawn, and its probability in p."""
 
@@ -111,5 +129,6 @@ class Overlap:
         self.sides = sides
 
 
-Step = Generator["Forward | Overlap | Probs | Draw", Any, T]
+Decision = Probs | Draw | Divergence
+Step = Generator[Forward | Overlap | Decision, Any, T]
 """A generator of commands that ends with a value of type T."""

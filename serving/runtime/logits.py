@@ -53,9 +53,12 @@ class Logits:
         self.values = values.float()
         self.adjusted = self.values if adjusted is None else adjusted
         self.hidden, self.support, self.vocab_size = hidden, support, vocab_size
+        self.waits = self.values.device.type != "cpu"
+        """Reading a number waits for a device."""
         self.laws: dict[tuple[float, ...], Tensor] = {}
         """By row and `Sampling.warpers` the warped probabilities `[columns]` that were asked for
         (`laws_of`)."""
+        self._ranked: dict[int, list[list[tuple[int, float]]]] = {}
 
     def split(self, counts: Sequence[int]) -> list[Span]:
         """Consecutive spans of so many rows."""
@@ -91,6 +94,18 @@ class Logits:
         found: list[float] = sum_rows(torch.special.entr(self.raw)).tolist()
         return found
 
+    def ranked(self, count: int) -> list[list[tuple[int, float]]]:
+        """Of each row up to `count` tokens of the largest raw probability, largest first, each with
+        it."""
+        if count not in self._ranked:
+            best = self.raw.topk(min(count, self.raw.shape[1]))
+            tokens = best.indices if self.support is None else self.support[best.indices]
+            self._ranked[count] = [
+                list(zip(*row, strict=True))
+                for row in zip(tokens.tolist(), best.values.tolist(), strict=True)
+            ]
+        return self._ranked[count]
+
     def column(self, token: int) -> int | None:
         """Where a token's logits are, None where it has none."""
         if self.support is None:
@@ -116,7 +131,7 @@ class Span:
 
     def __init__(self, whole: Logits, places: Sequence[int], sampling: Sampling = GREEDY):
         self.whole, self.places, self.sampling = whole, places, sampling
-        self._chances: Sequence[float] | None = None
+        self._chances: dict[tuple[int, int], float] = {}
 
     @classmethod
     def of(cls, whole: Logits, sampling: Sampling = GREEDY) -> Span:
@@ -256,10 +271,8 @@ class Span:
 
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
         """Up to `count` tokens of the largest raw probability, largest first, each with it."""
-        weights, support = self._raw(row), self.whole.support
-        best = weights.topk(min(count, len(weights)))
-        tokens = best.indices if support is None else support[best.indices]
-        return list(zip(tokens.tolist(), best.values.tolist(), strict=True))
+        _ = self.top
+        return self.whole.ranked(count)[self.places[row]]
 
     def token_figures(self, row: int, token: int) -> TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
@@ -301,18 +314,23 @@ class Span:
         drawn: Drawn = yield Draw(self[row], stream, minus, without)
         return drawn
 
-    def fetch_chances(self, tokens: Sequence[int]) -> Step[None]:
-        """On a device, get what `chance` will say of a token for each of the first rows, which is
-        one wait instead of one a token; CPUs compute them one by one, as far as they are asked."""
-        if self.whole.values.device.type != "cpu":
-            self._chances = yield Probs(self[: len(tokens)], tokens)
+    def fetch_chances(self, rows: Sequence[int], tokens: Sequence[int]) -> Step[None]:
+        """On a device, get what `chances` will be asked for, a token for each row: one wait instead
+        of one a token. CPUs compute them one by one, as far as they are asked."""
+        if tokens and self.whole.waits and not self.sampling.greedy:
+            found: list[float] = yield Probs(self.at(rows), tokens)
+            self._chances = dict(zip(zip(rows, tokens, strict=True), found, strict=True))
+
+    def chances(self, row: int, tokens: Sequence[int]) -> Step[list[float]]:
+        """Warped probabilities of tokens at a row, of a request that is not greedy."""
+        if self._chances:
+            return [self._chances[row, token] for token in tokens]
+        found: list[float] = yield Probs(self.at([row] * len(tokens)), tokens)
+        return found
 
     def chance(self, row: int, token: int) -> Step[float]:
-        """Warped probability of a token, of a request that is not greedy."""
-        if self._chances is not None:
-            return self._chances[row]
-        (chance,) = yield Probs(self[row], [token])
-        return float(chance)
+        """As `chances`, of one token."""
+        return (yield from self.chances(row, [token]))[0]
 
     def _warp(self, row: int) -> Tensor:
         """Warped probabilities `[columns]` of a row."""
@@ -350,17 +368,24 @@ def laws_of(rows: Sequence[Span]) -> Tensor:
     place.
     """
     keys = [(row.places[0], *row.sampling.warpers) for row in rows]
-    missing: dict[tuple[float, ...], list[int]] = {}
-    for place, (row, key) in enumerate(zip(rows, keys, strict=True)):
+    missing: dict[tuple[float, ...], dict[tuple[int, int], Span]] = {}
+    for row, key in zip(rows, keys, strict=True):
         if key not in row.whole.laws:
-            missing.setdefault(row.sampling.warpers, []).append(place)
-    for places in missing.values():
-        logits = torch.stack([rows[place].whole.adjusted[keys[place][0]] for place in places])
-        found = warp(logits, rows[places[0]].sampling)
-        if len(places) == len(rows):
-            laws = found
-        for place, law in zip(places, found, strict=True):
-            rows[place].whole.laws[keys[place]] = law
-    if len(missing) == 1 and len(places) == len(rows):
-        return laws
+            alike = missing.setdefault(row.sampling.warpers, {})
+            alike[id(row.whole), row.places[0]] = row
+    for warpers, alike in missing.items():
+        some = list(alike.values())
+        laws = warp(stacked(some), some[0].sampling)
+        for row, law in zip(some, laws, strict=True):
+            row.whole.laws[row.places[0], *warpers] = law
+        if len(some) == len(rows):
+            return laws
     return torch.stack([row.whole.laws[key] for row, key in zip(rows, keys, strict=True)])
+
+
+def stacked(rows: Sequence[Span]) -> Tensor:
+    """Adjusted logits `[n, columns]` of single rows; no copy where they are a whole pass."""
+    whole = rows[0].whole
+    if all(row.whole is whole and row.places[0] == place for place, row in enumerate(rows)):
+        return whole.adjusted[: len(rows)]
+    return torch.stack([row.whole.adjusted[row.places[0]] for row in rows])

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from torch import Tensor, special as torch_special
+import torch
+from torch import Tensor
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.model import Model
@@ -27,20 +28,28 @@ INFINITE_AT_ZEROS: frozenset[DivergenceName] = frozenset({"kl", "fsd_js"})
 
 
 def divergence(name: DivergenceName, target_raw: Tensor, draft_raw: Tensor, token: int) -> float:
-    """Div(p̄, q̄) at one position, in [0, inf].
-
-    Args:
-        target_raw: p̄ `[vocab]` of the judge.
-        draft_raw: q̄ `[vocab]` of the proposer.
-        token: the proposed token; only `logit_gap` looks at it.
+    """Div(p̄, q̄) at one position, in [0, inf]; arguments as of `divergences`, of one row.
 
     >>> import torch
     >>> p, q = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])
     >>> [round(divergence(name, p, q, 0), 4) for name in ("tv", "kl", "js", "logit_gap", "fsd_js")]
     [0.5, inf, 0.2158, 0.6931, inf]
     """
+    return float(divergences(name, target_raw[None], draft_raw[None], torch.tensor([token]))[0])
+
+
+def divergences(
+    name: DivergenceName, target_raw: Tensor, draft_raw: Tensor, tokens: Tensor
+) -> Tensor:
+    """Div(p̄, q̄) `[n]` float64 at n positions, each in [0, inf].
+
+    Args:
+        target_raw: p̄ `[n, vocab]` of the judge.
+        draft_raw: q̄ `[n, vocab]` of the proposer.
+        tokens: `[n]`, the proposed ones; only `logit_gap` looks at them.
+    """
     if name == "logit_gap":
-        return logit_gap(target_raw, draft_raw, token)
+        return logit_gap(target_raw, draft_raw, tokens)
     return {"tv": tv, "kl": kl, "js": js, "fsd_js": fsd_js}[name](target_raw, draft_raw)
 
 
@@ -56,34 +65,33 @@ def check_support(name: DivergenceName, proposer: Model) -> None:
         )
 
 
-def tv(p: Tensor, q: Tensor) -> float:
+def tv(p: Tensor, q: Tensor) -> Tensor:
     """Total variation ½Σ|p − q|, in [0, 1]."""
-    return float(sum_rows((p - q).abs())) / 2
+    return sum_rows((p - q).abs()).double() / 2
 
 
-def kl(p: Tensor, q: Tensor) -> float:
+def kl(p: Tensor, q: Tensor) -> Tensor:
     """KL(p‖q) = Σ p·log(p/q), in [0, inf]."""
     # entr(p) = −p·log p and xlogy(p, q) = p·log q are 0 at p = 0, so that no 0·inf turns up.
-    return max(0.0, float(sum_rows(-torch_special.entr(p) - torch_special.xlogy(p, q))))
+    total = sum_rows(-torch.special.entr(p) - torch.special.xlogy(p, q))
+    return total.double().clamp(min=0.0)
 
 
-def js(p: Tensor, q: Tensor) -> float:
+def js(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence ½KL(p‖m) + ½KL(q‖m) with m = ½(p + q), in [0, ln 2]."""
     m = (p + q) / 2
-    return min(math.log(2), (kl(p, m) + kl(q, m)) / 2)
+    return ((kl(p, m) + kl(q, m)) / 2).clamp(max=math.log(2))
 
 
-def fsd_js(p: Tensor, q: Tensor) -> float:
+def fsd_js(p: Tensor, q: Tensor) -> Tensor:
     """½KL(m‖p) + ½KL(m‖q), in [0, inf]: what the code of fuzzy speculative decoding computes and
     its thresholds mean."""
     m = (p + q) / 2
     return (kl(m, p) + kl(m, q)) / 2
 
 
-def logit_gap(p: Tensor, q: Tensor, token: int) -> float:
-    """|log p(x) − log q(x)| on the token x, in [0, inf]: the gap of the two logits, each model's
+def logit_gap(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
+    """|log p(x) − log q(x)| on each token x, in [0, inf]: the gap of the two logits, each model's
     own constant taken out."""
-    own, other = float(p[token]), float(q[token])
-    if own == other:
-        return 0.0
-    return abs(math.log(own) - math.log(other)) if own > 0.0 and other > 0.0 else math.inf
+    own, other = (side.double().gather(-1, tokens[:, None])[:, 0] for side in (p, q))
+    return torch.where(own == other, 0.0, (own.log() - other.log()).abs())

@@ -42,8 +42,7 @@ class InOrder(ABC):
         self, draft: Draft, target: Span, rng: Streams, *, bonus: bool = True
     ) -> Step[Verdict]:
         rescued: list[int] = []
-        if not target.sampling.greedy:
-            yield from target.fetch_chances(draft.tokens)
+        yield from target.fetch_chances(range(len(draft)), draft.tokens)
         for i, token in enumerate(draft.tokens):
             look = yield from self.look(draft, i, target, rng)
             if look.token is not None:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from draftwell.serving.runtime.acceptance.divergence import DivergenceName, divergence
-from draftwell.serving.runtime.acceptance.exact import Exact, one_hot
+from draftwell.serving.runtime.acceptance.divergence import DivergenceName
+from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
-from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.commands import Divergence, Step
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.types import Draft
@@ -41,10 +39,8 @@ class Fuzzy(Exact):
     def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
         if target.sampling.penalises or target.sampling.biases:
             return (yield from super().look(draft, i, target, rng))
-        if (
-            divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), draft.tokens[i])
-            > self.tau
-        ):
+        apart = yield Divergence(self.name, target[i], draft.row(i), draft.tokens[i])
+        if apart > self.tau:
             return TokenDecision((yield from target.draw(i, rng.sample)).token)
         return RESCUED if (yield from could_be_rejected(draft, i, target)) else KEPT
 
@@ -58,13 +54,6 @@ class SampleAndMatch(InOrder):
     def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
         own = (yield from target.draw(i, rng.sample)).token
         return KEPT if own == draft.tokens[i] else TokenDecision(own)
-
-
-def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:
-    """Raw distribution `[vocab]` that draft token i comes from; one-hot for a deterministic
-    proposal."""
-    row = draft.row(i)
-    return one_hot(draft.tokens[i], like) if row is None else row.raw(0).to(like.device)
 
 
 def could_be_rejected(draft: Draft, i: int, target: Span) -> Step[bool]:

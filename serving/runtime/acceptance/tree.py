@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
-from draftwell.serving.runtime.commands import Probs, Step
+from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.trees import ROOT, DraftTree, TreeVerdict
@@ -37,7 +37,7 @@ class Ranked:
             best = target.top[row]
             kept = candidates.index(best) if best in candidates else None
             return CandidateChoice(kept, best, len(candidates) if kept is None else kept + 1)
-        chances: list[float] = yield Probs(target.at([row] * len(candidates)), candidates)
+        chances = yield from target.chances(row, candidates)
         left = 1.0
         for rank, (token, chance) in enumerate(zip(candidates, chances, strict=True)):
             if rng.test.accepts(chance, left):
@@ -63,6 +63,8 @@ class ExactTree(Ranked):
                 tree's order.
         """
         node, path, tested = ROOT, list[int](), 0
+        rows = [parent + 1 for parent in tree.parents[: tree.judged]]
+        yield from target.fetch_chances(rows, tree.tokens[: tree.judged])
         while children := tree.children(node):
             candidates = [tree.tokens[child] for child in children]
             choice = yield from self.choose(candidates, node + 1, target, rng)

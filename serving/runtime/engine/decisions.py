@@ -1,6 +1,6 @@
-"""What is decided on the rows of forward passes: probabilities of drafted tokens, and tokens that
-are drawn. All requests that wait for a decision get theirs together, as operations on tensors of
-all their rows."""
+"""What is decided on the rows of forward passes: probabilities of drafted tokens, tokens that are
+drawn, and how far two models are apart. All requests that wait for a decision get theirs together,
+as operations on tensors of all their rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from draftwell.serving.errors import NotFinite
-from draftwell.serving.runtime.commands import Draw, Drawn, Probs
+from draftwell.serving.runtime.acceptance.divergence import divergences
+from draftwell.serving.runtime.commands import Decision, Divergence, Draw, Drawn, Probs
 from draftwell.serving.runtime.logits import laws_of
 from draftwell.serving.runtime.sampling import sum_rows
 from draftwell.serving.runtime.types import Stream
@@ -19,7 +20,7 @@ from draftwell.serving.runtime.types import Stream
 Columns = Callable[[Tensor, Sequence[Stream]], Tensor]
 
 
-def decide(asked: Sequence[Probs | Draw], draw: Columns | None = None) -> list[Any]:
+def decide(asked: Sequence[Decision], draw: Columns | None = None) -> list[Any]:
     """The replies, in order; in the place of one whose rows are not finite, the error.
 
     Args:
@@ -36,9 +37,13 @@ def decide(asked: Sequence[Probs | Draw], draw: Columns | None = None) -> list[A
         values = one.rows.whole.values
         key = type(one), id(one.rows.whole.support), values.shape[1], values.device
         groups.setdefault(key, []).append(place)
+    answer: dict[type, Callable[[Any], list[Any]]] = {
+        Probs: probs_of,
+        Divergence: divergences_of,
+        Draw: lambda some: drawn(some, draw or by_inversion),
+    }
     for (kind, *_), places in groups.items():
-        some: Any = [asked[place] for place in places]
-        found = probs_of(some) if kind is Probs else drawn(some, draw or by_inversion)
+        found = answer[kind]([asked[place] for place in places])
         for place, reply in zip(places, found, strict=True):
             replies[place] = reply
     return replies
@@ -71,6 +76,24 @@ def drawn(asked: Sequence[Draw], draw: Columns) -> list[Drawn]:
     # one transfer: float64 holds every token's number
     found = torch.stack([tokens.double(), probs.double()]).tolist()
     return [Drawn(int(token), prob) for token, prob in zip(*found, strict=True)]
+
+
+def divergences_of(asked: Sequence[Divergence]) -> list[float]:
+    """Of each command its divergence."""
+    found: dict[int, float] = {}
+    for name in {one.name for one in asked}:
+        places = [place for place, one in enumerate(asked) if one.name == name]
+        some = [asked[place] for place in places]
+        p = torch.stack([one.rows.raw(0) for one in some])
+        q = torch.zeros_like(p)
+        for row, one in zip(q, some, strict=True):
+            if one.draft is None:
+                row[one.token] = 1.0
+            else:
+                row.copy_(one.draft.raw(0))
+        tokens = torch.tensor([one.token for one in some], device=p.device)
+        found |= zip(places, divergences(name, p, q, tokens).tolist(), strict=True)
+    return [found[place] for place in range(len(asked))]
 
 
 def by_inversion(laws: Tensor, streams: Sequence[Stream]) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from draftwell.serving.runtime.commands import Draw, Forward, Overlap, Probs
+from draftwell.serving.runtime.commands import Decision, Forward, Overlap
 from draftwell.serving.runtime.logits import Span
 
 
@@ -25,7 +25,7 @@ class Task:
     def __init__(self, steps: Generator[Any, Any, Any]):
         self.steps = steps
         self.waiting: Forward | None = None
-        self.deciding: Probs | Draw | None = None
+        self.deciding: Decision | None = None
         self.flying = False
         self.piece: Forward | None = None
         self.read = 0

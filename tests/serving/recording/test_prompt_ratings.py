@@ -148,7 +148,7 @@ def test_nothing_is_rated_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def costly(*arguments: Any) -> Any:
         raise AssertionError("the hot path rates tokens")
 
-    monkeypatch.setattr("draftwell.serving.runtime.session.session.rate", costly)
+    monkeypatch.setattr("draftwell.serving.runtime.logits.Span.rating", costly)
     _, handed = decode("vanilla_sd")
     assert {token.rating for token in handed} == {None}
 

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from draftwell.serving.runtime.acceptance.exact import Exact
-from draftwell.serving.runtime.acceptance.relaxed import could_be_rejected, raw_of
+from draftwell.serving.runtime.acceptance.relaxed import could_be_rejected
+from draftwell.serving.runtime.commands import Divergence
 from draftwell.serving.runtime.drafting.cascade import Cascade
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.ngram import NGram
 from draftwell.serving.runtime.drafting.stopping import FixedLength
+from draftwell.serving.runtime.engine.decisions import decide
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.intertwined import intertwined
@@ -57,8 +59,8 @@ def test_rules_ask_for_the_row_of_their_token():
         span_of(torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log(), Sampling(temperature=1.0)),
         Draft([0]) + Draft([1], [B]),
     )
-    assert raw_of(draft, 0, target.raw(0)).tolist() == [1.0, 0.0]
-    torch.testing.assert_close(raw_of(draft, 1, target.raw(1)), torch.tensor([0.1, 0.9]))
+    apart = decide([Divergence("tv", target[i], draft.row(i), i) for i in (0, 1)])
+    assert apart == pytest.approx([0.5, 0.4])
     assert decided(could_be_rejected(draft, 0, target))
     likelier = Draft([0]) + Draft([0], [B])
     assert not decided(could_be_rejected(likelier, 1, target)), "p(x) = .5 and q(x) = .1"

@@ -100,6 +100,7 @@ def test_rows_beside_others_have_the_bits_that_they_have_alone():
         assert torch.equal(beside.raw[place], row.softmax(-1))
         assert beside.confidence[place] == alone.confidence[0]
         assert beside.entropy[place] == alone.entropy[0]
+        assert beside.ranked(5)[place] == alone.ranked(5)[0]
 
 
 def test_a_copy_holds_nothing_of_the_pass_that_it_came_with():

@@ -10,7 +10,7 @@ import torch
 
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime import logits as logits_module
-from draftwell.serving.runtime.commands import Draw, Probs
+from draftwell.serving.runtime.commands import Divergence, Draw, Probs
 from draftwell.serving.runtime.engine import decisions
 from draftwell.serving.runtime.engine.decisions import decide
 from draftwell.serving.runtime.engine.engine import Engine
@@ -62,11 +62,16 @@ def asked_for(seed: int, kind: str) -> list[Any]:
             Draw(row, stream, without=[row.top[0], 7])
             for row, stream in zip(target, streams, strict=True)
         ]
+    if kind in ("tv", "js"):
+        return [
+            Divergence(kind, row, None if place == 4 else other, 7)
+            for place, (row, other) in enumerate(zip(target, draft, strict=True))
+        ]
     rows = target if kind == "probs" else draft
     return [Probs(row, [row.top[0]]) for row in rows]
 
 
-KINDS = ["draw", "draft", "residual", "without", "probs", "draft probs"]
+KINDS = ["draw", "draft", "residual", "without", "probs", "draft probs", "tv", "js"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,3 +187,35 @@ def test_a_seed_has_the_same_answer_alone_and_beside_others(name: str) -> None:
     engine.run(jobs)
     assert len({tuple(output) for output in alone}) > 1
     assert [job.output for job in jobs] == alone
+
+
+@pytest.mark.parametrize("name", ["vanilla_sd", "rest", "pearl", "mentored"])
+def test_a_device_is_waited_for_twice_a_judgement_and_says_the_same(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Once for all probabilities of a draft's or a tree's tokens, once for the token that is
+    drawn, whatever the draft's length."""
+    resources, asked = table_resources(8), list[Any]()
+
+    def run() -> tuple[list[int], int]:
+        strategy = build_strategy(name, {}, resources)
+        engine = Engine(table_pair(8))
+        job = engine.generate([1, 2], Sampling(max_tokens=40, temperature=0.9, seed=3), strategy)
+        return job.output, job.session.stats.verdicts
+
+    on_cpu, _ = run()
+    init = Logits.__init__
+
+    def elsewhere(self: Logits, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        self.waits = True
+
+    decided = decisions.decide
+    monkeypatch.setattr(Logits, "__init__", elsewhere)
+    monkeypatch.setattr(
+        "draftwell.serving.runtime.engine.engine.decide",
+        lambda commands: (asked.extend(commands), decided(commands))[1],
+    )
+    output, verdicts = run()
+    assert output == on_cpu
+    assert sum(isinstance(one, Probs) for one in asked) <= verdicts
