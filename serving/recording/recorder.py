@@ -75,7 +75,7 @@ class PositionRecorder:
                 if first + row >= self._next:
                     self._rows[role].setdefault(first + row, []).append(
                         # a view would hold the logits of the whole batch
-                        ModelRow(sequence, span[row].copied(hidden=self.hidden))
+                        ModelRow(sequence, Span.joined([span[row]], hidden=self.hidden))
                     )
             self.catch_up()
             self._forget_contradicted()

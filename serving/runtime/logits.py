@@ -8,7 +8,7 @@ request asks: one operation, and on a device one wait, for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
@@ -139,19 +139,18 @@ class Span:
         return cls(whole, range(len(whole.values)), sampling)
 
     @classmethod
-    def joined(cls, spans: Iterable[Span]) -> Span:
-        """Rows of several passes of one model, one after another, as it gave them."""
-        parts = list(spans)
-        states = [part.states for part in parts if part.states is not None]
-        first = parts[0].whole
-        return cls.of(
-            Logits(
-                torch.cat([part.values for part in parts]),
-                torch.cat(states) if states else None,
-                first.support,
-                first.vocab_size,
-            )
-        )
+    def joined(cls, spans: Sequence[Span], *, hidden: bool = True) -> Span:
+        """Rows of passes of one model, one after another, as it gave them: copies, which hold
+        nothing else of these passes.
+
+        Args:
+            hidden: with their states.
+        """
+        first = spans[0].whole
+        states = [span.states for span in spans if hidden and span.states is not None]
+        values = torch.cat([span.values for span in spans])
+        joined = torch.cat(states) if states else None
+        return cls.of(Logits(values, joined, first.support, first.vocab_size))
 
     def under(self, sampling: Sampling, changes: Penalties | None = None) -> Span:
         """The same rows under a request's sampling parameters.
@@ -183,16 +182,6 @@ class Span:
     def at(self, rows: Sequence[int]) -> Span:
         """Some of these rows, by number."""
         return Span(self.whole, [self.places[row] for row in rows], self.sampling)
-
-    def copied(self, *, hidden: bool = True) -> Span:
-        """The same rows in memory of their own: else those of the whole batch stay with them.
-
-        Args:
-            hidden: with their states.
-        """
-        states = self.states.clone() if hidden and self.states is not None else None
-        own = Logits(self.values.clone(), states, self.whole.support, self.whole.vocab_size)
-        return Span.of(own, self.sampling)
 
     @property
     def values(self) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.acceptance.divergence import divergences
 from draftwell.serving.runtime.commands import Decision, Divergence, Draw, Drawn, Probs
-from draftwell.serving.runtime.logits import laws_of
+from draftwell.serving.runtime.logits import laws_of, spread
 from draftwell.serving.runtime.sampling import sum_rows
 from draftwell.serving.runtime.types import Stream
 
@@ -34,16 +34,15 @@ def decide(asked: Sequence[Decision], draw: Columns | None = None) -> list[Any]:
         except NotFinite as error:
             replies[place] = error
             continue
-        values = one.rows.whole.values
-        key = type(one), id(one.rows.whole.support), values.shape[1], values.device
-        groups.setdefault(key, []).append(place)
-    answer: dict[type, Callable[[Any], list[Any]]] = {
-        Probs: probs_of,
-        Divergence: divergences_of,
-        Draw: lambda some: drawn(some, draw or by_inversion),
-    }
+        whole = one.rows.whole
+        alike = id(whole.support), whole.values.shape[1], whole.values.device
+        groups.setdefault((type(one), *alike), []).append(place)
     for (kind, *_), places in groups.items():
-        found = answer[kind]([asked[place] for place in places])
+        some: Any = [asked[place] for place in places]
+        if kind is Draw:
+            found: list[Any] = drawn(some, draw or by_inversion)
+        else:
+            found = probs_of(some) if kind is Probs else divergences_of(some)
         for place, reply in zip(places, found, strict=True):
             replies[place] = reply
     return replies
@@ -53,13 +52,9 @@ def probs_of(asked: Sequence[Probs]) -> list[list[float]]:
     """Of each command its tokens' probabilities, which one transfer fetches."""
     whole = asked[0].rows.whole
     laws = laws_of([one.rows[i] for one in asked for i in range(len(one.rows))])
+    laws = spread(laws, whole.support, whole.vocab_size)
     tokens = torch.tensor([token for one in asked for token in one.tokens], device=laws.device)
-    columns, known = tokens, None
-    if whole.support is not None:
-        columns = torch.searchsorted(whole.support, tokens).clamp(max=len(whole.support) - 1)
-        known = whole.support[columns] == tokens
-    probs = laws.gather(1, columns[:, None])[:, 0]
-    found = iter((probs if known is None else probs * known).tolist())
+    found = iter(laws.gather(1, tokens[:, None])[:, 0].tolist())
     return [[next(found) for _ in one.tokens] for one in asked]
 
 
@@ -80,20 +75,18 @@ def drawn(asked: Sequence[Draw], draw: Columns) -> list[Drawn]:
 
 def divergences_of(asked: Sequence[Divergence]) -> list[float]:
     """Of each command its divergence."""
-    found: dict[int, float] = {}
-    for name in {one.name for one in asked}:
-        places = [place for place, one in enumerate(asked) if one.name == name]
-        some = [asked[place] for place in places]
-        p = torch.stack([one.rows.raw(0) for one in some])
-        q = torch.zeros_like(p)
-        for row, one in zip(q, some, strict=True):
-            if one.draft is None:
-                row[one.token] = 1.0
-            else:
-                row.copy_(one.draft.raw(0))
-        tokens = torch.tensor([one.token for one in some], device=p.device)
-        found |= zip(places, divergences(name, p, q, tokens).tolist(), strict=True)
-    return [found[place] for place in range(len(asked))]
+    p = torch.stack([one.rows.raw(0) for one in asked])
+    q = torch.zeros_like(p)
+    for row, one in zip(q, asked, strict=True):
+        if one.draft is None:
+            row[one.token] = 1.0
+        else:
+            row.copy_(one.draft.raw(0))
+    tokens = torch.tensor([one.token for one in asked], device=p.device)
+    by_name = {
+        name: divergences(name, p, q, tokens).tolist() for name in {one.name for one in asked}
+    }
+    return [by_name[one.name][place] for place, one in enumerate(asked)]
 
 
 def by_inversion(laws: Tensor, streams: Sequence[Stream]) -> Tensor:

@@ -68,7 +68,7 @@ class Task:
             return Span.joined([*self.rows, span]) if self.rows else span
         if self.waiting.rates:
             # a copy: else all rows of its batch stay in memory
-            self.rows.append(span.copied())
+            self.rows.append(Span.joined([span]))
         return None
 
     @property

@@ -105,10 +105,10 @@ def test_rows_beside_others_have_the_bits_that_they_have_alone():
 
 def test_a_copy_holds_nothing_of_the_pass_that_it_came_with():
     whole, spans = batch()
-    copy = spans[1][2].copied()
+    copy = Span.joined([spans[1][2]])
     assert copy.values.tolist() == whole[3:4].tolist() == copy.states.tolist()
     assert copy.whole.values.untyped_storage().nbytes() == whole[0].numel() * 4
-    assert spans[1][0].copied(hidden=False).states is None
+    assert Span.joined([spans[1][0]], hidden=False).states is None
 
 
 def test_rows_of_several_passes_are_joined_in_order():
