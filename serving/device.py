@@ -3,6 +3,7 @@ one say nothing about another."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -171,6 +172,22 @@ def device_class(device: str = "cpu") -> str:
     if device.startswith("cuda"):
         return f"cuda-{slug(torch.cuda.get_device_name(torch.device(device)))}"
     return f"cpu-{slug(platform.machine())}-{usable_cores()}c-{instruction_set()}"
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Numbers of `mallopt`'s parameters (malloc.h)."""
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep some of what is freed, for the next tensor of that size.
+
+    Else the system gives new pages, zeroed, to every tensor as large as the logits of some rows,
+    which takes longer than a softmax over them. Does nothing where the library has no `mallopt`.
+    """
+    set_parameter = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_parameter is not None:
+        set_parameter(M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
+        set_parameter(M_TRIM_THRESHOLD, 64 << 20)
 
 
 def core_ids() -> list[int]:

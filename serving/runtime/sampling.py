@@ -10,6 +10,7 @@ row is one-hot, so everything dynamic must read the raw row.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +23,10 @@ from draftwell.serving.runtime.requests import Sampling
 LEAST_TEMPERATURE = 1e-30
 """What smaller ones are taken for: float32 has no reciprocal of them, and 0/0 is no
 distribution."""
-NUCLEUS = 1024
+BLOCK = 256
+"""Columns whose mass is summed before one of them is looked for."""
+BELOW_ONE = 1.0 - 2.0**-52
+NUCLEUS = (64, 1024)
 """Tokens that are put in order before all are, where top-p is asked for."""
 
 
@@ -47,7 +51,8 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     # the largest at 0: nothing overflows
-    scaled = (logits - logits.amax(-1, keepdim=True)) / max(sampling.temperature, LEAST_TEMPERATURE)
+    scaled = logits - logits.amax(-1, keepdim=True)
+    scaled /= max(sampling.temperature, LEAST_TEMPERATURE)
     if 0 < sampling.top_k < scaled.shape[-1]:
         kth = scaled.topk(sampling.top_k).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -math.inf)
@@ -58,36 +63,37 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return scaled.softmax(-1)
 
 
-def nucleus(logits: Tensor, top_p: float, first: int = NUCLEUS) -> Tensor:
+def nucleus(logits: Tensor, top_p: float, first: Sequence[int] = NUCLEUS) -> Tensor:
     """Logits with −∞ outside the smallest set of likeliest tokens whose mass reaches `top_p`; of
     equal ones the first tokens are in it.
 
-    Sorting a vocabulary takes longer than anything else in sampling, and a few hundred tokens
-    nearly always hold the mass. So only the `first` largest are put in order on a CPU, and all only
-    where these do not hold it: the result is the same.
+    Sorting a vocabulary takes longer than anything else in sampling, and some dozen tokens nearly
+    always hold the mass. So on a CPU only the `first` largest are put in order, then more of the
+    rows where these do not hold it, and at last all: the result is the same.
 
     Args:
         logits: `[..., vocab]` float32.
         top_p: in (0, 1).
     """
-    most = logits.amax(-1, keepdim=True)
-    whole = most + sum_rows((logits - most).exp())[..., None].log()
+    rows = logits.reshape(-1, logits.shape[-1])
     # elsewhere a look at a result would wait for the device, which sorts fast
-    on_cpu = logits.device.type == "cpu"
-    for partial in (True, False) if on_cpu and first < logits.shape[-1] else (False,):
-        largest = logits.topk(first).values if partial else logits.sort(descending=True).values
-        mass = (largest - whole).exp().cumsum(-1)
-        # a token is in the set while those before it do not have the mass
-        count = 1 + (mass[..., :-1] < top_p).sum(-1, keepdim=True)
-        if not partial or bool((count < first).all()):
-            break
-    least = largest.gather(-1, count - 1)
-    dropped = logits < least
-    surplus = logits.shape[-1] - dropped.sum(-1, keepdim=True) - count
-    if not on_cpu or bool((surplus > 0).any()):  # several tokens equal the last one
-        equal = logits == least
-        dropped |= equal & (equal.cumsum(-1) > equal.sum(-1, keepdim=True) - surplus)
-    return logits.masked_fill(dropped, -math.inf)
+    on_cpu = rows.device.type == "cpu"
+    size = next((size for size in first if on_cpu and size < rows.shape[1]), None)
+    largest, places = rows.topk(size) if size else rows.sort(descending=True, stable=True)
+    mass = rows.softmax(-1).gather(-1, places).cumsum(-1)
+    # a token is in the set while those before it do not have the mass
+    count = 1 + (mass[:, :-1] < top_p).sum(-1, keepdim=True)
+    outside = torch.arange(largest.shape[1], device=rows.device) >= count
+    largest_kept = largest.masked_fill(outside, -math.inf)
+    kept = torch.full_like(rows, -math.inf).scatter_(-1, places, largest_kept)
+    if size:
+        # the set may go on behind the last of these, or with one that equals its last
+        following = largest.gather(-1, count.clamp(max=size - 1))
+        unsure = (count == size) | (following == largest.gather(-1, count - 1))
+        if bool(unsure.any()):
+            left = unsure[:, 0].nonzero()[:, 0]
+            kept[left] = nucleus(rows[left], top_p, [more for more in first if more > size])
+    return kept.view_as(logits)
 
 
 def adjusted(logits: Tensor, sampling: Sampling, changes: Penalties | None) -> Tensor:
@@ -118,6 +124,25 @@ def tensors_of(
     verification."""
     tokens, numbers = zip(*pairs, strict=True)
     return torch.tensor(tokens, device=device), torch.tensor(numbers, device=device, dtype=dtype)
+
+
+def inverted(laws: Tensor, uniforms: Tensor) -> Tensor:
+    """The column `[n]` at which the cumulative mass of each row of `laws` `[n, columns]` exceeds
+    `uniforms` `[n]` of its whole, in [0, 1); it always has mass of its own.
+
+    First among blocks of columns and then within one: a running sum over a vocabulary takes longer
+    than a softmax.
+    """
+    blocks = torch.nn.functional.pad(laws, (0, -laws.shape[1] % BLOCK)).view(len(laws), -1, BLOCK)
+    sums = blocks.double().sum(-1).cumsum(-1)
+    points = uniforms.double()[:, None] * sums[:, -1:]
+    block = torch.searchsorted(sums, points, right=True).clamp(max=sums.shape[1] - 1)
+    before = torch.where(block > 0, sums.gather(1, (block - 1).clamp(min=0)), 0.0)
+    share = (points - before) / (sums.gather(1, block) - before)
+    inside = blocks[torch.arange(len(laws), device=laws.device), block[:, 0]].double().cumsum(-1)
+    # a share of 1 by rounding would lie behind the last column with mass
+    found = torch.searchsorted(inside, share.clamp(max=BELOW_ONE) * inside[:, -1:], right=True)
+    return (block * BLOCK + found.clamp(max=BLOCK - 1))[:, 0]
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.acceptance.divergence import divergences
 from draftwell.serving.runtime.commands import Decision, Divergence, Draw, Drawn, Probs
 from draftwell.serving.runtime.logits import laws_of, spread
-from draftwell.serving.runtime.sampling import sum_rows
+from draftwell.serving.runtime.sampling import inverted, sum_rows
 from draftwell.serving.runtime.types import Stream
 
 Columns = Callable[[Tensor, Sequence[Stream]], Tensor]
@@ -92,12 +92,8 @@ def divergences_of(asked: Sequence[Divergence]) -> list[float]:
 def by_inversion(laws: Tensor, streams: Sequence[Stream]) -> Tensor:
     """A column `[n]` drawn from each row of `laws` `[n, columns]` (need not be normalised), by
     inversion of one uniform of each stream."""
-    cumulative = laws.double().cumsum(-1)
     uniforms = torch.tensor([stream.uniform() for stream in streams], dtype=torch.float64)
-    points = uniforms.to(cumulative.device)[:, None] * cumulative[:, -1:]
-    # right: the first column whose cumulative mass exceeds the point has mass of its own
-    columns = torch.searchsorted(cumulative, points, right=True)[:, 0]
-    return columns.clamp(max=laws.shape[1] - 1)
+    return inverted(laws, uniforms.to(laws.device))
 
 
 def remainders(laws: Tensor, asked: Sequence[Draw]) -> Tensor:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from draftwell.serving.device import keep_freed_memory
 from draftwell.serving.errors import ContextTooLong, DeviceLost
 from draftwell.serving.runtime.commands import SHADOW, Forward, Role
 from draftwell.serving.runtime.engine.decisions import decide
@@ -138,6 +139,8 @@ class Engine:
         governor: ThreadGovernor | None = None,
     ):
         self.models, self.split, self.budget, self.governor = dict(models), split, budget, governor
+        if self.models["target"].device.type == "cpu":
+            keep_freed_memory()
         self.jobs: list[Job] = []
         self.device_lost: DeviceLost | None = None
         """Set once a device has failed for good: from then on every request fails with it, and only

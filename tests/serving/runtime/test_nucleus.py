@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import NUCLEUS, nucleus, sum_rows, warp
+from draftwell.serving.runtime.sampling import NUCLEUS, nucleus, warp
 
 ROWS = st.lists(
     st.lists(
@@ -30,8 +30,7 @@ def by_sorting(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     found = torch.full_like(logits, -math.inf)
     for row, values in enumerate(logits):
         order = values.sort(descending=True, stable=True).indices.tolist()
-        whole = values.max() + sum_rows((values - values.max()).exp()).log()
-        mass = (values[order] - whole).exp().cumsum(-1).tolist()
+        mass = values.softmax(-1)[order].cumsum(-1).tolist()
         for place, token in enumerate(order):
             if place == 0 or mass[place - 1] < torch.tensor(top_p).item():
                 found[row, token] = values[token]
@@ -43,17 +42,17 @@ def by_sorting(logits: torch.Tensor, top_p: float) -> torch.Tensor:
 def test_it_equals_a_sort_of_everything_ties_included(logits, top_p, first):
     """However many are put in order at first: fewer than hold the mass, as many, or all."""
     top_p = torch.tensor(top_p).item()  # as float32 compares it
-    assert torch.equal(nucleus(logits, top_p, first), by_sorting(logits, top_p))
-    assert torch.equal(nucleus(logits[0], top_p, first), by_sorting(logits, top_p)[0]), (
-        "a row alone too"
-    )
+    assert torch.equal(nucleus(logits, top_p, [first, 2 * first]), by_sorting(logits, top_p))
+    assert torch.equal(
+        nucleus(logits[0], top_p, [first, 2 * first]), by_sorting(logits, top_p)[0]
+    ), "a row alone too"
 
 
 @pytest.mark.parametrize(("spread", "sorts"), [(3.0, 0), (0.01, 1)], ids=["peaked", "flat"])
 def test_only_a_flat_distribution_is_sorted_whole(
     monkeypatch: pytest.MonkeyPatch, spread: float, sorts: int
 ) -> None:
-    logits = torch.randn(2, 20 * NUCLEUS, generator=torch.Generator().manual_seed(0)) * spread
+    logits = torch.randn(2, 20 * NUCLEUS[-1], generator=torch.Generator().manual_seed(0)) * spread
     want = by_sorting(logits, 0.9)
     calls: list[Any] = []
     sort = torch.Tensor.sort
@@ -67,8 +66,8 @@ def test_the_token_that_reaches_the_mass_is_kept_and_the_next_is_not():
     last of them would go."""
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     for first in (1, 2, 3, 4):
-        assert (nucleus(logits, 0.65, first) > -math.inf).tolist() == [True, True, False, False]
-        assert (nucleus(logits, 0.95, first) > -math.inf).tolist() == [True] * 4
+        assert (nucleus(logits, 0.65, [first]) > -math.inf).tolist() == [True, True, False, False]
+        assert (nucleus(logits, 0.95, [first]) > -math.inf).tolist() == [True] * 4
 
 
 def test_min_p_keeps_what_is_near_the_likeliest_after_top_p():

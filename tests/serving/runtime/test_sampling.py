@@ -18,9 +18,9 @@ from draftwell.serving.runtime.random_streams import RandomStream, Streams
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import (
     adjusted,
+    inverted,
     nucleus,
     residual,
-    sum_rows,
     warp,
 )
 from tests.support.errors import raises_code
@@ -331,7 +331,6 @@ def test_what_is_drawn_does_not_depend_on_the_number_of_threads() -> None:
     """PyTorch sums one long row in as many pieces as there are threads. The mass of the first 50
     tokens is a bound of top-p: with another last bit one more or one less is kept."""
     generator = torch.Generator().manual_seed(0)
-    # two of these rows have another mass by `logsumexp` with one thread than with two
     logits = 3 * torch.randn(60, 49152, generator=generator)[30:40]
     rows = span_of(logits, Sampling(temperature=1.0))
     bounds: list[float] = []
@@ -351,11 +350,28 @@ def test_what_is_drawn_does_not_depend_on_the_number_of_threads() -> None:
     try:
         torch.set_num_threads(1)
         for row in range(len(rows)):
-            largest = logits[row].topk(50).values
-            whole = logits[row].amax() + sum_rows((logits[row] - logits[row].amax()).exp()).log()
-            bounds.append(float((largest - whole).exp().cumsum(-1)[-1]))
+            bounds.append(float(logits[row].softmax(-1).topk(50).values.cumsum(-1)[-1]))
         alone = figures()
         torch.set_num_threads(2)
         assert figures() == alone
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 256, 257, 4099])
+def test_a_column_is_found_where_the_cumulative_mass_exceeds_a_uniform(columns: int) -> None:
+    """Against one running sum, at both ends, beside tokens without mass, and for masses that are
+    not normalised."""
+    generator = torch.Generator().manual_seed(columns)
+    laws = (4 * torch.randn(7, columns, generator=generator)).softmax(-1)
+    laws[:, ::3] = 0.0
+    laws[:, -1] = laws[:, 0] = 0.25
+    laws[2:4] *= 0.37
+    laws[5, 1:] = 0.0
+    for uniform in (0.0, 1e-9, 0.3, 0.77, 1 - 2**-53):
+        found = inverted(laws, torch.full((7,), uniform, dtype=torch.float64))
+        for law, column in zip(laws, found.tolist(), strict=True):
+            cumulative = law.double().cumsum(0) / float(law.double().sum())
+            assert law[column] > 0
+            assert cumulative[column] >= uniform - 1e-12
+            assert column == 0 or cumulative[column - 1] <= uniform + 1e-12
