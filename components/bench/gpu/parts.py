@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def measure_parts(
         if results.has(part.name, code):
             say(f"{part.name}: measured before")
             continue
-        done = measured(part, folder / part.name, min(part.seconds, end - time.monotonic()), code)
+        done = measured(part, folder / part.name, end - time.monotonic(), code)
         results = results.with_part(part.name, done)
         write_results(file, results)
         say(
@@ -68,17 +69,17 @@ def measure_parts(
     return results
 
 
-def measured(part: Part, folder: Path, seconds: float, code: str) -> PartResult:
-    """Measure one part, unless something is missing for it, or time."""
+def measured(part: Part, folder: Path, left: float, code: str) -> PartResult:
+    """Measure one part, unless something is missing for it, or time: there are `left` seconds."""
     why = part.lacks()
-    if not why and seconds < LEAST_SECONDS:
+    if not why and left < LEAST_SECONDS:
         why = "no time was left"
     if why:
         return result("skipped", why, 0.0, code, {})
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     start = time.monotonic()
-    state, why = run_limited(lambda: part.run(folder), seconds, folder / LOG)
+    state, why = run_limited(partial(part.run, folder), min(left, part.seconds), folder / LOG)
     reports = reports_in(folder)
     if state == "measured" and not reports:
         state, why = "failed", "it wrote no report"
