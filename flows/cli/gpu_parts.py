@@ -20,6 +20,7 @@ from draftwell.components.bench.servers.load_test import Row
 from draftwell.components.bench.servers.processes import Server, context_of, own_command
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+from draftwell.flows.cli.gpu_kit import unpack_kit
 from draftwell.flows.cli.main import app
 from draftwell.flows.cli.options import EXIT_FAILED, say, write_json
 from draftwell.flows.loading import open_pair
@@ -134,16 +135,10 @@ def import_commands() -> None:
 
 
 def prepare(trial: Trial) -> None:
-    """Convert the models, and take what was brought along: the tokenizer's files, as the machine
-    that made the artifacts wrote them, and its artifacts."""
+    """Convert the models, and unpack what was brought along."""
     space = trial.space
     files = space.files()
-    for folder in (trial.kit / "models").glob("*"):
-        for file in folder.iterdir():
-            shutil.copyfile(file, models_root() / folder.name / file.name)
-    for folder in (trial.kit / "artifacts").glob("*"):
-        space.begin()
-        shutil.copytree(folder, space.artifacts / folder.name, dirs_exist_ok=True)
+    unpack_kit(space, trial.kit)
     print("models:", *files.roles().values())
 
 

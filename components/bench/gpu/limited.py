@@ -48,7 +48,7 @@ def run_limited(work: Callable[[], object], seconds: float, log: Path) -> tuple[
     if stopped:
         return "stopped", f"not done after {seconds:.0f} s"
     if process.exitcode:
-        return "failed", last_line(log) or f"exit code {process.exitcode}"
+        return "failed", last_line(log).removeprefix("Error: ")
     return "measured", ""
 
 

@@ -4,6 +4,7 @@ promoted and deployed, where there is no such card; and what is refused."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from draftwell.components.bench.gpu.results import (
 )
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.prompts.prompt import read_prompts
+from draftwell.flows.cli.gpu_kit import fill_kit, unpack_kit
 from draftwell.flows.context import StepContext
 from draftwell.flows.steps.gate_parts.elsewhere import measure_candidate
 from draftwell.flows.workspace import Workspace
 from draftwell.registry import gates
 from draftwell.registry.releases import find_release, gate_record
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.base import Provenance, digest_of
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.bundle.bundle import open_bundle
@@ -137,13 +139,33 @@ def test_it_is_judged_promoted_and_deployed_without_the_card(
     assert f"measured on {CLASS}" in described
 
 
+def test_a_kit_carries_the_bundle_without_what_the_checkout_has(
+    imported: str, call: Callable[[str], Any], place: Path, pair_file: Path
+) -> None:
+    done = call("deploy --device cuda --ungated trial --alias 1 --with-weights --out whole")
+    assert done.exit_code == 0, (done.output, done.exception)
+    bundle, space = place / "whole" / "tiny" / "current", Workspace(str(pair_file), device="cuda")
+    (space.artifacts / "verifier").mkdir(parents=True)
+    (space.artifacts / "verifier" / "verifier.json").write_text("{}")
+    fill_kit(space, place / "kit", bundle)
+    there = Workspace(str(pair_file), device="cuda").aside(place / "there-with-kit")
+    weights = place / "kit" / "bundle" / "models" / "target" / "model.safetensors"
+    assert not weights.exists()
+    assert (place / "kit" / "bundle" / "models" / "target" / "config.json").is_file()
+    unpack_kit(there, place / "kit")
+    assert open_bundle(place / "kit" / "bundle").manifest == open_bundle(bundle).manifest
+    assert (there.artifacts / "verifier" / "verifier.json").read_text() == "{}"
+    shutil.rmtree(space.artifacts / "verifier")
+
+
 def test_a_champion_that_the_card_did_not_measure_needs_a_reason(
-    imported: str, call: Callable[[str], Any], measured: Path
+    imported: str, call: Callable[[str], Any], measured: Path, tmp_path: Path
 ) -> None:
     if "champion" not in Store().get_aliases("release", "tiny.cuda"):
         assert call("gate --device cuda").exit_code == 0
         assert call("promote --device cuda").exit_code == 0
-    assert call(f"import-results {measured}").exit_code == 0
+    write_results(tmp_path / "later.json", tuned_again(read_results(measured), tmp_path))
+    assert call(f"import-results {tmp_path / 'later.json'}").exit_code == 0
     refused = call("gate --device cuda --dry-run")
     assert refused.exit_code == 1
     assert "champion measured" in refused.stdout
@@ -173,6 +195,22 @@ def test_another_choice_or_other_thresholds_are_not_judged_by_it(
         reports.write_text(text)
     assert done.exit_code == 2
     assert "another decoding_config" in done.stderr
+
+
+def tuned_again(results: GpuResults, folder: Path) -> GpuResults:
+    """The same choice of another day: another artifact, which the gate measured."""
+    later = with_texts(results, lambda text: text.replace('"metrics": {}', '"metrics": {"day": 2}'))
+    texts = [
+        one.parts["tuning"].reports["artifacts"]["decoding_config"] for one in (results, later)
+    ]
+    digests = []
+    for name, files in zip(("first", "later"), texts, strict=True):
+        (folder / name).mkdir()
+        for file, text in files.items():
+            (folder / name / file).write_text(text)
+        digests.append(digest_of(folder / name))
+    gate = json.loads(json.dumps(results.parts["gate"].reports).replace(*digests))
+    return later.with_part("gate", results.parts["gate"].model_copy(update={"reports": gate}))
 
 
 def changed(results: GpuResults, **parts: Any) -> GpuResults:
