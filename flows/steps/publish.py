@@ -22,7 +22,7 @@ from draftwell.registry.pairs import model_records
 from draftwell.registry.releases import create_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
-from draftwell.serving.artifacts.kinds import KINDS, OURS, find_kind
+from draftwell.serving.artifacts.kinds import find_kind
 from draftwell.serving.device import checked_device
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import find_strategy
@@ -59,7 +59,7 @@ def run_publish(
     files = space.files()
     device = device or space.device
     take_marked(space, device)
-    folders = release_folders(space, device)
+    folders = space.to_release(device)
     config = DecodingConfig.load(folders["decoding_config"])
     check_temperatures(config, folders)
     heads = [kind for kind in ("eagle3_head",) if kind in folders]
@@ -81,35 +81,6 @@ def run_publish(
     )
     keep_served(step, release, config)
     return release
-
-
-def release_folders(space: Workspace, device: str) -> dict[str, Path]:
-    """kind → folder of all that a release of a workspace pins.
-
-    Raises:
-        DraftwellError: nothing was tuned for the device (`nothing_to_release`).
-    """
-    folders = {
-        kind: folder
-        for kind, folder in space.kept().items()
-        if kind not in KINDS or (kind in OURS and not KINDS[kind].per_device)
-    } | {
-        kind: folder
-        for kind in OURS
-        if KINDS[kind].per_device and (folder := space.folder(kind, device)).is_dir()
-    }
-    if "decoding_config" not in folders:
-        raise DraftwellError(
-            f"nothing to release: run `draftwell tune --pair {space.spec.name} --device "
-            f"{device}` first",
-            code="nothing_to_release",
-        )
-    if (head := space.shipped_folder("eagle3_head")) is not None:
-        folders.setdefault("eagle3_head", head)
-    draft = space.files().draft
-    if draft is not None and (draft / "artifact.json").is_file():
-        folders["distilled_draft"] = draft
-    return folders
 
 
 def check_temperatures(config: DecodingConfig, folders: Mapping[str, Path]) -> None:

@@ -16,7 +16,6 @@ from draftwell.flows.context import StepContext
 from draftwell.flows.steps.gate_parts.bench import SampledVerdict
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.steps.gate_parts.judged import Candidate, Judged, judged
-from draftwell.flows.steps.publish import release_folders
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.gates import load_gates
 from draftwell.serving.artifacts.base import Artifact
@@ -82,7 +81,7 @@ def measure_candidate(
     space, thresholds = step.workspace, load_gates()
     artifacts = {
         kind: find_kind(kind).load_class().load(folder, fingerprint=step.pair.fingerprint)
-        for kind, folder in release_folders(space, space.device).items()
+        for kind, folder in space.to_release(space.device).items()
         if kind != "distilled_draft"
     }
     candidate = Candidate(artifacts, StrategyResources(artifacts, step.pair.special_tokens))

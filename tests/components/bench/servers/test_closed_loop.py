@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from draftwell.components.bench.servers import closed_loop
 from draftwell.components.bench.servers.closed_loop import Answer, ask_closed_loop, load_rows
+from draftwell.components.bench.servers.processes import Server
 from draftwell.components.prompts.prompt import Prompt
-from tests.components.bench.servers.test_long_prompt import running_server
 from tests.support.server.served_pair import served_pair, serving
+
+
+def running_server(url: str) -> Any:
+    """A server of which only the address is known."""
+    server: Any = SimpleNamespace(label="ours", url=url, model="tiny", running=nullcontext)
+    server.post = partial(Server.post, server)
+    return server
+
 
 PROMPTS = [Prompt(str(i), None, [text]) for i, text in enumerate(["one two", "three", "four five"])]
 
@@ -15,7 +30,6 @@ def test_every_answer_is_counted_with_its_tokens() -> None:
     seen = []
     with serving(served_pair("autoregressive", slots=3)) as (url, _):
         server = running_server(url)
-        server.running = serving_always
         rows = load_rows(server, (1, 3), PROMPTS, 4, lambda rows: seen.append(len(rows)))
         broken = ask_closed_loop(server, 2, [*PROMPTS, Prompt("x", None, ["one " * 5000])], 4)
     assert [(row.clients, row.completed, row.failed) for row in rows] == [(1, 3, 0), (3, 3, 0)]
@@ -24,15 +38,7 @@ def test_every_answer_is_counted_with_its_tokens() -> None:
     assert (broken.completed, broken.failed) == (3, 1)
 
 
-class serving_always:
-    """A server that is never stopped."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-def test_the_figures_are_those_of_the_answers(monkeypatch) -> None:
+def test_the_figures_are_those_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 tokens in 1 s of which the first came after .1 s, twice, in 2 s."""
     ticks = iter([0.0, 2.0])
     monkeypatch.setattr(closed_loop.time, "perf_counter", lambda: next(ticks))
