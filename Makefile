@@ -29,7 +29,6 @@ LIMIT ?= 16
 TOKENS ?= 64
 RUNS ?= 1
 OUT ?= .draftwell/bench.json
-GPU_OUT ?= .draftwell/bench-gpu.json
 # Processes of the tests: three of the quick ones keep two cores busy, as some only wait; the slow ones compute. A file's tests stay
 # together, because they share what was loaded or trained for them.
 JOBS ?=
@@ -83,7 +82,7 @@ install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo papers test test-all test-timed soak lint wording audit docs bench bench-gpu bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
+.PHONY: help setup demo papers test test-all test-timed soak lint wording audit docs bench gpu gpu-kit bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,9 +141,11 @@ bench: $(RUN_STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= 
 	$(BIN)/draftwell bench $(device) --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
 	  --runs $(RUNS) --peer transformers --json $(OUT) $(FLAGS)
 
-bench-gpu: $(RUN_STAMP) ## the same on CUDA, outputs checked against the CPU's: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= GPU_OUT= FLAGS=
-	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
-	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
+gpu: $(RUN_STAMP) ## everything about this machine's GPU in nine minutes, resumable, onto docs/gpu.md: PAIR= FLAGS="--only plain-7b"
+	PYTHON=$(BIN)/python .ci/gpu --pair $(PAIR) --page docs/gpu.md $(FLAGS)
+
+gpu-kit: $(STAMP) ## fill .draftwell/gpu-kit with what such a machine lacks where it has no network
+	PYTHON=$(BIN)/python .ci/gpu-kit .draftwell/gpu-kit
 
 papers: $(RUN_STAMP) ## the papers' tables run here; hours, resumable: DATA=folder of their data sets (then onto docs/papers.md) FLAGS="--quick --only spide"
 	$(BIN)/draftwell papers $(if $(DATA),--data "$(DATA)" $(if $(findstring --quick,$(FLAGS)),,--page docs/papers.md)) $(FLAGS)
@@ -193,7 +194,7 @@ schedule: $(STAMP) ## deploy prefect.yaml for a pair: PAIR= DEVICE= FLAGS=
 	$(prefect_env) $(BIN)/draftwell schedule --pair $(PAIR) $(device) $(FLAGS)
 
 clean: ## remove what is made again: converted models, bundles, build files; traces, artifacts, recorded traffic and the registry stay
-	rm -rf .draftwell/models .draftwell/onnx .draftwell/bench*.json .draftwell/gate.md .draftwell/gate.xml
+	rm -rf .draftwell/models .draftwell/onnx .draftwell/gpu-kit .draftwell/bench*.json .draftwell/gate.md .draftwell/gate.xml
 	rm -rf dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find draftwell flows components registry serving tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -21,7 +21,7 @@ from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.pairs.fitting import check_fits
 from draftwell.serving.artifacts.base import MANIFEST, read_manifest
 from draftwell.serving.artifacts.compiled_libraries import wanted_mode
-from draftwell.serving.artifacts.kinds import KINDS, device_of, find_kind
+from draftwell.serving.artifacts.kinds import KINDS, OURS, device_of, find_kind
 from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint
 from draftwell.serving.device import default_device, device_type, lacks_bfloat16
 from draftwell.serving.errors import DraftwellError
@@ -168,6 +168,32 @@ class Workspace:
         return {
             kind: folder for kind, folder in {**shared, **per_device}.items() if folder.is_dir()
         }
+
+    def to_release(self, device: str) -> dict[str, Path]:
+        """kind → folder of all that a release for a device pins.
+
+        Raises:
+            DraftwellError: nothing was tuned for it (`nothing_to_release`).
+        """
+        shared = {
+            kind: folder
+            for kind, folder in self.kept().items()
+            if kind not in KINDS or (kind in OURS and not KINDS[kind].per_device)
+        }
+        own = {kind: self.folder(kind, device) for kind in OURS if KINDS[kind].per_device}
+        folders = shared | {kind: folder for kind, folder in own.items() if folder.is_dir()}
+        if "decoding_config" not in folders:
+            raise DraftwellError(
+                f"nothing to release: run `draftwell tune --pair {self.spec.name} --device "
+                f"{device}` first",
+                code="nothing_to_release",
+            )
+        if (head := self.shipped_folder("eagle3_head")) is not None:
+            folders.setdefault("eagle3_head", head)
+        draft = self.files().draft
+        if draft is not None and (draft / MANIFEST).is_file():
+            folders["distilled_draft"] = draft
+        return folders
 
     def files(self) -> PairFiles:
         """The pair's model folders, fetched and converted if need be."""

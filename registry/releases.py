@@ -250,10 +250,11 @@ def resolve_release(store: Store, pair: str, device: str, version_or_alias: int 
     except DraftwellError as error:
         if error.code != "not_registered":
             raise
-        others = {
-            name: known for name, known in aliases_by_device(store, pair).items() if name != device
-        }
-        raise DraftwellError(f"{error}{no_release_hint(others, device)}", code=error.code) from None
+        known = aliases_by_device(store, pair)
+        hint = no_release_hint({name: known[name] for name in known if name != device}, device)
+        if device == "cuda" and device not in known:
+            hint += "; without such a device here, `draftwell import-results` makes one"
+        raise DraftwellError(f"{error}{hint}", code=error.code) from None
 
 
 def aliases_by_device(store: Store, pair: str) -> dict[str, dict[str, int]]:

@@ -19,11 +19,13 @@ MADE_AGAIN = (
     ".draftwell/models/a/model.safetensors",
     ".draftwell/onnx/a.onnx",
     ".draftwell/gate.md",
-    ".draftwell/bench-gpu.json",
+    ".draftwell/bench.json",
+    ".draftwell/gpu-kit/wheels/a.whl",
     "dist/tiny/1-cpu/manifest.json",
     "build/a",
 )
 KEPT = (
+    ".draftwell/gpu/tiny-cuda-a.json",
     ".draftwell/mlflow/mlflow.db",
     ".draftwell/pairs/mine.yaml",
     ".draftwell/pairs/tiny/float32/traces/shard-00000.parquet",

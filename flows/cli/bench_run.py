@@ -90,7 +90,7 @@ def bench_pair(context: typer.Context) -> None:
     profile = find_or_measure_profile(workspace, pair, names, given["artifacts"])
     resources = workspace.resources(pair, names, folder=given["artifacts"], profile=profile)
     if given["exactness"]:
-        return check_exactness(workspace, pair, resources, wanted, rows, settings)
+        return check_exactness(pair, resources, wanted, rows, settings, workspace, given["out"])
     if slots is not None:
         with progress("bench") as bar:
             found = batch_throughput(pair, resources, wanted, rows, settings, progress=bar)
@@ -143,12 +143,10 @@ def check_together(settings: BenchSettings, device: str, given: Mapping[str, Any
             code="check_cpu_needs_cuda",
         )
     alone = settings.peers or given["markdown"] or given["plots"] or given["check_cpu"]
-    if given["exactness"] and (
-        alone or given["concurrency"] or given["out"] or settings.temperature > 0
-    ):
+    if given["exactness"] and (alone or given["concurrency"] or settings.temperature > 0):
         raise DraftwellError(
             "--exactness compares greedy answers in ways of its own: leave out --concurrency, "
-            "--temperature, --peer, --json, --markdown, --plots and --check-cpu",
+            "--temperature, --peer, --markdown, --plots and --check-cpu",
             code="exactness_only",
         )
     if given["concurrency"] and alone:
@@ -160,12 +158,13 @@ def check_together(settings: BenchSettings, device: str, given: Mapping[str, Any
 
 
 def check_exactness(
-    workspace: Workspace,
     pair: LoadedPair,
     resources: StrategyResources,
     wanted: Sequence[StrategyChoice],
     rows: Sequence[Prompt],
     settings: BenchSettings,
+    workspace: Workspace,
+    out: Path | None,
 ) -> None:
     """Compare the answers of lossless strategies with plain decoding's; exit code 1 where one
     differs."""
@@ -188,6 +187,8 @@ def check_exactness(
     file = workspace.device_reports / "exactness.jsonl"
     with progress("exactness") as bar:
         found = exactness(pair, resources, lossless, rows, sampling, file, progress=bar)
+    if out is not None:
+        write_json(out, found)
     wide_console().print(exactness_table(found))
     if differing(found):
         raise typer.Exit(1)

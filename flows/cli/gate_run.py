@@ -30,8 +30,10 @@ from draftwell.flows.cli.options import (
 )
 from draftwell.flows.failures import disk_full_as_error
 from draftwell.flows.loading import open_pair
-from draftwell.flows.steps.gate import gate_release
+from draftwell.flows.steps.gate import gate_imported, gate_release
 from draftwell.flows.steps.gate_parts.checks import count_checkout, judge_baseline
+from draftwell.flows.steps.gate_parts.elsewhere import measurement_file
+from draftwell.flows.workspace import Workspace
 from draftwell.registry import gates
 from draftwell.registry.connection import registry_exists
 from draftwell.registry.gates import load_baseline
@@ -42,6 +44,7 @@ from draftwell.registry.releases import (
     resolve_release,
 )
 from draftwell.registry.store import Store
+from draftwell.serving.device import cuda_available
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json, write_text
 
@@ -99,16 +102,30 @@ def release_verdict(
     """The measured part: a release compared with the champion. Its record says that it failed, too,
     where a verdict `beside` did.
 
-    The first `settings.limit` prompts are taken that the release was not made from; of the shipped
+    For CUDA where there is none, by what was measured on a card and imported. Else the first
+    `settings.limit` prompts are taken that the release was not made from; of the shipped
     ones the last, because the first are the first to be learnt from.
     """
 
+    if settings.device == "cuda" and not cuda_available():
+        space = Workspace(pair, dtype, say, settings.device)
+        result = gate_imported(space, settings, alias=wanted, beside=beside)
+        return f"release {result['release']}", result["verdict"]
     rows = read_prompts(prompts) if prompts else demo_prompts()[::-1]
     opened = open_pair(pair, dtype, device=settings.device or pick_device(None), say=say)
     with progress("gate") as bar:
         step = type(opened)(opened.workspace, opened.pair, bar)
         result = gate_release(step, rows, settings, alias=wanted, beside=beside)
     return f"release {result['release']}", result["verdict"]
+
+
+def gated_on(pair: str, dtype: str | None, device: str | None) -> str:
+    """The device to judge for: one that is here, or CUDA where a measurement of it was imported."""
+    if device == "cuda" and not cuda_available():
+        space = Workspace(pair, dtype, say, device)
+        if measurement_file(space, device).is_file():
+            return device
+    return pick_device(device)
 
 
 def own_verdicts(

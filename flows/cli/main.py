@@ -21,6 +21,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "strategies": ("decode", "List the decoding strategies with their parameters."),
     "generate": ("decode", "Generate one answer and report acceptance, speed and model calls."),
     "bench": ("bench", "Compare strategies on the same prompts, interleaved."),
+    "gpu": ("gpu", "Measure everything on this machine's GPU in nine minutes."),
+    "import-results": ("import_results", "Take in what `draftwell gpu` measured elsewhere."),
     "distill": ("learn.distill", "Make a draft of a few of a target's own layers."),
     "collect": ("learn.collect", "Collect traces: texts with what both models say of each token."),
     "train": ("learn.train", "Train a verifier, a head, or keep texts in a datastore."),

@@ -19,7 +19,6 @@ from draftwell.flows.cli.options import (
     Prompts,
     Threads,
     check_output,
-    pick_device,
     release_device,
     say,
     set_threads,
@@ -142,7 +141,7 @@ def gate(
         set_threads(threads)
         if record:
             return run.record_baseline(pair)
-        on = "cpu" if baseline else pick_device(device)
+        on = "cpu" if baseline else run.gated_on(pair, dtype, device)
         if on_other:
             verdicts = elsewhere.gate_elsewhere(context)
         else:

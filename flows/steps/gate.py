@@ -2,90 +2,38 @@
 and record the verdict.
 
 Its parts: `gate_parts.champion` (whom it is compared with), `bench` (what is measured), `checks`
-(what needs no clock), `record` (what is kept).
+(what needs no clock), `judged` (all of that), `elsewhere` (the same on a machine without the
+registry), `record` (what is kept).
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftwell.components.bench.schema import BenchReport
-from draftwell.components.gate.own_prompts import JudgingPrompts
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
-from draftwell.components.gate.temperatures import judge_artifacts
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.flows.context import StepContext, artifact_prompts
-from draftwell.flows.steps.champion import artifacts_of
-from draftwell.flows.steps.gate_parts.bench import (
-    BenchJudge,
-    SampledVerdict,
-    measured,
-    sampled_verdict,
-)
+from draftwell.flows.context import StepContext, encoder_of
+from draftwell.flows.steps.champion import artifacts_of, champion_of
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison, find_rival
-from draftwell.flows.steps.gate_parts.checks import (
-    footprint_check,
-    identity_verdict,
-    missing,
-    prediction_check,
-    weights_check,
-)
+from draftwell.flows.steps.gate_parts.checks import footprint_check, missing
+from draftwell.flows.steps.gate_parts.elsewhere import read_measurement
+from draftwell.flows.steps.gate_parts.judged import Candidate, Judged, judged
 from draftwell.flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
+from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.build import build_to_judge
 from draftwell.registry.gates import load_gates
 from draftwell.registry.releases import ReleaseVersion, find_release
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.base import Artifact
-from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import refuse_other_device
 from draftwell.serving.bundle.bundle import open_bundle
-from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import GateVerdict
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import StrategyResources
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """The release that is judged, with what it pins.
-
-    Args:
-        artifacts: kind → artifact.
-        resources: the same for strategies.
-    """
-
-    release: ReleaseVersion
-    artifacts: dict[str, Artifact]
-    resources: StrategyResources
-
-    @property
-    def config(self) -> DecodingConfig:
-        """Its tuned choices."""
-        found: Any = self.artifacts["decoding_config"]
-        return found
-
-    def greedy(self, thresholds: Thresholds) -> BenchJudge:
-        """What judges its choice for greedy requests."""
-        return BenchJudge(self.config.strategy, self.config.parameters, thresholds)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What was found out about a candidate, but for its bundle.
-
-    Args:
-        report: the bench of greedy requests that its speed was judged by.
-        verdict: on all but the bundle.
-        sampled: what was found out about sampled requests; its verdict is part of the other.
-    """
-
-    report: BenchReport
-    verdict: GateVerdict
-    sampled: SampledVerdict
 
 
 def gate_release(
@@ -110,10 +58,51 @@ def gate_release(
         of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its
             number), `verdict`.
     """
-    store, thresholds = Store(), load_gates()
-    candidate = open_candidate(step, store, gated_device(step, settings), alias)
-    release, rival = candidate.release, find_rival(step, store, candidate.release)
-    found = judged(step, prompts, candidate, rival, thresholds, settings)
+    store = Store()
+    release, candidate = open_candidate(step, store, gated_device(step, settings), alias)
+    rival = find_rival(step, store, release)
+    found = judged(step, prompts, candidate, rival, load_gates(), settings)
+    return concluded(step, store, (release, candidate), found, rival, settings, beside)
+
+
+def gate_imported(
+    space: Workspace,
+    settings: GateSettings,
+    *,
+    alias: str | int = "candidate",
+    beside: Sequence[GateVerdict] = (),
+) -> dict[str, Any]:
+    """Judge a release for a device that is not here by what was measured there and imported
+    (`draftwell import-results`), and keep the verdict with it; `gate_release` has the arguments.
+
+    Raises:
+        DraftwellError: nothing was imported, or something else was measured than the release pins,
+            or by other thresholds.
+    """
+    store, device, step = Store(), str(settings.device), StepContext(space, encoder_of(space))
+    release, candidate = open_candidate(step, store, device, alias)
+    measured = read_measurement(space, device)
+    measured.refuse_other(release.name, candidate.artifacts, load_gates())
+    found, rival = measured.as_judged(), ChampionComparison(champion_of(space, device))
+    if rival.release is not None and rival.release.version != release.version:
+        why = f"{rival.release.name}, the champion, was not measured on {measured.device_class}"
+        verdict = found.verdict + missing("champion measured", why, settings.unmeasured)
+        found = replace(found, verdict=verdict)
+    return concluded(step, store, (release, candidate), found, rival, settings, beside)
+
+
+def concluded(
+    step: StepContext,
+    store: Store,
+    judged: tuple[ReleaseVersion, Candidate],
+    found: Judged,
+    rival: ChampionComparison,
+    settings: GateSettings,
+    beside: Sequence[GateVerdict],
+) -> dict[str, Any]:
+    """Build and judge the bundle of what was measured, and keep the verdict, as `gate_release`
+    returns it."""
+    (release, candidate), thresholds = judged, load_gates()
     verdict, report = found.verdict, found.report.to_json()
     written = [step.report("bench", report, per_device=True)]
     with tempfile.TemporaryDirectory() as place:
@@ -160,8 +149,10 @@ def gated_device(step: StepContext, settings: GateSettings) -> str:
     return loaded
 
 
-def open_candidate(step: StepContext, store: Store, device: str, alias: str | int) -> Candidate:
-    """The release to judge, read.
+def open_candidate(
+    step: StepContext, store: Store, device: str, alias: str | int
+) -> tuple[ReleaseVersion, Candidate]:
+    """The release to judge, and what it pins.
 
     Raises:
         DraftwellError: it is for other models than those that are loaded, or holds an artifact of
@@ -184,37 +175,5 @@ def open_candidate(step: StepContext, store: Store, device: str, alias: str | in
             release.device,
             f"the {artifact.kind} of {release.name}",
         )
-    return Candidate(release, artifacts, StrategyResources(artifacts, step.pair.special_tokens))
-
-
-def judged(
-    step: StepContext,
-    prompts: Sequence[Prompt],
-    candidate: Candidate,
-    rival: ChampionComparison,
-    thresholds: Thresholds,
-    settings: GateSettings,
-) -> Judged:
-    """The benches, and the verdict on all but the bundle."""
-    config, resources = candidate.config, candidate.resources
-    used = artifact_prompts(candidate.artifacts, step.workspace.files().draft)
-    rows = JudgingPrompts.choose(prompts, used, rival.prompts, settings.limit)
-    report, verdict = measured(
-        step, rows.prompts, candidate.greedy(thresholds), resources, rival, settings
-    )
-    sampled = sampled_verdict(step, rows.prompts, config, thresholds, resources, rival, settings)
-    verdict = (
-        rows.excuse(verdict)
-        + rows.verdict(thresholds)
-        + judge_artifacts(config, candidate.artifacts)
-        + rows.excuse(sampled.verdict)
-    )
-    if thresholds.lossless_identical:
-        verdict += identity_verdict(step, config, resources, rows.prompts)
-    verdict += weights_check(step, rows.prompts, thresholds)
-    if rival.unmeasured:
-        verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
-    verdict += prediction_check(
-        step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured
-    )
-    return Judged(report, verdict, sampled)
+    resources = StrategyResources(artifacts, step.pair.special_tokens)
+    return release, Candidate(artifacts, resources)

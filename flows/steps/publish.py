@@ -22,7 +22,7 @@ from draftwell.registry.pairs import model_records
 from draftwell.registry.releases import create_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
-from draftwell.serving.artifacts.kinds import KINDS, OURS, find_kind
+from draftwell.serving.artifacts.kinds import find_kind
 from draftwell.serving.device import checked_device
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import find_strategy
@@ -59,23 +59,7 @@ def run_publish(
     files = space.files()
     device = device or space.device
     take_marked(space, device)
-    folders = {
-        kind: folder for kind, folder in space.kept().items() if kind not in KINDS or kind in OURS
-    } | {
-        kind: folder
-        for kind in OURS
-        if KINDS[kind].per_device and (folder := space.folder(kind, device)).is_dir()
-    }
-    if "decoding_config" not in folders:
-        raise DraftwellError(
-            f"nothing to release: run `draftwell tune --pair {space.spec.name} --device "
-            f"{device}` first",
-            code="nothing_to_release",
-        )
-    if (head := space.shipped_folder("eagle3_head")) is not None:
-        folders.setdefault("eagle3_head", head)
-    if files.draft is not None and (files.draft / "artifact.json").is_file():
-        folders["distilled_draft"] = files.draft
+    folders = space.to_release(device)
     config = DecodingConfig.load(folders["decoding_config"])
     check_temperatures(config, folders)
     heads = [kind for kind in ("eagle3_head",) if kind in folders]

@@ -155,11 +155,6 @@ def build_to_judge(
     return bundle
 
 
-def bundle_bytes(bundle: Path) -> int:
-    """Size of a bundle's files, those of its manifest included."""
-    return sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
-
-
 def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
     """Let `current` lead to a bundle of the champion that was built earlier; None where there is
     none, or only damaged ones.

@@ -79,3 +79,8 @@ def link_current(home: Path, bundle: Path) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(bundle.name, target_is_directory=True)
     os.replace(new, home / "current")
+
+
+def bundle_bytes(bundle: Path) -> int:
+    """Size of a bundle's files, those of its manifest included."""
+    return sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())

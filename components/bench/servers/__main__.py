@@ -26,7 +26,12 @@ from draftwell.components.bench.servers.load_test import (
     told,
 )
 from draftwell.components.bench.servers.long_prompt import stall, stall_table, text_of
-from draftwell.components.bench.servers.processes import Server
+from draftwell.components.bench.servers.processes import (
+    CONTEXT,
+    Server,
+    context_of,
+    own_command,
+)
 from draftwell.components.engines.environments import VLLM_COMMAND, interpreter, peers_root
 from draftwell.components.engines.process_group import engine_environment
 from draftwell.components.prompts.prompt import demo_prompts, read_prompts
@@ -37,7 +42,6 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 from draftwell.serving.number_format import dtype_of, weights_of
 
-CONTEXT = 4352
 STREAMS = 8
 """Answers that are being read while the long prompt is sent."""
 NGRAM = {
@@ -175,24 +179,8 @@ def commands(
     Args:
         prefix_caching: not where every run sends the same prompts again.
     """
-    context = min(
-        CONTEXT,
-        json.loads((target / "config.json").read_text()).get("max_position_embeddings", CONTEXT),
-    )
-    cores = usable_cores()
-    ours = [
-        sys.executable,
-        "-m",
-        "draftwell.serving.server.main",
-        "--bundle",
-        str(bundle.path),
-        "--slots",
-        str(slots),
-        "--max-context",
-        str(context),
-        "--prefix-caching",
-        "tenant" if prefix_caching else "off",
-    ]
+    context, cores = context_of(target), usable_cores()
+    ours = own_command(bundle, slots, context, "tenant" if prefix_caching else "off")
     theirs = [
         str(interpreter("vllm")),
         str(VLLM_COMMAND),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,9 +23,39 @@ from draftwell.components.engines.process_group import (
     free_port,
     refuse_taken,
 )
+from draftwell.serving.bundle.bundle import Bundle
 from draftwell.serving.errors import DraftwellError
 
 POLL_SECONDS = 0.2
+CONTEXT = 4352
+"""Positions of a request, where the model has so many."""
+
+
+def context_of(target: Path) -> int:
+    """Positions that servers are started with for a target."""
+    config = json.loads((target / "config.json").read_text())
+    return min(CONTEXT, config.get("max_position_embeddings", CONTEXT))
+
+
+def own_command(bundle: Bundle, slots: int, context: int, prefix_caching: str) -> list[str]:
+    """What starts our server from a bundle.
+
+    Args:
+        prefix_caching: as its option says.
+    """
+    return [
+        sys.executable,
+        "-m",
+        "draftwell.serving.server.main",
+        "--bundle",
+        str(bundle.path),
+        "--slots",
+        str(slots),
+        "--max-context",
+        str(context),
+        "--prefix-caching",
+        prefix_caching,
+    ]
 
 
 class Server:

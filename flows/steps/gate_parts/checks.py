@@ -19,7 +19,7 @@ from draftwell.components.gate.weights_check import judge_weights, weights_agree
 from draftwell.components.prompts.prompt import Prompt, demo_prompts
 from draftwell.flows.context import StepContext, open_trace
 from draftwell.flows.workspace import Workspace
-from draftwell.registry.bundles.build import bundle_bytes
+from draftwell.registry.bundles.places import bundle_bytes
 from draftwell.registry.gates import load_baseline, load_gates
 from draftwell.registry.pairs import find_pair
 from draftwell.registry.releases import ReleaseVersion

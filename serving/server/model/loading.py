@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
@@ -43,6 +44,8 @@ from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 log = logging.getLogger(__name__)
 
+MEASURED_WITH = ("torch", "transformers")
+"""Libraries that texts and times depend on."""
 CAPTURE_SECONDS = 120.0
 """Longest time that a server captures graphs before it is ready."""
 
@@ -65,6 +68,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     manifest = bundle.manifest
     check_same_device(manifest.device, serving_now)
     check_device(manifest.device)
+    log_other_libraries(bundle)
     files = bundle.files(models_root())  # foreign weights are refused before anything loads
     artifacts = bundle.artifacts()
     config = tuned_config(bundle, artifacts)
@@ -330,6 +334,23 @@ def check_device(device: str) -> None:
         raise DraftwellError(
             f"the bundle was made for {device}, and {problem}, or deploy with DEVICE=cpu",
             code="no_cuda_device",
+        )
+
+
+def log_other_libraries(bundle: Bundle) -> None:
+    """Log, in a line, which libraries that texts and times depend on have another version here than
+    the bundle's requirements pin."""
+    file = bundle.path / f"requirements-{bundle.manifest.device}.txt"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    pinned = dict(line.split()[0].split("==", 1) for line in lines if "==" in line)
+    here = {name: version(name) for name in MEASURED_WITH if name in pinned}
+    other = [f"{n} {here[n]}, not {pinned[n]}" for n in here if here[n] != pinned[n]]
+    if other:
+        log.warning(
+            "other libraries than the bundle was measured with: %s: pip install -r %s, or tune and "
+            "gate with these",
+            "; ".join(other),
+            file.name,
         )
 
 

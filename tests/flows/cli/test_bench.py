@@ -312,11 +312,25 @@ def test_a_gpu_bench_is_refused_where_there_is_none(run: Any, pair_file: Path) -
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("options", ["--concurrency 2", "--temperature 1", "--json out.json"])
+@pytest.mark.parametrize("options", ["--concurrency 2", "--temperature 1", "--markdown a.md"])
 def test_exactness_goes_with_no_other_measurement(run: Any, pair_file: Path, options: str) -> None:
     done = run(f"bench --pair {pair_file} --exactness {options}")
     assert done.exit_code == 2
     assert "--exactness compares greedy answers" in done.stderr
+
+
+def test_exactness_is_written_before_a_difference_ends_the_command(
+    run: Any, pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftwell.flows.cli import bench_run
+    from draftwell.serving.runtime.pair import LoadedPair
+
+    found = {"vanilla_sd": {"alone": [None, 3]}}
+    monkeypatch.setattr(LoadedPair, "exact", property(lambda self: True))
+    monkeypatch.setattr(bench_run, "exactness", lambda *asked, **options: found)
+    done = run(f"bench --pair {pair_file} --exactness --limit 1 --json {tmp_path}/found.json")
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert json.loads((tmp_path / "found.json").read_text()) == found
 
 
 def test_exactness_of_passes_that_are_not_exact_is_refused(

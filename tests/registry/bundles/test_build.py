@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import draftwell.registry.bundles.build
-from draftwell.registry.bundles.build import build_bundle, bundle_bytes, relink
-from draftwell.registry.bundles.places import link_current
+from draftwell.registry.bundles.build import build_bundle, relink
+from draftwell.registry.bundles.places import bundle_bytes, link_current
 from draftwell.registry.bundles.requirements import pinned_torch
 from draftwell.registry.bundles.retention import prune
 from draftwell.registry.bundles.wheel import Wheel, runtime_wheel

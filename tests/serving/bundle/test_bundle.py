@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,6 +222,29 @@ def test_a_bundle_for_cuda_is_refused_where_there_is_none(
     monkeypatch.setattr(Bundle, "artifacts", lambda self: pytest.fail("artifacts were loaded"))
     with raises_code("no_cuda_device", "cuda", "DEVICE=cpu"):
         load_bundle(bundle)
+
+
+def test_other_libraries_than_a_bundle_pins_are_named_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine with a GPU often brings its own PyTorch."""
+    from draftwell.serving.server.model.loading import log_other_libraries
+
+    here = {name: version(name) for name in ("torch", "transformers")}
+    bundle: Any = SimpleNamespace(path=tmp_path, manifest=SimpleNamespace(device="cuda"))
+    pins = tmp_path / "requirements-cuda.txt"
+    for torch, lines in ((here["torch"], 0), ("1.0+cu90", 1)):
+        pins.write_text(
+            f"# Exact versions\nnumpy==0.1\ntorch=={torch} --hash=sha256:0\n"
+            f"transformers=={here['transformers']}\n"
+        )
+        log_other_libraries(bundle)
+        assert len(caplog.messages) == lines
+    assert f"torch {here['torch']}, not 1.0+cu90" in caplog.messages[0]
+    assert "transformers" not in caplog.messages[0]
+    pins.unlink()
+    log_other_libraries(bundle)
+    assert len(caplog.messages) == 1
 
 
 def test_a_folder_that_holds_another_kind_is_refused(bundle: Path) -> None:

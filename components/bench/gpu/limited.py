@@ -1,0 +1,73 @@
+"""One part in a process of its own that is ended at a limit: whatever becomes of it, the next part
+finds an empty device.
+
+The process is a copy of this one (fork), so that no part imports torch again. This one must not
+have used CUDA before, nor computed on several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+from draftwell.components.engines.failures import last_line
+from draftwell.serving.errors import DraftwellError
+
+State = Literal["measured", "failed", "stopped", "skipped"]
+DIES_WITH_PARENT = 1
+"""Linux's PR_SET_PDEATHSIG."""
+
+
+def run_limited(work: Callable[[], object], seconds: float, log: Path) -> tuple[State, str]:
+    """Let `work` run for `seconds` at most.
+
+    Args:
+        log: file for all that it prints.
+    Returns:
+        measured, failed or stopped, and why, in a line; "" where it was measured.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = get_context("fork").Process(target=_work_alone, args=(work, log))
+    process.start()
+    try:
+        process.join(seconds)
+        stopped = process.is_alive()
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()  # it may not have had its group yet
+        process.join()
+    if stopped:
+        return "stopped", f"not done after {seconds:.0f} s"
+    if process.exitcode:
+        return "failed", last_line(log).removeprefix("Error: ")
+    return "measured", ""
+
+
+def _work_alone(work: Callable[[], object], log: Path) -> None:
+    """Do the work as the first process of a group, with its output in the log."""
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+    with log.open("wb") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2)
+    )
+    try:
+        work()
+    except DraftwellError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)

@@ -1,0 +1,36 @@
+"""`draftwell import-results`: what `draftwell gpu` measured on another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftwell.components.bench.gpu.results import read_results
+from draftwell.flows.cli.options import DtypeOption, Pair, say
+from draftwell.flows.steps import imported
+from draftwell.flows.workspace import Workspace
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(import_results)
+
+
+def import_results(
+    file: Annotated[Path, typer.Argument(help="Results that `make gpu` wrote.")],
+    pair: Pair = "default",
+    dtype: DtypeOption = None,
+) -> None:
+    """Take what was tuned and measured on a card into this machine's workspace, and register it as
+    the candidate for CUDA. The gate then judges that by the card's figures.
+
+    Example: draftwell import-results .draftwell/gpu/smollm2-135m-cuda-nvidia-h200.json
+    """
+    results = read_results(file)
+    made = imported.import_results(Workspace(pair, dtype, say, imported.DEVICE), results)
+    typer.echo(
+        f"{made.name} is the candidate, from {results.card.name}: `draftwell gate --pair {pair} "
+        f"--device {made.device}` judges it"
+    )

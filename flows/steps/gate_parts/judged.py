@@ -1,0 +1,103 @@
+"""What the gate measures of a candidate and says of it, but for its bundle: no registry is
+asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftwell.components.bench.schema import BenchReport
+from draftwell.components.gate.own_prompts import JudgingPrompts
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.temperatures import judge_artifacts
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.flows.context import StepContext, artifact_prompts
+from draftwell.flows.steps.gate_parts.bench import (
+    BenchJudge,
+    SampledVerdict,
+    measured,
+    sampled_verdict,
+)
+from draftwell.flows.steps.gate_parts.champion import ChampionComparison
+from draftwell.flows.steps.gate_parts.checks import (
+    identity_verdict,
+    missing,
+    prediction_check,
+    weights_check,
+)
+from draftwell.serving.artifacts.base import Artifact
+from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
+from draftwell.serving.runtime.strategies import StrategyResources
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is judged: what a release pins, or will pin.
+
+    Args:
+        artifacts: kind → artifact.
+        resources: the same for strategies.
+    """
+
+    artifacts: dict[str, Artifact]
+    resources: StrategyResources
+
+    @property
+    def config(self) -> DecodingConfig:
+        """Its tuned choices."""
+        found: Any = self.artifacts["decoding_config"]
+        return found
+
+    def greedy(self, thresholds: Thresholds) -> BenchJudge:
+        """What judges its choice for greedy requests."""
+        return BenchJudge(self.config.strategy, self.config.parameters, thresholds)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was found out about a candidate, but for its bundle.
+
+    Args:
+        report: the bench of greedy requests that its speed was judged by.
+        verdict: on all but the bundle.
+        sampled: what was found out about sampled requests; its verdict is part of the other.
+    """
+
+    report: BenchReport
+    verdict: GateVerdict
+    sampled: SampledVerdict
+
+
+def judged(
+    step: StepContext,
+    prompts: Sequence[Prompt],
+    candidate: Candidate,
+    rival: ChampionComparison,
+    thresholds: Thresholds,
+    settings: GateSettings,
+) -> Judged:
+    """The benches, and the verdict on all but the bundle."""
+    config, resources = candidate.config, candidate.resources
+    used = artifact_prompts(candidate.artifacts, step.workspace.files().draft)
+    rows = JudgingPrompts.choose(prompts, used, rival.prompts, settings.limit)
+    report, verdict = measured(
+        step, rows.prompts, candidate.greedy(thresholds), resources, rival, settings
+    )
+    sampled = sampled_verdict(step, rows.prompts, config, thresholds, resources, rival, settings)
+    verdict = (
+        rows.excuse(verdict)
+        + rows.verdict(thresholds)
+        + judge_artifacts(config, candidate.artifacts)
+        + rows.excuse(sampled.verdict)
+    )
+    if thresholds.lossless_identical:
+        verdict += identity_verdict(step, config, resources, rows.prompts)
+    verdict += weights_check(step, rows.prompts, thresholds)
+    if rival.unmeasured:
+        verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
+    verdict += prediction_check(
+        step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured
+    )
+    return Judged(report, verdict, sampled)
