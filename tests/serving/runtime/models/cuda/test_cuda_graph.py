@@ -13,7 +13,7 @@ import torch
 
 from draftwell.serving.runtime.models.cuda import cuda_graph
 from draftwell.serving.runtime.models.cuda.cuda_graph import WARM_UPS, ModelGraphs
-from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from tests.support.models.llama_shapes import llama
 
 
@@ -94,8 +94,9 @@ def double(graphs: ModelGraphs, key: str, value: int, where: list[Any] | None = 
             where.append(cuda_graph.cuda.current_stream(None))
         return inputs.mul_(1)
 
-    out = graphs.replay(key, torch.tensor([value]), run, lambda: torch.tensor([0]))
-    return 2 * int(out)
+    graph = graphs.captured(key, run, lambda: torch.tensor([0]))
+    graph.inputs.fill_(value)
+    return 2 * int(graph.replay())
 
 
 def test_a_graph_is_captured_once_and_given_its_input_each_time(device: Device) -> None:
@@ -149,7 +150,7 @@ def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(
 ) -> None:
     """They hold addresses; what is launched is waited for first, and the move before another pass,
     whose stream may be another."""
-    model, order = StaticLlama(llama(), slots=1), []
+    model, order = CudaLlama(llama(), slots=1), []
     double(model._graphs, "a", 1)
     monkeypatch.setattr(model, "synchronize", lambda: order.append("wait"))
     monkeypatch.setattr(device.graphs[0], "reset", lambda: order.append("drop"))
@@ -164,9 +165,19 @@ def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(
     assert len(model._graphs) == 0
 
 
+def test_graphs_that_keep_no_hidden_states_end_when_a_head_comes(device: Device) -> None:
+    model = CudaLlama(llama(), slots=1)
+    double(model._graphs, "a", 1)
+    model.keep_hidden_states((0, 1))
+    assert len(model._graphs) == 0
+    double(model._graphs, "a", 1)
+    model.keep_hidden_states((0, 1))
+    assert len(model._graphs) == 1, "it keeps them already"
+
+
 def test_a_pass_on_another_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's, when the engine's thread moves slots."""
-    model, waited = StaticLlama(llama(), slots=1), []
+    model, waited = CudaLlama(llama(), slots=1), []
     monkeypatch.setattr(model, "captures", True)
     mine = SimpleNamespace(synchronize=lambda: waited.append("this thread's"))
     monkeypatch.setattr(cuda_graph.cuda, "current_stream", lambda device: mine)
