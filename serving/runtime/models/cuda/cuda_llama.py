@@ -119,7 +119,8 @@ class CudaLlama(LeanLlama):
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Kernels are launched on the thread's current device."""
-        return torch.cuda.device(self.device) if self.captures else nullcontext()
+        on_cuda = self.device.type == "cuda"
+        return torch.cuda.device(self.device) if on_cuda else nullcontext()
 
     def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
         with self._busy, self._on_device():
@@ -175,7 +176,7 @@ class CudaLlama(LeanLlama):
 
     def _pinned(self, packed: packing.Fields) -> Tensor:
         found = torch.from_numpy(packed)
-        return found.pin_memory() if self.captures else found
+        return found.pin_memory() if self.device.type == "cuda" else found
 
     def _step(self, tokens: int) -> Any:
         """The pass of a bucket, to be given its input and replayed."""
@@ -200,7 +201,7 @@ class CudaLlama(LeanLlama):
         """The computation of a bucket: states and logits of the tokens `packing.KEPT`; nothing but
         `fields` and the slots' content may differ between two calls."""
         ops, shape, live = self.ops, self.shape, fields[packing.LIVE, :1]
-        settings = shape.eps, self.dtype, live
+        settings = shape.eps, self.dtype
         x = self._embed(fields[packing.ID]).float()
         after = [*(layer.attention_norm for layer in self.layers[1:]), self.final_norm]
         normed = ops.add_norm(
@@ -240,7 +241,6 @@ class CudaLlama(LeanLlama):
                 gate_up.bias,
                 self.shape.activation,
                 self.dtype,
-                live,
             )
             parts.append(self.ops.product(activated, down, live))
         return torch.cat(parts) if len(parts) > 1 else parts[0], down.bias

@@ -1,7 +1,8 @@
 """What `kernels` computes, by torch: for CPUs, and what kernels are compared with.
 
 Nothing here reads from the device. `fields` is a pass as `packing` makes it; `live` is one int32,
-the number of rows that are no padding, which kernels leave out and this computes, too.
+how many of the rows are no padding: tiles beyond may be left out. What comes out for padding is
+nobody's affair.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ def add_norm(
     weights: tuple[Tensor | None, Tensor],
     eps: float,
     dtype: torch.dtype,
-    live: Tensor,
 ) -> Tensor:
     """Add a product to the states x `[tokens, hidden]` float32, in place; their norm, in `dtype`.
 
@@ -116,9 +116,7 @@ def attend(
     return torch.einsum("tkgp,tpkd->tkgd", weights, values).flatten(1).to(query.dtype)
 
 
-def activate(
-    parts: Tensor, bias: Tensor | None, activation: str, dtype: torch.dtype, live: Tensor
-) -> Tensor:
+def activate(parts: Tensor, bias: Tensor | None, activation: str, dtype: torch.dtype) -> Tensor:
     """The gate's activation times up, `[tokens, intermediate]`, of their product `[splits, tokens,
     2 * intermediate]`."""
     gate, up = total(parts, bias).chunk(2, -1)

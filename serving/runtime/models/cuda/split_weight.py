@@ -12,6 +12,8 @@ from draftwell.serving.number_format import Weights
 PROGRAMS = 396
 """How many programs shall share a product: three for each of the 132 multiprocessors of an H100 or
 H200. A constant, whatever the card: another one would give other sums."""
+FEWEST = 3
+"""Steps of one program at least: as many are loaded at once."""
 OUTPUTS = 64
 """Outputs of one program."""
 
@@ -49,5 +51,5 @@ def split(
     step = step_of(weight.dtype)
     steps = -(-inputs // step)
     wanted = max(1, PROGRAMS // -(-outputs // OUTPUTS))
-    piece = -(-steps // min(steps, wanted)) * step
+    piece = max(FEWEST, -(-steps // wanted)) * step
     return SplitWeight(weight.detach().contiguous(), bias, -(-inputs // piece), piece)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.cuda import cuda_graph
 from draftwell.serving.runtime.models.cuda.cuda_graph import WARM_UPS, ModelGraphs
 from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
-from tests.support.models.llama_shapes import llama
+from tests.support.models.llama_shapes import llama, random_tokens
 
 
 class Stream:
@@ -31,8 +32,10 @@ class Graph:
 
     def __init__(self, device: Device):
         self.device, self.stream, self.pool, self.alive = device, None, None, True
+        self.replays = 0
 
     def replay(self) -> None:
+        self.replays += 1
         assert self.alive, "a graph is replayed that was dropped"
         assert self.stream not in self.device.cleared, (
             "its workspaces went with a graph of the same stream"
@@ -52,6 +55,7 @@ class Device:
         self.graphs: list[Graph] = []
         self.cleared: set[Any] = set()
         self.Stream = Stream
+        self.Event = lambda enable_timing: SimpleNamespace(record=lambda: None)
         self.CUDAGraph = lambda: self.graphs.append(Graph(self)) or self.graphs[-1]
 
     def current_stream(self, device: Any) -> Any:
@@ -163,6 +167,27 @@ def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(
     model.open_branch()
     assert order == ["wait", "drop", "move", "wait"]
     assert len(model._graphs) == 0
+
+
+def test_all_passes_are_six_graphs_which_are_captured_before(device: Device) -> None:
+    """Prompts, drafts, trees and chains of any rows replay them."""
+    model = CudaLlama(llama(), slots=3)
+    model.captures = True
+    assert model.warm_up()
+    graphs = list(device.graphs)
+    assert len(graphs) == len(model._graphs) == 6
+    assert model.slots.lengths == [0] * 4
+    assert not model.slots.whole[:, :, : model.slots.scratch].any()
+    slots = [model.open() for _ in range(3)]
+    model.forward(
+        [
+            Forward("target", slots[0], random_tokens(100)),
+            Forward("target", slots[1], (1, 2, 3), 3, parents=(-1, 0, 0)),
+            Forward("target", slots[2], (1, 2), steps=4),
+        ]
+    )
+    assert device.graphs == graphs
+    assert [graph.replays for graph in graphs] == [3, 0, 0, 1, 0, 0]
 
 
 def test_graphs_that_keep_no_hidden_states_end_when_a_head_comes(device: Device) -> None:
