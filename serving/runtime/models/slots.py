@@ -24,12 +24,15 @@ from draftwell.serving.runtime.failures import room_for
 from draftwell.serving.runtime.slot_texts import SlotText, SlotTexts
 
 
+def pinned(numbers: Any, device: torch.device) -> Tensor:
+    """Numbers as a tensor that can be copied to a device without a wait."""
+    tensor = torch.as_tensor(numbers)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
 def sent(numbers: Any, device: torch.device) -> Tensor:
     """Numbers on a device, copied there without a wait."""
-    tensor = torch.as_tensor(numbers)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return pinned(numbers, device).to(device, non_blocking=True)
 
 
 class Slots:

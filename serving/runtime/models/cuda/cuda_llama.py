@@ -27,10 +27,10 @@ from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.cuda import packing, reference
 from draftwell.serving.runtime.models.cuda.cuda_graph import Marks, ModelGraphs, Uncaptured
 from draftwell.serving.runtime.models.cuda.cuda_slots import CudaSlots
-from draftwell.serving.runtime.models.cuda.split_weight import split
+from draftwell.serving.runtime.models.cuda.reference import split
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.module_model import Placed
-from draftwell.serving.runtime.models.slots import sent
+from draftwell.serving.runtime.models.slots import pinned, sent
 from draftwell.serving.runtime.output import Output
 
 CHUNK = 512
@@ -150,9 +150,7 @@ class CudaLlama(LeanLlama):
         for packed, keeps in packing.passes(
             *packing.pack(rows, placed), self.chunk, sharing, self.slots.scratch
         ):
-            step = self._step(packed.shape[1])
-            step.inputs.copy_(self._pinned(packed), non_blocking=True)
-            said.append(self._replay(step, keeps))
+            said.append(self._replay(self._given(packed), keeps))
         states, logits, chosen = (
             one[0] if len(one) == 1 else torch.cat(one) for one in zip(*said, strict=True)
         )
@@ -167,19 +165,20 @@ class CudaLlama(LeanLlama):
         single = [replace(row, tokens=(0,), steps=1, parents=None) for row in rows]
         fields, kept = packing.pack(single, following)
         ((packed, keeps),) = packing.passes(fields, kept, len(rows), 1, self.slots.scratch)
-        step = self._step(packed.shape[1])
-        step.inputs.copy_(self._pinned(packed), non_blocking=True)
+        step = self._given(packed)
         step.inputs[packing.ID, :keeps] = first
         said = [self._replay(step, keeps) for _ in range(steps - 1)]
         states, logits, _ = zip(*said, strict=True)
         return torch.stack(states), torch.stack(logits)
 
-    def _pinned(self, packed: packing.Fields) -> Tensor:
-        found = torch.from_numpy(packed)
-        return found.pin_memory() if self.device.type == "cuda" else found
+    def _given(self, packed: packing.Fields) -> Any:
+        """The pass of a bucket with its input."""
+        step = self._step(packed.shape[1])
+        step.inputs.copy_(pinned(packed, self.device), non_blocking=True)
+        return step
 
     def _step(self, tokens: int) -> Any:
-        """The pass of a bucket, to be given its input and replayed."""
+        """The pass of a bucket, to be given an input and replayed."""
 
         def nothing() -> Tensor:
             return sent(packing.padding(tokens, self.slots.scratch), self.device)

@@ -1,16 +1,18 @@
 """The kernels of a pass, in Triton: `reference` says what each computes.
 
 A token's numbers never depend on what else is in the pass. Tiles and blocks are constants; sums
-over the inputs of a product are cut by the weight's shape (`split_weight`), keys by their absolute
-positions, and the pieces are added in order. cuBLAS chooses all that by the number of rows, which
-is why a row comes out differently in another batch (Thinking Machines, "Defeating Nondeterminism in
-LLM Inference"). Padding is computed where leaving it out would take longer: only its own numbers
-come of it.
+over the inputs of a product are cut by the weight's shape (`reference.split`), keys by their
+absolute positions, and the pieces are added in order. cuBLAS chooses all that by the number of
+rows, which is why a row comes out differently in another batch (Thinking Machines, "Defeating
+Nondeterminism in LLM Inference"). Padding is computed where leaving it out would take longer: only
+its own numbers come of it.
 
 Tests on CPUs run in Triton's interpreter: tests/serving/runtime/models/cuda/test_kernels.py.
 """
 
-# ruff: noqa: PLR0913 - a kernel has no other way to its numbers than parameters
+# A kernel has no other way to its numbers than parameters, and none of them has a type.
+# ruff: noqa: PLR0913
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 from typing import Any
@@ -19,10 +21,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.cuda import packing
-from draftwell.serving.runtime.models.cuda.split_weight import OUTPUTS, SplitWeight, step_of
+from draftwell.serving.runtime.models.cuda.reference import OUTPUTS, SplitWeight, step_of
 from draftwell.serving.runtime.models.lean_layer import Rope
 
 TOKENS = 64
@@ -34,6 +37,20 @@ SPAN, BLOCK = 256, 64
 """Positions of one program of attention, and of one of its steps."""
 COLUMNS, CHOICES = 1024, 8192
 """Of one program of an activation, and of one step of a choice."""
+
+ID, SLOT, POSITION, PLACE, START, _, FIRST, SHARING, LIVE, PATHS = map(constexpr, packing.ORDER)
+
+
+def on_hopper() -> bool:
+    """Whether kernels are compiled, and for a device on which one may start while the last ends."""
+    compiled = torch.cuda.is_available() and not triton.knobs.runtime.interpret
+    return compiled and torch.cuda.get_device_capability() == (9, 0)
+
+
+OVERLAPS = constexpr(on_hopper())
+"""Programmatic dependent launch: it hides the time in which a kernel is started, a large part of a
+small model's pass. Newer devices have it, too, but Triton 3.6 fails to compile some kernels there.
+"""
 
 
 def padded(size: int) -> int:
@@ -52,20 +69,24 @@ def sharing(groups: int) -> int:
 
 
 @triton.jit
+def _enter():
+    """Let the next kernel start, and wait for what the last one wrote: first in each kernel."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def _field(fields, field: constexpr, tokens, at):
+    return tl.load(fields + tokens * field + at)
+
+
+@triton.jit
 def _product(
-    x,
-    weight,
-    out,
-    live,
-    tokens,
-    outputs,
-    inputs,
-    piece,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    SKIPS: tl.constexpr,
-):
+    x, weight, out, live, tokens, outputs, inputs, piece, M: constexpr, N: constexpr, K: constexpr,
+    SKIPS: constexpr,
+):  # fmt: skip
+    _enter()
     first = tl.program_id(1) * M
     if SKIPS:  # noqa: SIM102 - one is known to the compiler
         if first >= tl.load(live):
@@ -113,13 +134,14 @@ def product(x: Tensor, by: SplitWeight, live: Tensor) -> Tensor:
         K=step_of(x.dtype),
         SKIPS=tokens > TOKENS,
         num_warps=4,
+        launch_pdl=OVERLAPS.value,
         num_stages=4,
     )
     return out
 
 
 @triton.jit
-def _total(parts, bias, at, step, known, mask, SPLITS: tl.constexpr, BIASED: tl.constexpr):
+def _total(parts, bias, at, step, known, mask, SPLITS: constexpr, BIASED: constexpr):
     """Sums of the pieces, in order, of the columns `at`; `known`: columns of the bias."""
     total = tl.load(parts + at, mask=mask, other=0.0)
     for _ in tl.static_range(1, SPLITS):
@@ -138,20 +160,10 @@ def _normed(x, weight, columns, mask, size, eps):
 
 @triton.jit
 def _add_norm(
-    parts,
-    bias,
-    x,
-    before,
-    after,
-    out,
-    tokens,
-    size,
-    eps,
-    SPLITS: tl.constexpr,
-    BIASED: tl.constexpr,
-    NORMED: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    parts, bias, x, before, after, out, tokens, size, eps, SPLITS: constexpr, BIASED: constexpr,
+    NORMED: constexpr, COLUMNS: constexpr,
+):  # fmt: skip
+    _enter()
     token = tl.program_id(0)
     columns = tl.arange(0, COLUMNS)
     mask = columns < size
@@ -193,69 +205,43 @@ def add_norm(
         NORMED=before is not None,
         COLUMNS=padded(size),
         num_warps=warps(size),
+        launch_pdl=OVERLAPS.value,
     )
     return out
 
 
 @triton.jit
 def _place_heads(
-    parts,
-    bias,
-    qk_norm,
-    cos,
-    sin,
-    slots,
-    positions,
-    places,
-    query,
-    keys,
-    values,
-    tokens,
-    context,
-    eps,
-    SPLITS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BIASED: tl.constexpr,
-    NORMED: tl.constexpr,
-):
+    parts, bias, qk_norm, cos, sin, fields, query, keys, values, tokens, context, eps,
+    SPLITS: constexpr, HEADS: constexpr, KV_HEADS: constexpr, DIM: constexpr, PADDED: constexpr,
+    BIASED: constexpr, NORMED: constexpr,
+):  # fmt: skip
+    _enter()
     token, head = tl.program_id(0), tl.program_id(1)
     width = (HEADS + 2 * KV_HEADS) * DIM
-    half = tl.arange(0, HALF)
-    mask = half < DIM // 2
-    low, high = head * DIM + half, head * DIM + DIM // 2 + half
-    own, step = token * width, tokens * width
-    a = _total(parts, bias, own + low, step, low, mask, SPLITS, BIASED)
-    b = _total(parts, bias, own + high, step, high, mask, SPLITS, BIASED)
+    own, step, dims = token * width, tokens * width, tl.arange(0, PADDED)
+    mask = dims < DIM
+    here, other = head * DIM + dims, head * DIM + (dims + DIM // 2) % DIM
+    x = _total(parts, bias, own + here, step, here, mask, SPLITS, BIASED)
     if head < HEADS + KV_HEADS:
+        y = _total(parts, bias, own + other, step, other, mask, SPLITS, BIASED)
         if NORMED:
-            scale = 1.0 / tl.sqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / DIM + eps)
-            a = a * scale * tl.load(qk_norm + low, mask=mask, other=0.0)
-            b = b * scale * tl.load(qk_norm + high, mask=mask, other=0.0)
-        turn = tl.load(positions + token) * DIM + half
-        rotated = a * tl.load(cos + turn, mask=mask, other=0.0)
-        rotated += b * tl.load(sin + turn, mask=mask, other=0.0)
-        turn += DIM // 2
-        b = b * tl.load(cos + turn, mask=mask, other=0.0)
-        b += a * tl.load(sin + turn, mask=mask, other=0.0)
-        a = rotated
-    first, second = a.to(query.dtype.element_ty), b.to(query.dtype.element_ty)
+            scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / DIM + eps)
+            x = x * scale * tl.load(qk_norm + here, mask=mask, other=0.0)
+            y = y * scale * tl.load(qk_norm + other, mask=mask, other=0.0)
+        turn = _field(fields, POSITION, tokens, token) * DIM + dims
+        x = x * tl.load(cos + turn, mask=mask, other=0.0)
+        x += y * tl.load(sin + turn, mask=mask, other=0.0)
     if head < HEADS:
-        into = query + (token * HEADS + head) * DIM + half
-        tl.store(into, first, mask=mask)
-        tl.store(into + DIM // 2, second, mask=mask)
+        into = query + token * HEADS * DIM + here
     else:
-        slot, place = tl.load(slots + token).to(tl.int64), tl.load(places + token)
-        shared = (head - HEADS) % KV_HEADS
-        at = ((slot * KV_HEADS + shared) * context + place) * DIM + half
-        if head < HEADS + KV_HEADS:
-            tl.store(keys + at, first, mask=mask)
-            tl.store(keys + at + DIM // 2, second, mask=mask)
-        else:
-            tl.store(values + at, first, mask=mask)
-            tl.store(values + at + DIM // 2, second, mask=mask)
+        slot = _field(fields, SLOT, tokens, token).to(tl.int64)
+        line = (slot * KV_HEADS + (head - HEADS) % KV_HEADS) * context
+        at = (line + _field(fields, PLACE, tokens, token)) * DIM + dims
+        into = keys + at
+        if head >= HEADS + KV_HEADS:
+            into = values + at
+    tl.store(into, x.to(query.dtype.element_ty), mask=mask)
 
 
 def place_heads(
@@ -268,76 +254,62 @@ def place_heads(
     shape: Architecture,
 ) -> Tensor:
     splits, tokens, _ = parts.shape
-    keys, values = memory
-    query = keys.new_empty(tokens, shape.heads, shape.head_dim)
+    query = memory[0].new_empty(tokens, shape.heads, shape.head_dim)
     _place_heads[(tokens, shape.heads + 2 * shape.kv_heads)](
         parts,
         parts if bias is None else bias,
         parts if qk_norm is None else qk_norm,
         *rope,
-        fields[packing.SLOT],
-        fields[packing.POSITION],
-        fields[packing.PLACE],
+        fields,
         query,
-        keys,
-        values,
+        *memory,
         tokens,
-        keys.shape[2],
+        memory[0].shape[2],
         shape.eps,
         SPLITS=splits,
         HEADS=shape.heads,
         KV_HEADS=shape.kv_heads,
         DIM=shape.head_dim,
-        HALF=padded(shape.head_dim // 2),
+        PADDED=padded(shape.head_dim),
         BIASED=bias is not None,
         NORMED=qk_norm is not None,
         num_warps=1,
+        launch_pdl=OVERLAPS.value,
     )
     return query
 
 
 @triton.jit
+def _place(fields, tokens, first, start, p, there):
+    """Where the keys of positions p lie: from `start` on, by the path of the token `first`."""
+    on_path = there & (p >= start)
+    depth = tl.where(on_path, p - start, 0) + PATHS
+    path = tl.load(fields + tokens * depth + first, mask=on_path, other=0)
+    return tl.where(on_path, start + path, p)
+
+
+@triton.jit
 def _attend(
-    query,
-    keys,
-    values,
-    slots,
-    positions,
-    starts,
-    firsts,
-    counts,
-    paths,
-    sums,
-    tops,
-    tokens,
-    context,
-    scale,
-    softcap,
-    window,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    PADDED: tl.constexpr,
-    QUERIES: tl.constexpr,
-    SPAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CAPPED: tl.constexpr,
-):
+    query, keys, values, fields, sums, tops, tokens, context, scale, softcap, window,
+    HEADS: constexpr, KV_HEADS: constexpr, GROUPS: constexpr, DIM: constexpr, PADDED: constexpr,
+    QUERIES: constexpr, SPAN: constexpr, BLOCK: constexpr, CAPPED: constexpr,
+):  # fmt: skip
+    _enter()
     tile, shared, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    count, first = tl.load(counts + tile), tl.load(firsts + tile)
+    count = _field(fields, SHARING, tokens, tile)
+    first = _field(fields, FIRST, tokens, tile)
     group = HEADS // KV_HEADS
     lines, dims, steps = tl.arange(0, QUERIES), tl.arange(0, PADDED), tl.arange(0, BLOCK)
     token, head = first + lines // GROUPS, shared * group + lines % GROUPS
     own = (lines // GROUPS < count) & (lines % GROUPS < group)
     known = dims < DIM
-    position = tl.load(positions + token, mask=own, other=-1)
+    position = tl.load(fields + tokens * POSITION + token, mask=own, other=-1)
     line = token * HEADS + head
     at = line[:, None] * DIM + dims[None, :]
     q = tl.load(query + at, mask=own[:, None] & known[None, :], other=0.0)
-    slot, start = tl.load(slots + first), tl.load(starts + first)
-    earliest = tl.load(positions + first)
-    last = tl.load(positions + first + tl.maximum(count, 1) - 1)
+    slot, start = _field(fields, SLOT, tokens, first), _field(fields, START, tokens, first)
+    earliest = _field(fields, POSITION, tokens, first)
+    last = _field(fields, POSITION, tokens, first + tl.maximum(count, 1) - 1)
     begin = span * SPAN
     # the first token of a tile sees the earliest positions
     if (count == 0) | (begin > last) | (begin + SPAN <= earliest - window + 1):
@@ -349,15 +321,9 @@ def _attend(
     for block in range(begin, tl.minimum(begin + SPAN, last + 1), BLOCK):
         p = block + steps
         there = p <= last
-        on_path = there & (p >= start)
-        depth = tl.where(on_path, p - start, 0)
-        path = tl.load(paths + depth * tokens + first, mask=on_path, other=0)
-        place = tl.where(on_path, start + path, p) * DIM
-        k = tl.load(
-            keys + memory + place[None, :] + dims[:, None],
-            mask=there[None, :] & known[:, None],
-            other=0.0,
-        )
+        place = memory + _place(fields, tokens, first, start, p, there) * DIM
+        k_at, k_mask = place[None, :] + dims[:, None], there[None, :] & known[:, None]
+        k = tl.load(keys + k_at, mask=k_mask, other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if CAPPED:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
@@ -366,11 +332,8 @@ def _attend(
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         fade, weights = tl.exp(top - base), tl.exp(scores - base[:, None])
-        v = tl.load(
-            values + memory + place[:, None] + dims[None, :],
-            mask=there[:, None] & known[None, :],
-            other=0.0,
-        )
+        v_at, v_mask = place[:, None] + dims[None, :], there[:, None] & known[None, :]
+        v = tl.load(values + v_at, mask=v_mask, other=0.0)
         weight = weight * fade + tl.sum(weights, 1)
         total = tl.dot(weights.to(v.dtype), v, total * fade[:, None], input_precision="ieee")
         top = higher
@@ -383,19 +346,12 @@ def _attend(
 
 @triton.jit
 def _combine(
-    sums,
-    tops,
-    positions,
-    out,
-    tokens,
-    window,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PADDED: tl.constexpr,
-    SPAN: tl.constexpr,
-):
+    sums, tops, fields, out, tokens, window, HEADS: constexpr, DIM: constexpr, PADDED: constexpr,
+    SPAN: constexpr,
+):  # fmt: skip
+    _enter()
     token, head = tl.program_id(0), tl.program_id(1)
-    position = tl.load(positions + token)
+    position = _field(fields, POSITION, tokens, token)
     dims = tl.arange(0, PADDED)
     mask = dims < DIM
     top, weight = float("-inf"), 0.0
@@ -438,12 +394,7 @@ def attend(
         query,
         keys,
         values,
-        fields[packing.SLOT],
-        fields[packing.POSITION],
-        fields[packing.START],
-        fields[packing.FIRST],
-        fields[packing.SHARING],
-        fields[packing.PATHS :],
+        fields,
         sums,
         tops,
         tokens,
@@ -457,17 +408,19 @@ def attend(
         BLOCK=BLOCK,
         CAPPED=bool(shape.attention_softcap),
         num_warps=4,
+        launch_pdl=OVERLAPS.value,
         num_stages=2,
         **sizes,
     )
     _combine[(tokens, shape.heads)](
         sums,
         tops,
-        fields[packing.POSITION],
+        fields,
         out,
         tokens,
         seen,
         num_warps=1,
+        launch_pdl=OVERLAPS.value,
         **sizes,
     )
     return out
@@ -475,16 +428,10 @@ def attend(
 
 @triton.jit
 def _activate(
-    parts,
-    bias,
-    out,
-    tokens,
-    size,
-    SPLITS: tl.constexpr,
-    GELU: tl.constexpr,
-    BIASED: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    parts, bias, out, tokens, size, SPLITS: constexpr, GELU: constexpr, BIASED: constexpr,
+    COLUMNS: constexpr,
+):  # fmt: skip
+    _enter()
     token = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < size
@@ -514,17 +461,18 @@ def activate(parts: Tensor, bias: Tensor | None, activation: str, dtype: torch.d
         BIASED=bias is not None,
         COLUMNS=COLUMNS,
         num_warps=4,
+        launch_pdl=OVERLAPS.value,
     )
     return out
 
 
 @triton.jit
 def _choose(
-    logits, stride, columns, fields, tokens, kept, ids, ID: tl.constexpr, POSITION: tl.constexpr,
-    PLACE: tl.constexpr, NAMED: tl.constexpr, COLUMNS: tl.constexpr,
+    logits, stride, columns, fields, tokens, ids, NAMED: constexpr, COLUMNS: constexpr,
 ):  # fmt: skip
+    _enter()
     row = tl.program_id(0)
-    if row >= tl.load(kept):
+    if row >= _field(fields, LIVE, tokens, 1):
         return
     logits += row.to(tl.int64) * stride
     best = tl.full((COLUMNS,), float("-inf"), tl.float32)
@@ -537,10 +485,10 @@ def _choose(
     chosen = tl.min(tl.where(best == tl.max(best, 0), where, columns - 1), 0)
     if NAMED:
         chosen = tl.load(ids + chosen)
-    tl.store(fields + ID * tokens + row, chosen.to(tl.int32))
-    position, place = fields + POSITION * tokens + row, fields + PLACE * tokens + row
-    tl.store(position, tl.load(position) + 1)
-    tl.store(place, tl.load(place) + 1)
+    fields += row
+    tl.store(fields + tokens * ID, chosen.to(tl.int32))
+    for field in tl.static_range(POSITION, PLACE + 1):
+        tl.store(fields + tokens * field, tl.load(fields + tokens * field) + 1)
 
 
 def choose(logits: Tensor, fields: Tensor, tokens: Tensor | None) -> None:
@@ -551,12 +499,9 @@ def choose(logits: Tensor, fields: Tensor, tokens: Tensor | None) -> None:
         columns,
         fields,
         fields.shape[1],
-        fields[packing.LIVE, 1:],
         fields if tokens is None else tokens,
-        ID=packing.ID,
-        POSITION=packing.POSITION,
-        PLACE=packing.PLACE,
         NAMED=tokens is not None,
         COLUMNS=CHOICES,
         num_warps=16,
+        launch_pdl=OVERLAPS.value,
     )

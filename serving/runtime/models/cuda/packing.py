@@ -3,8 +3,8 @@
 
 Its shape, the *bucket*, is a count of tokens alone, so that six CUDA graphs serve all passes; which
 slots, positions, trees and rows there are is data. A tree's token sees its path by depth: the key
-of position p ≥ `START` lies in place `START` + `PATHS`[p − `START`]. So it finds at every position
-what it would find there alone.
+of position p ≥ `START` is stored in place `START` + `PATHS`[p − `START`]. So it finds at every
+position what it would find there alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from draftwell.serving.runtime.models.row_attention import Placed
 from draftwell.serving.runtime.trees import ROOT, depths
 
 Fields = NDArray[np.int32]
-ID, SLOT, POSITION, PLACE, START, KEPT, FIRST, SHARING, LIVE, PATHS = range(10)
+ORDER = range(10)
+ID, SLOT, POSITION, PLACE, START, KEPT, FIRST, SHARING, LIVE, PATHS = ORDER
 """Of each token: its id, its slot, its position, the place there where its key is stored, and the
 position from which it sees keys by its path. `KEPT`: tokens whose logits are wanted. `FIRST`,
 `SHARING`: first token and number of tokens of each tile, which sees the same keys. `LIVE`: two
@@ -43,19 +44,26 @@ def bucket(tokens: int) -> int:
     return max(SMALLEST, 1 << (tokens - 1).bit_length())
 
 
-def pack(rows: Sequence[Forward], placed: Sequence[Placed]) -> tuple[Fields, NDArray[np.bool_]]:
-    """Fields of the tokens of all rows one after another, and which of them are kept, `[total]`."""
-    total = sum(count for _, _, count in placed)
-    fields, kept, at = np.zeros((FIELDS, total), np.int32), np.zeros(total, np.bool_), 0
+def pack(rows: Sequence[Forward], placed: Sequence[Placed]) -> tuple[Fields, Fields]:
+    """Fields of the tokens of all rows one after another, and which of them are kept, `[kept]`."""
+    ids: list[int] = []
+    slots: list[int] = []
+    places: list[int] = []
+    kept: list[int] = []
     for row, (slot, start, count) in zip(rows, placed, strict=True):
-        own = fields[:, at : at + count]
-        own[ID], own[SLOT], own[START] = row.tokens, slot, NEVER
-        own[PLACE] = own[POSITION] = np.arange(start, start + count)
+        ids += row.tokens
+        slots += [slot] * count
+        places += range(start, start + count)
+        kept += range(len(ids) - row.keep, len(ids))
+    fields = np.zeros((FIELDS, len(ids)), np.int32)
+    fields[ID], fields[SLOT], fields[START] = ids, slots, NEVER
+    fields[PLACE] = fields[POSITION] = places
+    at = 0
+    for row, (_, start, count) in zip(rows, placed, strict=True):
         if row.parents is not None:
-            _pack_tree(own, start, row.parents)
+            _pack_tree(fields[:, at : at + count], start, row.parents)
         at += count
-        kept[at - row.keep : at] = True
-    return fields, kept
+    return fields, np.array(kept, np.int32)
 
 
 def _pack_tree(own: Fields, start: int, parents: Sequence[int]) -> None:
@@ -85,7 +93,7 @@ def _pack_tree(own: Fields, start: int, parents: Sequence[int]) -> None:
 
 
 def passes(
-    fields: Fields, kept: NDArray[np.bool_], most: int, sharing: int, scratch: int
+    fields: Fields, kept: Fields, most: int, sharing: int, scratch: int
 ) -> Iterator[tuple[Fields, int]]:
     """Packed tokens cut into passes of at most `most` tokens, each filled up to its bucket, and how
     many tokens each keeps.
@@ -97,16 +105,16 @@ def passes(
         scratch: slot of padding.
     """
     for at in range(0, fields.shape[1], most):
-        part, places = fields[:, at : at + most], np.flatnonzero(kept[at : at + most])
+        part, own = fields[:, at : at + most], kept[(kept >= at) & (kept < at + most)] - at
         count = part.shape[1]
         packed = padding(bucket(count), scratch)
         packed[:, :count] = part
         firsts = _tiles(part, sharing)
         packed[FIRST, : len(firsts)] = firsts
         packed[SHARING, : len(firsts)] = np.diff(firsts, append=count)
-        packed[KEPT, : len(places)] = places
-        packed[LIVE, :2] = count, len(places)
-        yield packed, len(places)
+        packed[KEPT, : len(own)] = own
+        packed[LIVE, :2] = count, len(own)
+        yield packed, len(own)
 
 
 def padding(tokens: int, scratch: int) -> Fields:

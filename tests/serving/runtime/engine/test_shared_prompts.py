@@ -487,6 +487,7 @@ ADAPTED = quick_only(
     *[(name, LeanLlama) for name in FEW],
     ("duo_decoding", TransformersModel),
     ("duo_decoding", CudaLlama),
+    ("eagle3", CudaLlama),
 )
 
 

@@ -20,7 +20,7 @@ from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.cuda import kernels, packing, reference
 from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
-from draftwell.serving.runtime.models.cuda.split_weight import split
+from draftwell.serving.runtime.models.cuda.reference import split
 from tests.support.models.lean_families import lean_family
 from tests.support.models.llama_shapes import llama, random_tokens
 
@@ -147,9 +147,10 @@ def test_a_model_of_kernels_equals_that_of_torch(name: str) -> None:
         torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=0)
 
 
-def test_a_token_has_the_same_logits_in_any_company() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_token_has_the_same_logits_in_any_company(dtype: torch.dtype) -> None:
     """Token by token; as a prompt; behind other rows; on a path of a tree."""
-    model = CudaLlama(llama(num_hidden_layers=1).to(DEVICE), slots=3, ops=kernels)
+    model = CudaLlama(llama(dtype, num_hidden_layers=1).to(DEVICE), slots=3, ops=kernels)
     text = random_tokens(12)
 
     def read(slot: int, *tokens: int, keep: int = 1) -> torch.Tensor:

@@ -17,6 +17,7 @@ from draftwell.serving.errors import ContextTooLong, DraftwellError
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.padding import pad_to, parameter_count
 from draftwell.serving.runtime.pair import over_slots
 from tests.support.models.llama_shapes import (
     SHAPES,
@@ -44,6 +45,15 @@ def feed(model, slot: int, *tokens: int, keep: int = 0, steps: int = 1):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ragged_rows_equal_the_plain_module(shape):
     check_ragged(CudaLlama, llama(**SHAPES[shape]))
+
+
+def test_a_padded_target_equals_the_plain_module():
+    """It has two feed-forwards."""
+    plain, padded = llama(), llama()
+    pad_to(padded, 2 * parameter_count(padded))
+    wanted = ragged(LeanLlama(plain, slots=3), TEXTS)
+    for mine, want in zip(ragged(CudaLlama(padded, slots=3), TEXTS), wanted, strict=True):
+        torch.testing.assert_close(mine, want, atol=2e-5, rtol=0)
 
 
 def test_every_width_equals_the_ragged_adapters():
@@ -338,10 +348,14 @@ class TestOnADevice:
     def test_replay_equals_eager(self):
         replayed, eager = (CudaLlama(llama().cuda(), slots=3) for _ in range(2))
         eager.captures = False
+        for model in (replayed, eager):
+            model.keep_hidden_states((0, 1))
         for _ in range(3):
-            outputs = [ragged(model, TEXTS) for model in (replayed, eager)]
+            outputs = [
+                [*ragged(model, TEXTS), model.hidden_states(0, 0, 6)] for model in (replayed, eager)
+            ]
             for mine, want in zip(*outputs, strict=True):
-                torch.testing.assert_close(mine, want, atol=1e-5, rtol=0)
+                assert torch.equal(mine, want)
             for model in (replayed, eager):
                 for slot in range(3):
                     model.close(slot)

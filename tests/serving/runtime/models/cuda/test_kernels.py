@@ -44,6 +44,7 @@ def test_kernels_in_the_interpreter() -> None:
 COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget
+from triton.language import constexpr
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from draftwell.serving.runtime.commands import Forward
@@ -74,6 +75,7 @@ def compile_only(self, *arguments, grid, warmup, **options):
 
 
 driver.set_active(Hopper())
+kernels.OVERLAPS = constexpr(True)
 JITFunction.run = compile_only
 for name in ("llama", "gemma2"):
     model = CudaLlama(lean_family(name, torch.bfloat16), ops=kernels)
