@@ -74,7 +74,7 @@ def run_bench(
     peaks: dict[str, float | None] = {}
     further = [*extra]
     with using_threads(settings.threads):
-        warm_up(pair, prompts, settings.max_tokens)
+        warm_up(pair)
         if settings.memory:
             peaks = memory_peaks(pair, resources, configs, prompts, settings, left_out, progress)
         if settings.cost_ratios:
@@ -176,15 +176,14 @@ def longest_request(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int
     return max((len(ids_of(pair, prompt)) for prompt in prompts), default=0) + max_tokens
 
 
-def warm_up(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> None:
-    """Let models on an accelerator capture every shape that the prompts need, so that no capture
-    falls into a measured run."""
+def warm_up(pair: LoadedPair) -> None:
+    """Let models on an accelerator capture their graphs, so that no capture falls into a measured
+    run."""
     if not pair.device.startswith("cuda"):
         return
-    reach = longest_request(pair, prompts, max_tokens)
     for model in pair.models.values():
         if hasattr(model, "warm_up"):
-            model.warm_up(reach=min(reach, model.max_context))
+            model.warm_up()
 
 
 def missing_fastest_vanilla(

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ from draftwell.serving.runtime.model_files import (
     load_tokenizer,
     released_as_read,
 )
-from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
-from draftwell.serving.runtime.models.lean_llama import LeanLlama, fits, runs
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
+from draftwell.serving.runtime.models.lean_llama import LeanLlama, runs
 from draftwell.serving.runtime.models.module_model import ModuleModel
 from draftwell.serving.runtime.models.native.library import Compile
 from draftwell.serving.runtime.models.near_copy import drop_layers
@@ -375,7 +376,6 @@ def _load_target(
         weights=weights,
         **_compiling(settings),
     )
-    note_limits(target)
     return target, padded_to
 
 
@@ -418,17 +418,6 @@ def _compiling(settings: LoadSettings) -> dict[str, Any]:
     """Whether layers are compiled, and where compiled ones are, for `over_slots`."""
     libraries = [settings.libraries] if settings.libraries else []
     return {"compiled": settings.compile, "libraries": libraries}
-
-
-def note_limits(target: ModuleModel) -> None:
-    """Say which strategies lose something over this target: all but the first of these go on
-    without a word."""
-    if isinstance(target, StaticLlama):
-        log.warning(
-            "CUDA graphs of the target keep no hidden states for a head and read no trees: "
-            "eagle3 is refused, hybrid drafts "
-            "without its head, and medusa and lookahead propose chains (docs/architecture.md)"
-        )
 
 
 def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
@@ -518,7 +507,7 @@ def chosen(
 
     Args:
         compiled, libraries, weights: as in `LeanLlama`.
-        static: fixed shapes, which CUDA graphs need; None takes them on CUDA only.
+        static: passes as CUDA graphs need them; None: on CUDA only.
     Raises:
         DraftwellError: `weights` for a module that is not on the fast path.
     """
@@ -532,10 +521,12 @@ def chosen(
     if module.config.get_text_config().model_type in UNBATCHED:
         return UnbatchedModel(module, **settings)
     on_cuda = module.device.type == "cuda"
-    if fits(module) and (on_cuda if static is None else static):
-        return StaticLlama(module, **settings)
     if not runs(module):
         return TransformersModel(module, **settings)
+    if static is None and on_cuda and find_spec("triton") is None:
+        log.warning("Triton is not installed: forward passes on %s are slower", module.device)
+    elif on_cuda if static is None else static:
+        return CudaLlama(module, **settings)
     return LeanLlama(module, compiled=compiled, libraries=libraries, weights=weights, **settings)
 
 

@@ -13,7 +13,7 @@ import torch
 
 import draftwell.serving.server.model.loading as loading
 from draftwell.serving.device import cuda_problem, driver_problem, has_code_for
-from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from tests.support.models.llama_shapes import llama
 from tests.support.server.bundles import load_bundle, make_bundle, save_tiny_models
 
@@ -101,35 +101,33 @@ class Captures:
     """A model that captures."""
 
     def __init__(self, complete: bool = True):
-        self.asked: list[tuple[int, float]] = []
+        self.asked: list[float] = []
         self.complete = complete
 
-    def warm_up(self, rows: int, seconds: float) -> bool:
-        self.asked.append((rows, seconds))
+    def warm_up(self, seconds: float) -> bool:
+        self.asked.append(seconds)
         return self.complete
 
 
-def full(rows: int, seconds: float) -> bool:
+def full(seconds: float) -> bool:
     raise torch.OutOfMemoryError("out of memory")
 
 
-def test_graphs_for_all_slots_are_captured_on_cuda_alone(
+def test_graphs_are_captured_on_cuda_alone(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = Captures(), Captures(complete=False)
     models = {"target": target, "draft": draft, "draft_onnx": object()}
-    loading.capture_graphs(SimpleNamespace(device="cpu", models=models), 8)  # type: ignore[arg-type]
+    loading.capture_graphs(SimpleNamespace(device="cpu", models=models))  # type: ignore[arg-type]
     assert target.asked == draft.asked == []
     with caplog.at_level(logging.INFO):
-        loading.capture_graphs(SimpleNamespace(device="cuda", models=models), 8, seconds=60.0)  # type: ignore[arg-type]
-    ((rows, first),) = target.asked
-    ((_, second),) = draft.asked
-    assert rows == 8
+        loading.capture_graphs(SimpleNamespace(device="cuda", models=models), 60.0)  # type: ignore[arg-type]
+    (first,), (second,) = target.asked, draft.asked
     assert 29 < first <= 30
     assert 59 < second <= 60, "what the target did not need is the draft's"
     assert "graphs of the draft were not all captured in 60 s" in caplog.text
     monkeypatch.setattr(target, "warm_up", full)
-    loading.capture_graphs(SimpleNamespace(device="cuda", models=models), 8)  # type: ignore[arg-type]
+    loading.capture_graphs(SimpleNamespace(device="cuda", models=models))  # type: ignore[arg-type]
     assert (
         "graphs of the target were not all captured because the device's memory is full"
         in caplog.text
@@ -139,28 +137,24 @@ def test_graphs_for_all_slots_are_captured_on_cuda_alone(
 def test_a_server_captures_graphs_once_before_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captured: list[int] = []
-    monkeypatch.setattr(loading, "capture_graphs", lambda pair, slots: captured.append(slots))
+    captured: list[Any] = []
+    monkeypatch.setattr(loading, "capture_graphs", captured.append)
     served = load_bundle(
         make_bundle(tmp_path / "bundle", save_tiny_models(tmp_path / "models"), "vanilla_sd"),
         slots=2,
         max_context=64,
     )
-    assert captured == [2]
+    assert captured == [served.pair]
     load_bundle(tmp_path / "bundle", served, slots=2, max_context=64)
-    assert captured == [2], "models that serve have their graphs"
+    assert len(captured) == 1, "models that serve have their graphs"
 
 
-def test_warming_up_ends_in_time_and_does_every_shape_otherwise(
+def test_warming_up_ends_in_time_and_captures_every_bucket_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = StaticLlama(llama(), slots=4, max_context=128, chunk=64)
-    shapes: list[Any] = []
-    monkeypatch.setattr(model, "_compute", lambda packed, bucket: shapes.append(bucket))
-    assert not model.warm_up(rows=3, seconds=0.0)
-    assert shapes == []
-    assert model.warm_up(rows=3)
-    assert {shape.rows for shape in shapes} == {1, 2, 4}
-    assert {shape.reach for shape in shapes} == {64, 128}
-    assert {shape.tokens for shape in shapes} == {1, 2, 4, 8, 16, 32, 64}
-    assert [shape.reach for shape in shapes] == sorted(shape.reach for shape in shapes)
+    model, captured = CudaLlama(llama(), slots=4), []
+    monkeypatch.setattr(model, "_step", captured.append)
+    assert not model.warm_up(seconds=0.0)
+    assert captured == []
+    assert model.warm_up(seconds=60.0)
+    assert captured == [16, 32, 64, 128, 256, 512]

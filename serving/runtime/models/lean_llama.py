@@ -15,7 +15,7 @@ from ctypes import CDLL
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -81,6 +81,7 @@ class LeanLlama(TransformersModel):
     """
 
     skips = True
+    _linear: ClassVar[Any] = staticmethod(linear)
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class LeanLlama(TransformersModel):
         )
         computes = self.device.type == "cpu" and self.dtype in (torch.float32, torch.bfloat16)
         self.library = find_library(compiled, libraries) if computes else None
-        make: MakeLinear = partial(linear, weights=weights)
+        make: MakeLinear = partial(self._linear, weights=weights)
         if self.library is not None:
             make = partial(Product, self.library, weights=weights)
         with torch.inference_mode():
@@ -137,10 +138,10 @@ class LeanLlama(TransformersModel):
 
     def _rope_table(self, name: str | None) -> Rope:
         """Cosines and sines `[positions, 1, head_dim]` of all positions, the sign of `rotate_half`
-        folded into the sines; by the library in float32, else in the model's dtype."""
+        folded into the sines; in float32."""
         positions = torch.arange(self.max_context, device=self.device)[None]
-        like = self.embedding[:1] if self.library is None else self.embedding[:1].float()
-        cos, sin = self.module.model.rotary_emb(like, positions, *([] if name is None else [name]))
+        like, names = self.embedding[:1].float(), [] if name is None else [name]
+        cos, sin = self.module.model.rotary_emb(like, positions, *names)
         half = cos.shape[-1] // 2
         return cos[0, :, None].contiguous(), torch.cat(
             [-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1

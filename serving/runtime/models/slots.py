@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,17 @@ from torch import Tensor
 from draftwell.serving.errors import ContextTooLong, DraftwellError
 from draftwell.serving.runtime.failures import room_for
 from draftwell.serving.runtime.slot_texts import SlotText, SlotTexts
+
+
+def pinned(numbers: Any, device: torch.device) -> Tensor:
+    """Numbers as a tensor that can be copied to a device without a wait."""
+    tensor = torch.as_tensor(numbers)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def sent(numbers: Any, device: torch.device) -> Tensor:
+    """Numbers on a device, copied there without a wait."""
+    return pinned(numbers, device).to(device, non_blocking=True)
 
 
 class Slots:
@@ -34,6 +46,9 @@ class Slots:
         OutOfMemory: the device has no room for them.
     """
 
+    spare: ClassVar[int] = 0
+    """Slots after those of requests, which are given to nobody."""
+
     def __init__(
         self,
         shapes: list[tuple[int, int]],
@@ -43,7 +58,7 @@ class Slots:
         device: torch.device,
     ):
         self.count, self.max_context = count, max_context
-        self.lengths = [0] * count
+        self.lengths = [0] * (count + self.spare)
         self._written = [0] * count
         self._shapes, self._dtype, self._device = shapes, dtype, device
         self._branches: list[tuple[list[Tensor], list[Tensor]]] = []
@@ -57,16 +72,22 @@ class Slots:
             f"{count} slots of {max_context} positions",
             "start with fewer slots or a shorter context",
         ):
-            self.keys = [
-                torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes
-            ]
-            self.values = [
-                torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes
-            ]
+            self.keys, self.values = self._allocate(count + self.spare)
         self._pointers: dict[int, ctypes.Array[ctypes.c_void_p]] = {}
         self._memories: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """Of requests' slots: views, since making sixty of them in each forward pass takes a
         hundredth of it."""
+
+    def _allocate(self, slots: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer, `[slots, kv_heads, max_context, head_dim]`."""
+        keys, values = (
+            [
+                torch.zeros(slots, h, self.max_context, d, dtype=self._dtype, device=self._device)
+                for h, d in self._shapes
+            ]
+            for _ in range(2)
+        )
+        return keys, values
 
     def keep_features(self, width: int) -> None:
         """Make room for `width` numbers for each position of a request's slot."""
@@ -74,7 +95,11 @@ class Slots:
             f"hidden states of {self.count} slots", "start with fewer slots or a shorter context"
         ):
             self.features = torch.empty(
-                self.count, self.max_context, width, dtype=self._dtype, device=self._device
+                self.count + self.spare,
+                self.max_context,
+                width,
+                dtype=self._dtype,
+                device=self._device,
             )
         self.texts.forget()  # of what was read before there are none
 
@@ -124,9 +149,8 @@ class Slots:
     def _wipe(self, slot: int, start: int = 0) -> None:
         """Set what an earlier request wrote from `start` on to 0: masked positions count with
         weight 0, and 0 · NaN is NaN."""
-        for layer in range(len(self._shapes)):
-            for memory in self.memory(layer, slot):
-                memory[:, start : self._written[slot]].zero_()
+        for memory in self.held(slot):
+            memory[..., start : self._written[slot], :].zero_()
         self._written[slot] = start
 
     def open_branch(self) -> int:
@@ -181,9 +205,8 @@ class Slots:
         if into < self.count:
             # first: a copy may fail half-way
             self._written[into] = max(self._written[into], length)
-        for layer in range(len(self._shapes)):
-            for old, new in zip(self.memory(layer, source), self.memory(layer, into), strict=True):
-                new[:, known:length] = old[:, known:length]
+        for old, new in zip(self.held(source), self.held(into), strict=True):
+            new[..., known:length, :] = old[..., known:length, :]
         if into < self.count and self.features is not None:
             if source < self.count:
                 self.features[into, known:length] = self.features[source, known:length]
@@ -209,10 +232,9 @@ class Slots:
         # what comes before lies where it shall be
         first = next((at for at, place in enumerate(path) if place != at), len(path))
         if first < len(path):
-            source = torch.tensor([length + place for place in path[first:]], device=self._device)
-            for layer in range(len(self._shapes)):
-                for memory in self.memory(layer, slot):
-                    memory[:, length + first : end] = memory[:, source]
+            source = sent([length + place for place in path[first:]], self._device)
+            for memory in self.held(slot):
+                memory[..., length + first : end, :] = memory[..., source, :]
             if self.features is not None and slot < self.count:
                 self.features[slot, length + first : end] = self.features[slot, source]
         self.lengths[slot] = end
@@ -240,6 +262,10 @@ class Slots:
         all_keys[:, start:end] = keys
         all_values[:, start:end] = values
         return all_keys[:, :end], all_values[:, :end]
+
+    def held(self, slot: int) -> list[Tensor]:
+        """Tensors `[..., max_context, head_dim]` that together are the memory of a slot."""
+        return [one for layer in range(len(self._shapes)) for one in self.memory(layer, slot)]
 
     def memory(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[kv_heads, max_context, head_dim]` of a slot."""

@@ -85,7 +85,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
         _warm_up_choices(pair, choices, artifacts)
-        capture_graphs(pair, settings.slots)
+        capture_graphs(pair)
     check_machine(config, artifacts, pair)
     served = _served_model(settings, bundle, pair, governor, artifacts, config, serving_now)
     log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
@@ -354,15 +354,14 @@ def log_other_libraries(bundle: Bundle) -> None:
         )
 
 
-def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECONDS) -> None:
-    """On an accelerator, capture the graphs of all batches that `slots` requests form, so that no
-    user's first request waits for it.
+def capture_graphs(pair: LoadedPair, seconds: float = CAPTURE_SECONDS) -> None:
+    """On an accelerator, capture the graphs of all passes, so that no user's first request waits
+    for it.
 
-    Short texts come first. What is not captured within `seconds`, or does not fit into the device's
-    memory, is left to its first use, and a line in the log says so. The models must be idle.
+    What is not captured within `seconds`, or does not fit into the device's memory, is left to its
+    first use, and a line in the log says so. The models must be idle.
 
     Args:
-        slots: requests decoded at once, 1 or more.
         seconds: 0 or more, shared among the models.
     """
     if not pair.device.startswith("cuda"):
@@ -374,7 +373,7 @@ def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECOND
     for number, (role, model) in enumerate(models.items(), 1):
         left = max(0.0, seconds * number / len(models) - (time.monotonic() - started))
         try:
-            why = None if model.warm_up(rows=slots, seconds=left) else f"in {seconds:.0f} s"
+            why = None if model.warm_up(left) else f"in {seconds:.0f} s"
         except OutOfMemoryError:
             why = (
                 "because the device's memory is full: fewer --slots or a smaller --max-context "
@@ -391,9 +390,8 @@ def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECOND
             )
     if models:
         log.info(
-            "captured the graphs of %s for %d requests in %.1f s",
+            "captured the graphs of %s in %.1f s",
             ", ".join(models),
-            slots,
             time.monotonic() - started,
         )
 

@@ -14,7 +14,7 @@ from draftwell.serving.recording.recorder import PositionRecorder
 from draftwell.serving.recording.shadow import MOST_UNREAD, read_along
 from draftwell.serving.runtime.engine.engine import Engine, Job
 from draftwell.serving.runtime.logits import Span
-from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import warp
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
@@ -239,7 +239,7 @@ def test_drafts_that_a_model_chains_by_itself(name: str) -> None:
     each has a row."""
 
     def decode(recorded: bool) -> tuple[list[int], list[dict[str, Any]]]:
-        engine = Engine({role: StaticLlama(module, slots=1) for role, module in MODULES.items()})  # type: ignore[misc]
+        engine = Engine({role: CudaLlama(module, slots=1) for role, module in MODULES.items()})  # type: ignore[misc]
         job = engine.submit(
             random_tokens(5),
             Sampling(max_tokens=24),

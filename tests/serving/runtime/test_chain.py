@@ -8,7 +8,7 @@ import torch
 
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling
@@ -19,7 +19,7 @@ from tests.support.models.llama_shapes import MODULES, random_tokens
 from tests.support.models.spans import span_of
 
 
-class Counted(StaticLlama):
+class Counted(CudaLlama):
     """Remembers the commands that it was given."""
 
     def forward(self, rows):
@@ -51,7 +51,7 @@ def test_chains_give_the_text_and_the_counters_of_single_steps(prompts):
 def test_a_stop_token_inside_a_chain_ends_the_draft():
     _, [(text, _)] = run(LeanLlama, [random_tokens(5)])
     for stop in set(text):
-        got = run(StaticLlama, [random_tokens(5)], stop_token_ids=frozenset({stop}))[1]
+        got = run(CudaLlama, [random_tokens(5)], stop_token_ids=frozenset({stop}))[1]
         want = run(LeanLlama, [random_tokens(5)], stop_token_ids=frozenset({stop}))[1]
         assert [output for output, _ in got] == [output for output, _ in want]
         for name in ("drafted", "judged", "accepted", "target_calls", "rounds"):
@@ -74,7 +74,7 @@ def test_requests_that_alter_or_sample_are_drafted_token_by_token(sampling):
 
 
 def test_drafts_and_targets_of_both_kinds_work_together():
-    for kinds in ((LeanLlama, StaticLlama), (StaticLlama, LeanLlama)):
+    for kinds in ((LeanLlama, CudaLlama), (CudaLlama, LeanLlama)):
         engine = Engine(
             {role: kind(MODULES[role]) for role, kind in zip(MODULES, kinds, strict=True)}
         )
@@ -106,7 +106,7 @@ def test_a_greedy_round_of_fixed_length_is_read_twice(monkeypatch):
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(1) or tolist(tensor))
     with Reads() as reads:
-        [(_, stats)] = run(StaticLlama, [prompt])[1]
+        [(_, stats)] = run(CudaLlama, [prompt])[1]
     assert reads.count == 0
     assert len(lists) == 1 + stats["rounds"] + stats["target_calls"]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.native.library import compiler
 
@@ -17,6 +18,8 @@ by_library = partial(LeanLlama, compiled="on")
 compiles = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 WAYS = [pytest.param(LeanLlama, id="torch"), pytest.param(by_library, id="library", marks=compiles)]
 """Both ways to compute a model's layers."""
+ALL_WAYS = [*WAYS, pytest.param(CudaLlama, id="as for CUDA")]
+"""And passes of fixed shapes, which leave no layer out."""
 
 
 def logits_of(model: LeanLlama, text: Sequence[int], cuts: Sequence[int] = ()) -> torch.Tensor:

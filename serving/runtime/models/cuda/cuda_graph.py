@@ -35,28 +35,21 @@ class ModelGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def replay(
-        self,
-        key: Hashable,
-        packed: Tensor,
-        run: Callable[[Tensor], Tensor],
-        harmless: Callable[[], Tensor],
-    ) -> Tensor:
-        """Outputs of `run` for `packed`, by the graph of `key`; valid until another graph of this
-        model is replayed.
+    def captured(
+        self, key: Hashable, run: Callable[[Tensor], Any], harmless: Callable[[], Tensor]
+    ) -> CapturedForward:
+        """The graph of `key`; its outputs are valid until another graph of this model is replayed.
 
         Args:
             run: fixed shapes, no host reads.
-            harmless: makes an input of the same shape for the capture, which runs with it a few
-                times; it becomes the static input.
+            harmless: makes an input for the capture, which runs with it a few times; it becomes the
+                static input.
         """
         if key not in self._graphs:
             self._stream = self._stream or cuda.Stream(self._device)
             self._pool = self._pool or cuda.graph_pool_handle()
             self._graphs[key] = CapturedForward(run, harmless(), self._stream, self._pool)
-        graph = self._graphs[key]
-        graph.inputs.copy_(packed)
-        return graph.replay()
+        return self._graphs[key]
 
     def drop(self) -> None:
         """Let go of all graphs and their memory; no replay may be on its way."""
@@ -66,9 +59,19 @@ class ModelGraphs:
         self._pool = None
 
 
+class Uncaptured:
+    """What `CapturedForward` is, without a graph: for CPUs."""
+
+    def __init__(self, run: Callable[[Tensor], Any], inputs: Tensor):
+        self._run, self.inputs = run, inputs
+
+    def replay(self) -> Any:
+        return self._run(self.inputs)
+
+
 class CapturedForward:
-    """A function of one int64 tensor, captured as a CUDA graph: copy into `inputs`, `replay`, read
-    `outputs`.
+    """A function of one tensor, captured as a CUDA graph: copy into `inputs`, `replay`, read what
+    comes back.
 
     Args:
         run: fixed shapes, no host reads; called with `inputs`, whose content must be harmless
@@ -79,7 +82,7 @@ class CapturedForward:
         pool: of the model alone, from `graph_pool_handle()`: its graphs share memory.
     """
 
-    def __init__(self, run: Callable[[Tensor], Tensor], inputs: Tensor, stream: Any, pool: Any):
+    def __init__(self, run: Callable[[Tensor], Any], inputs: Tensor, stream: Any, pool: Any):
         self.inputs = inputs
         caller = cuda.current_stream(inputs.device)
         stream.wait_stream(caller)
@@ -95,7 +98,7 @@ class CapturedForward:
             ):
                 self.outputs = run(inputs)
 
-    def replay(self) -> Tensor:
+    def replay(self) -> Any:
         self._graph.replay()
         return self.outputs
 

@@ -21,7 +21,7 @@ from draftwell.serving.runtime.engine.engine import Engine, Job
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.runtime.engine.prompt_pieces import MOST_ROWS
 from draftwell.serving.runtime.engine.shared_prompts import waits_for_another
-from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from draftwell.serving.runtime.models.eagle3_model import Eagle3Model, head_of
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
@@ -482,11 +482,12 @@ ADAPTED = quick_only(
     [
         *[(name, LeanLlama) for name in LOSSLESS],
         *[(name, TransformersModel) for name in FEW],
-        *[(name, StaticLlama) for name in FEW[:-1]],
+        *[(name, CudaLlama) for name in FEW],
     ],
     *[(name, LeanLlama) for name in FEW],
     ("duo_decoding", TransformersModel),
-    ("duo_decoding", StaticLlama),
+    ("duo_decoding", CudaLlama),
+    ("eagle3", CudaLlama),
 )
 
 

@@ -15,7 +15,7 @@ from draftwell.serving.runtime.models.architecture import architecture_of
 from draftwell.serving.runtime.models.lean_llama import LeanLlama, fits, runs
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.pair import over_slots
-from tests.support.models.by_library import WAYS, compiles
+from tests.support.models.by_library import ALL_WAYS, compiles
 from tests.support.models.lean_families import CONFIGS, SHARP, lean_family
 from tests.support.models.llama_shapes import (
     SHAPES,
@@ -40,13 +40,13 @@ def test_ragged_rows_and_a_rejected_draft_equal_the_plain_module(name, compiled)
     check_ragged(partial(over_slots, compiled=compiled), module, atol=1e-4)
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", ALL_WAYS)
 @pytest.mark.parametrize("shape", ["one key head", "all key heads", "tied"])
 def test_ragged_rows_of_further_shapes_equal_the_plain_module(shape, make):
     check_ragged(make, llama(**SHAPES[shape]))
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", ALL_WAYS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_single_tokens_drafts_and_the_end_of_a_prompt_in_one_pass_equal_the_plain_module(
     name, make
@@ -59,7 +59,7 @@ def test_single_tokens_drafts_and_the_end_of_a_prompt_in_one_pass_equal_the_plai
     check_ends(model, module, slots, texts, counts)
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", ALL_WAYS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_prompts_read_pass_by_pass_equal_the_plain_module(name, make, monkeypatch):
     """A row that decodes goes along, and every prompt is cut in another place."""
@@ -71,7 +71,7 @@ def test_long_prompts_read_pass_by_pass_equal_the_plain_module(name, make, monke
     check_ends(model, module, slots, texts, [1, 41, 23], [1, 41, 2])
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", ALL_WAYS)
 @pytest.mark.parametrize("wanted", [(0, 1, 2), (7, 0), (6, 3, 1, 0), (2, 4, 5)], ids=str)
 def test_rows_of_any_slots_in_any_order_equal_rows_alone(wanted, make):
     module = lean_family("qwen3")
@@ -92,7 +92,7 @@ def test_rows_of_any_slots_in_any_order_equal_rows_alone(wanted, make):
         alone.close(slot)
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", ALL_WAYS)
 def test_a_slot_that_went_wrong_reaches_no_later_request(make):
     """Where positions that a row does not have count with weight 0: 0 · NaN is NaN."""
     module = lean_family("llama")
@@ -141,7 +141,7 @@ def test_a_model_whose_text_part_is_one_of_several_takes_the_librarys_module():
     assert not runs(Composite)
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", ALL_WAYS)
 def test_a_restricted_head_and_hidden_states_equal_the_adapters(make):
     module, head = llama(), torch.tensor([1, 5, 60])
     outputs = []
@@ -152,7 +152,7 @@ def test_a_restricted_head_and_hidden_states_equal_the_adapters(make):
     torch.testing.assert_close(outputs[1].states, outputs[0].states, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", ALL_WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_runs_on_without_its_modules_projections(dtype, make):
     module = llama(dtype)

@@ -11,7 +11,7 @@ import torch
 
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from draftwell.serving.runtime.models.eagle3_model import head_of
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.onnx.onnx_export import export_llama
@@ -177,7 +177,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "transformers with windows": lambda: TransformersModel(lean_family("gemma3"), slots=3),
     "int8": lambda: over_slots(lean_family("llama"), slots=3, weights="int8"),
     "compiled": lambda: by_library(llama(2), slots=3),
-    "static, as for CUDA graphs": lambda: StaticLlama(llama(2), slots=3),
+    "static, as for CUDA graphs": lambda: CudaLlama(llama(2), slots=3),
     "caches of its own with windows": lambda: UnbatchedModel(module_of("gpt_neo"), slots=3),
     "caches of its own": lambda: UnbatchedModel(module_of("bloom"), slots=3),
     "ONNX Runtime": lambda: in_onnx(slots=3),

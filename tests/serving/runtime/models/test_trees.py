@@ -13,13 +13,13 @@ from draftwell.serving.runtime.models.transformers_model import TransformersMode
 from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
 from draftwell.serving.runtime.models.visible import visible
 from draftwell.serving.runtime.trees import DraftTree
-from tests.support.models.by_library import WAYS
+from tests.support.models.by_library import ALL_WAYS
 from tests.support.models.lean_families import lean_family
 from tests.support.models.llama_shapes import llama, plain_logits
 
 TREE = DraftTree([7, 8, 9, 10, 11, 12], [-1, -1, 0, 0, 1, 4])
 FAMILIES = ("llama", "gemma2", "gemma3", "qwen3")
-MAKERS = [pytest.param(TransformersModel, id="transformers"), *WAYS]
+MAKERS = [pytest.param(TransformersModel, id="transformers"), *ALL_WAYS]
 PROMPTS = [[1, 2, 3, 4, 5, 6, 13, 14, 15], [21, 22, 23]]
 
 

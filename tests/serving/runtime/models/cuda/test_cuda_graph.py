@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.cuda import cuda_graph
 from draftwell.serving.runtime.models.cuda.cuda_graph import WARM_UPS, ModelGraphs
-from draftwell.serving.runtime.models.cuda.static_llama import StaticLlama
-from tests.support.models.llama_shapes import llama
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
+from tests.support.models.llama_shapes import llama, random_tokens
 
 
 class Stream:
@@ -31,8 +32,10 @@ class Graph:
 
     def __init__(self, device: Device):
         self.device, self.stream, self.pool, self.alive = device, None, None, True
+        self.replays = 0
 
     def replay(self) -> None:
+        self.replays += 1
         assert self.alive, "a graph is replayed that was dropped"
         assert self.stream not in self.device.cleared, (
             "its workspaces went with a graph of the same stream"
@@ -52,6 +55,7 @@ class Device:
         self.graphs: list[Graph] = []
         self.cleared: set[Any] = set()
         self.Stream = Stream
+        self.Event = lambda enable_timing: SimpleNamespace(record=lambda: None)
         self.CUDAGraph = lambda: self.graphs.append(Graph(self)) or self.graphs[-1]
 
     def current_stream(self, device: Any) -> Any:
@@ -94,8 +98,9 @@ def double(graphs: ModelGraphs, key: str, value: int, where: list[Any] | None = 
             where.append(cuda_graph.cuda.current_stream(None))
         return inputs.mul_(1)
 
-    out = graphs.replay(key, torch.tensor([value]), run, lambda: torch.tensor([0]))
-    return 2 * int(out)
+    graph = graphs.captured(key, run, lambda: torch.tensor([0]))
+    graph.inputs.fill_(value)
+    return 2 * int(graph.replay())
 
 
 def test_a_graph_is_captured_once_and_given_its_input_each_time(device: Device) -> None:
@@ -149,7 +154,7 @@ def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(
 ) -> None:
     """They hold addresses; what is launched is waited for first, and the move before another pass,
     whose stream may be another."""
-    model, order = StaticLlama(llama(), slots=1), []
+    model, order = CudaLlama(llama(), slots=1), []
     double(model._graphs, "a", 1)
     monkeypatch.setattr(model, "synchronize", lambda: order.append("wait"))
     monkeypatch.setattr(device.graphs[0], "reset", lambda: order.append("drop"))
@@ -164,9 +169,40 @@ def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(
     assert len(model._graphs) == 0
 
 
+def test_all_passes_are_six_graphs_which_are_captured_before(device: Device) -> None:
+    """Prompts, drafts, trees and chains of any rows replay them."""
+    model = CudaLlama(llama(), slots=3)
+    model.captures = True
+    assert model.warm_up()
+    graphs = list(device.graphs)
+    assert len(graphs) == len(model._graphs) == 6
+    assert model.slots.lengths == [0] * 4
+    assert not model.slots.whole[:, :, : model.slots.scratch].any()
+    slots = [model.open() for _ in range(3)]
+    model.forward(
+        [
+            Forward("target", slots[0], random_tokens(100)),
+            Forward("target", slots[1], (1, 2, 3), 3, parents=(-1, 0, 0)),
+            Forward("target", slots[2], (1, 2), steps=4),
+        ]
+    )
+    assert device.graphs == graphs
+    assert [graph.replays for graph in graphs] == [3, 0, 0, 1, 0, 0]
+
+
+def test_graphs_that_keep_no_hidden_states_end_when_a_head_comes(device: Device) -> None:
+    model = CudaLlama(llama(), slots=1)
+    double(model._graphs, "a", 1)
+    model.keep_hidden_states((0, 1))
+    assert len(model._graphs) == 0
+    double(model._graphs, "a", 1)
+    model.keep_hidden_states((0, 1))
+    assert len(model._graphs) == 1, "it keeps them already"
+
+
 def test_a_pass_on_another_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's, when the engine's thread moves slots."""
-    model, waited = StaticLlama(llama(), slots=1), []
+    model, waited = CudaLlama(llama(), slots=1), []
     monkeypatch.setattr(model, "captures", True)
     mine = SimpleNamespace(synchronize=lambda: waited.append("this thread's"))
     monkeypatch.setattr(cuda_graph.cuda, "current_stream", lambda device: mine)

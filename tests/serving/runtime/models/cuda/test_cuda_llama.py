@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from draftwell.serving.errors import ContextTooLong
+from draftwell.serving.errors import ContextTooLong, DraftwellError
 from draftwell.serving.runtime.commands import Forward
-from draftwell.serving.runtime.models.cuda.static_llama import LONGEST_STEP, Bucket, StaticLlama
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
-from draftwell.serving.runtime.pair import note_limits, over_slots
+from draftwell.serving.runtime.models.padding import pad_to, parameter_count
+from draftwell.serving.runtime.pair import over_slots
 from tests.support.models.llama_shapes import (
     SHAPES,
     TEXTS,
@@ -41,29 +42,27 @@ def feed(model, slot: int, *tokens: int, keep: int = 0, steps: int = 1):
     )[0]
 
 
-def test_what_strategies_lose_is_said_once_in_the_log(caplog):
-    note_limits(LeanLlama(llama(), slots=1))
-    assert not caplog.records
-    target = StaticLlama(llama(), slots=1)
-    assert (target.keeps_states, target.trees) == (False, False), "else the line is wrong"
-    note_limits(target)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "hybrid drafts without its head" in caplog.text
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ragged_rows_equal_the_plain_module(shape):
-    check_ragged(StaticLlama, llama(**SHAPES[shape]))
+    check_ragged(CudaLlama, llama(**SHAPES[shape]))
+
+
+def test_a_padded_target_equals_the_plain_module():
+    """It has two feed-forwards."""
+    plain, padded = llama(), llama()
+    pad_to(padded, 2 * parameter_count(padded))
+    wanted = ragged(LeanLlama(plain, slots=3), TEXTS)
+    for mine, want in zip(ragged(CudaLlama(padded, slots=3), TEXTS), wanted, strict=True):
+        torch.testing.assert_close(mine, want, atol=2e-5, rtol=0)
 
 
 def test_every_width_equals_the_ragged_adapters():
-    """1 to 33 tokens behind contexts that cross a bucket's edge, with a rejected draft before
-    each."""
+    """Passes on both sides of a bucket's edge, with a rejected draft before each."""
     module = llama()
-    models = LeanLlama(copy.deepcopy(module)), StaticLlama(module)
+    models = LeanLlama(copy.deepcopy(module)), CudaLlama(module)
     slots = [model.open() for model in models]
     for context in (1, 30, 63, 64, 65):
-        for width in range(1, LONGEST_STEP + 2):
+        for width in (1, 2, 5, 16, 17, 33):
             outputs = []
             for model, slot in zip(models, slots, strict=True):
                 model.rollback(slot, 0)
@@ -79,7 +78,7 @@ def test_every_width_equals_the_ragged_adapters():
 @pytest.mark.parametrize("keep", [1, 40, None])
 def test_prompts_longer_than_the_largest_bucket_are_read_in_parts(length, keep):
     module, prompt = llama(), random_tokens(length)
-    lean, static = LeanLlama(module, slots=2), StaticLlama(module, slots=2, chunk=64)
+    lean, static = LeanLlama(module, slots=2), CudaLlama(module, slots=2, chunk=64)
     outputs = []
     for model in (lean, static):
         a, b = model.open(), model.open()
@@ -93,26 +92,11 @@ def test_prompts_longer_than_the_largest_bucket_are_read_in_parts(length, keep):
         torch.testing.assert_close(mine.states, theirs.states, atol=2e-5, rtol=0)
 
 
-def test_buckets():
-    model = StaticLlama(llama(), max_context=100)
-    assert model.bucket(1, 1, 1) == Bucket(1, 1, 64)
-    assert model.bucket(3, 5, 65) == Bucket(4, 8, 100)
-    shapes = {
-        model.bucket(rows, tokens, end)
-        for rows in range(1, 9)
-        for tokens in range(1, 33)
-        for end in range(tokens, 101)
-    }
-    assert {s.rows for s in shapes} == {1, 2, 4, 8}
-    assert {s.tokens for s in shapes} == {1, 2, 4, 8, 16, 32}
-    assert {s.reach for s in shapes} == {64, 100}
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 31, 32])
 def test_padding_writes_to_the_scratch_slot_only(rows, tokens):
     """Every position of every slot but those that the rows name stays bit for bit what it was."""
-    model = StaticLlama(llama(), slots=8)
+    model = CudaLlama(llama(), slots=8)
     for layer in [*model.slots.keys, *model.slots.values]:
         layer.normal_()
     slots = [model.slots._free.pop() for _ in range(8)][::-1][:rows]
@@ -193,11 +177,11 @@ def fresh(model):
     return type(old)(old._shapes, 3, model.max_context, model.dtype, model.device)
 
 
-PAIR = LeanLlama(llama(), slots=3), StaticLlama(llama(), slots=3)
+PAIR = LeanLlama(llama(), slots=3), CudaLlama(llama(), slots=3)
 
 
 def test_branches_beyond_the_memory_move_all_slots_into_larger_tensors():
-    model = StaticLlama(llama(), slots=1)
+    model = CudaLlama(llama(), slots=1)
     slot = model.open()
     prompt = feed(model, slot, 3, 1, 4).logits
     want = [feed(model, slot, token) for token in (1, 5, 9)]
@@ -218,7 +202,7 @@ def test_branches_beyond_the_memory_move_all_slots_into_larger_tensors():
 
 def test_nothing_of_a_request_that_went_wrong_reaches_the_next_one():
     """A masked position has weight 0, and 0 · NaN is NaN."""
-    model = StaticLlama(llama(), slots=2)
+    model = CudaLlama(llama(), slots=2)
     first, second = model.open(), model.open()
     want = feed(model, first, 3, 1, 4).logits
     feed(model, second, *random_tokens(20))
@@ -230,7 +214,7 @@ def test_nothing_of_a_request_that_went_wrong_reaches_the_next_one():
 
 
 def test_a_failed_forward_leaves_slots_as_they_were():
-    model = StaticLlama(llama(), slots=2, max_context=8)
+    model = CudaLlama(llama(), slots=2, max_context=8)
     a, b = model.open(), model.open()
     model.forward([Forward("target", a, (1, 2)), Forward("target", b, (1, 2, 3))])
     for bad in (Forward("target", b, (1,) * 6), Forward("target", b, (1,) * 5, steps=2)):
@@ -242,7 +226,7 @@ def test_a_failed_forward_leaves_slots_as_they_were():
 @pytest.mark.parametrize("head", [None, [1, 5, 60]])
 def test_a_chain_is_greedy_drafting_token_by_token(head):
     """Beside rows of other lengths; slots end where single steps leave them."""
-    model = StaticLlama(llama(), slots=4, head_tokens=None if head is None else torch.tensor(head))
+    model = CudaLlama(llama(), slots=4, head_tokens=None if head is None else torch.tensor(head))
     slots = [model.open() for _ in range(4)]
     starts = [(3, 1, 4), (1,), random_tokens(40), (9, 2)]
     single = []
@@ -272,7 +256,7 @@ def test_a_chain_is_greedy_drafting_token_by_token(head):
 def test_a_forward_reads_nothing_from_the_device(head):
     """Tensors on torch's `meta` device have shapes but no numbers: reading one fails, and so does
     mixing it with a CPU's."""
-    model = StaticLlama(
+    model = CudaLlama(
         llama().to("meta"), slots=3, head_tokens=None if head is None else torch.tensor(head)
     )
     slots = [model.open() for _ in range(3)]
@@ -288,26 +272,67 @@ def test_a_forward_reads_nothing_from_the_device(head):
         _ = outputs[0].top  # what a read would do
 
 
-def test_over_slots_takes_the_static_path_on_cuda_or_when_asked():
+def test_over_slots_takes_the_cuda_path_on_cuda_or_when_asked():
     module = llama()
     assert type(over_slots(module)) is LeanLlama
-    assert type(over_slots(module, static=True)) is StaticLlama
+    assert type(over_slots(module, static=True)) is CudaLlama
     assert type(over_slots(module, static=False)) is LeanLlama
-    assert type(over_slots(llama(attention_bias=True), static=True)) is LeanLlama
+    assert not CudaLlama(module).exact, "torch promises nothing"
 
 
 def test_attention_that_comes_back_in_another_layout_is_read_right(monkeypatch):
     """CUDA's kernels give [rows, tokens, heads, dim] transposed, the CPU's do not."""
-    plain = ragged(StaticLlama(llama(), slots=3), TEXTS)
+    plain = ragged(LeanLlama(llama(), slots=3), TEXTS)
     attention = torch.nn.functional.scaled_dot_product_attention
 
     def transposed(*arguments, **named):
         return attention(*arguments, **named).transpose(1, 2).contiguous().transpose(1, 2)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", transposed)
-    for model in (StaticLlama(llama(), slots=3), LeanLlama(llama(), slots=3)):
-        for mine, want in zip(ragged(model, TEXTS), plain, strict=True):
-            torch.testing.assert_close(mine, want, atol=1e-5, rtol=0)
+    for mine, want in zip(ragged(LeanLlama(llama(), slots=3), TEXTS), plain, strict=True):
+        torch.testing.assert_close(mine, want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("unread", [1, 7, 20])
+def test_a_tree_behind_unread_text_may_be_cut_anywhere(unread):
+    """Its first tokens follow each other as text does; the passes are of 16 tokens."""
+    parents = (*range(-1, unread - 1), *(unread - 1 + i for i in (0, 0, 1, 1, 2, 5, 6, 6, 0, 9)))
+    tokens, prompt = random_tokens(len(parents), seed=3), random_tokens(9)
+    found = []
+    for model in (LeanLlama(llama(), slots=2), CudaLlama(llama(), slots=2, chunk=16)):
+        model.keep_hidden_states((0, 1))
+        slots = [model.open() for _ in range(2)]
+        for slot in slots:
+            feed(model, slot, *prompt)
+        rows = [
+            Forward("target", slots[0], prompt[:3], 2),
+            Forward("target", slots[1], tokens, 11, parents=parents),
+        ]
+        outputs = model.forward(rows)
+        path = [*range(unread), unread + 1, unread + 4]
+        model.keep(slots[1], 9, path)
+        found.append(
+            [
+                *(output.logits for output in outputs),
+                feed(model, slots[1], 5).logits,
+                model.hidden_states(slots[1], 0, 9 + len(path) + 1),
+            ]
+        )
+    for mine, want in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(mine, want, atol=2e-5, rtol=0)
+
+
+def test_a_tree_that_is_too_deep_is_refused():
+    """A chain is no tree, however long."""
+    model = CudaLlama(llama(), slots=1)
+    slot = model.open()
+    feed(model, slot, 3)
+    deep = (-1, *range(70), 0)
+    with pytest.raises(DraftwellError) as refused:
+        model.forward([Forward("target", slot, random_tokens(72), parents=deep)])
+    assert refused.value.code == "tree_too_deep"
+    assert model.slots.lengths[slot] == 1
+    model.forward([Forward("target", slot, random_tokens(71), parents=deep[:-1])])
 
 
 class TestOnADevice:
@@ -315,18 +340,22 @@ class TestOnADevice:
 
     def test_static_equals_the_cpu(self):
         outputs = [
-            ragged(StaticLlama(llama().to(device), slots=3), TEXTS) for device in ("cpu", "cuda")
+            ragged(CudaLlama(llama().to(device), slots=3), TEXTS) for device in ("cpu", "cuda")
         ]
         for mine, want in zip(outputs[1], outputs[0], strict=True):
             torch.testing.assert_close(mine.cpu(), want, atol=1e-4, rtol=0)
 
     def test_replay_equals_eager(self):
-        replayed, eager = (StaticLlama(llama().cuda(), slots=3) for _ in range(2))
+        replayed, eager = (CudaLlama(llama().cuda(), slots=3) for _ in range(2))
         eager.captures = False
+        for model in (replayed, eager):
+            model.keep_hidden_states((0, 1))
         for _ in range(3):
-            outputs = [ragged(model, TEXTS) for model in (replayed, eager)]
+            outputs = [
+                [*ragged(model, TEXTS), model.hidden_states(0, 0, 6)] for model in (replayed, eager)
+            ]
             for mine, want in zip(*outputs, strict=True):
-                torch.testing.assert_close(mine, want, atol=1e-5, rtol=0)
+                assert torch.equal(mine, want)
             for model in (replayed, eager):
                 for slot in range(3):
                     model.close(slot)
@@ -336,14 +365,14 @@ class TestOnADevice:
     def test_a_chain_equals_the_cpus(self):
         outputs = []
         for device in ("cpu", "cuda"):
-            model = StaticLlama(llama().to(device), slots=2)
+            model = CudaLlama(llama().to(device), slots=2)
             outputs.append(feed(model, model.open(), 3, 1, 4, steps=6).logits.cpu())
         torch.testing.assert_close(outputs[1], outputs[0], atol=1e-4, rtol=0)
 
     @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # PyTorch's, about itself
     def test_a_forward_does_not_synchronise(self):
-        model = StaticLlama(llama().cuda(), slots=2)
-        model.warm_up(rows=2)
+        model = CudaLlama(llama().cuda(), slots=2)
+        model.warm_up()
         a, b = model.open(), model.open()
         torch.cuda.set_sync_debug_mode("error")
         try:

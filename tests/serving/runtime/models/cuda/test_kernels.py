@@ -1,0 +1,99 @@
+"""The kernels, in processes of their own: whether Triton interprets or compiles is settled when it
+is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+CHECKS = Path(__file__).with_name("kernel_checks.py")
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed: the dev extra has it on Linux"
+)
+
+
+def run(*arguments: str, **variables: str) -> None:
+    """A child process; fails with what it said."""
+    found = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
+
+
+def check(**variables: str) -> None:
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=600")
+    run("-m", "pytest", *options, str(CHECKS), **variables)
+
+
+@needs_triton
+@pytest.mark.timeout(900)
+def test_kernels_in_the_interpreter() -> None:
+    check(TRITON_INTERPRET="1")
+
+
+COMPILE = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.language import constexpr
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.models.cuda import kernels
+from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
+from tests.support.models.lean_families import lean_family
+
+
+class Hopper:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+compiled = set()
+run = JITFunction.run
+
+
+def compile_only(self, *arguments, grid, warmup, **options):
+    kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+    assert kernel.asm["cubin"]
+    compiled.add(self.__name__)
+
+
+driver.set_active(Hopper())
+kernels.OVERLAPS = constexpr(True)
+JITFunction.run = compile_only
+for name in ("llama", "gemma2"):
+    model = CudaLlama(lean_family(name, torch.bfloat16), ops=kernels)
+    for tokens in (1, 100):
+        model.rollback(slot := model.open(), 0)
+        model.forward([Forward("target", slot, (1,) * tokens)])
+        model.close(slot)
+assert len(compiled) == 7, compiled
+"""
+
+
+@needs_triton
+@pytest.mark.timeout(900)
+def test_kernels_compile_for_hopper_without_one(tmp_path: Path) -> None:
+    run("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: compiled kernels")
+def test_kernels_on_a_device() -> None:
+    check(TRITON_INTERPRET="0")
