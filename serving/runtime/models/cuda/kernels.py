@@ -55,7 +55,7 @@ small model's pass. Newer devices have it, too, but Triton 3.6 fails to compile 
 
 def padded(size: int) -> int:
     """Elements of the block that holds `size`."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, int(triton.next_power_of_2(size)))
 
 
 def warps(columns: int) -> int:
@@ -65,7 +65,7 @@ def warps(columns: int) -> int:
 
 def sharing(groups: int) -> int:
     """Tokens of a tile at most, where so many query heads share a key head."""
-    return max(1, QUERIES // triton.next_power_of_2(groups))
+    return max(1, QUERIES // int(triton.next_power_of_2(groups)))
 
 
 @triton.jit
