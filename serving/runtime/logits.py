@@ -23,6 +23,7 @@ from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import adjusted, largest_with_place, sum_rows, warp
 from draftwell.serving.runtime.types import Rating, Stream
 
+NOT_FINITE = "a model returned NaN or infinite logits: check its weights and dtype"
 GREEDY = Sampling()
 """Of rows that no request has altered."""
 
@@ -206,7 +207,7 @@ class Span:
         found = self.whole.top
         top = [found[place] for place in self.places]
         if -1 in top:
-            raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
+            raise NotFinite(NOT_FINITE)
         return top
 
     @property
@@ -297,16 +298,19 @@ class Span:
     ) -> Step[Drawn]:
         """Draw from the warped distribution of a row, or of what is left of it (`Draw`); a greedy
         request consumes no randomness, and takes the likeliest token whatever is left."""
-        top = self.top
         if self.sampling.greedy:
-            return Drawn(top[row], 1.0)
+            return Drawn(self.top[row], 1.0)
+        if not self.whole.waits:  # a device says of this row alone that it is not usable
+            _ = self.top
         drawn: Drawn = yield Draw(self[row], stream, minus, without)
         return drawn
 
     def fetch_chances(self, rows: Sequence[int], tokens: Sequence[int]) -> Step[None]:
         """On a device, get what `chances` will be asked for, a token for each row: one wait instead
         of one a token. CPUs compute them one by one, as far as they are asked."""
-        if tokens and self.whole.waits and not self.sampling.greedy:
+        if not self.whole.waits:
+            _ = self.top  # one that is not usable is found behind a rejection, too
+        elif tokens and not self.sampling.greedy:
             found: list[float] = yield Probs(self.at(rows), tokens)
             self._chances = dict(zip(zip(rows, tokens, strict=True), found, strict=True))
 

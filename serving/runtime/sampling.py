@@ -142,7 +142,7 @@ def inverted(laws: Tensor, uniforms: Tensor) -> Tensor:
     inside = blocks[torch.arange(len(laws), device=laws.device), block[:, 0]].double().cumsum(-1)
     # a share of 1 by rounding would lie behind the last column with mass
     found = torch.searchsorted(inside, share.clamp(max=BELOW_ONE) * inside[:, -1:], right=True)
-    return (block * BLOCK + found.clamp(max=BLOCK - 1))[:, 0]
+    return (block * BLOCK + found)[:, 0].clamp(max=laws.shape[1] - 1)
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

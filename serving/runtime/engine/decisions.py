@@ -4,6 +4,7 @@ as operations on tensors of all their rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.acceptance.divergence import divergences
 from draftwell.serving.runtime.commands import Decision, Divergence, Draw, Drawn, Probs
-from draftwell.serving.runtime.logits import laws_of, spread
+from draftwell.serving.runtime.logits import NOT_FINITE, laws_of, spread
 from draftwell.serving.runtime.sampling import inverted, sum_rows
 from draftwell.serving.runtime.types import Stream
 
@@ -29,11 +30,6 @@ def decide(asked: Sequence[Decision], draw: Columns | None = None) -> list[Any]:
     replies: list[Any] = [None] * len(asked)
     groups: dict[Any, list[int]] = {}
     for place, one in enumerate(asked):
-        try:
-            _ = one.rows.top
-        except NotFinite as error:
-            replies[place] = error
-            continue
         whole = one.rows.whole
         alike = id(whole.support), whole.values.shape[1], whole.values.device
         groups.setdefault((type(one), *alike), []).append(place)
@@ -44,8 +40,14 @@ def decide(asked: Sequence[Decision], draw: Columns | None = None) -> list[Any]:
         else:
             found = probs_of(some) if kind is Probs else divergences_of(some)
         for place, reply in zip(places, found, strict=True):
-            replies[place] = reply
+            replies[place] = reply if finite(reply) else NotFinite(NOT_FINITE)
     return replies
+
+
+def finite(reply: float | list[float] | Drawn) -> bool:
+    """Whether no probability is NaN, which all of a row are where a logit is NaN or +∞."""
+    numbers = [reply] if isinstance(reply, float) else reply
+    return not any(math.isnan(number) for number in numbers)
 
 
 def probs_of(asked: Sequence[Probs]) -> list[list[float]]:
