@@ -23,7 +23,12 @@ from draftwell.serving.artifacts.base import MANIFEST, read_manifest
 from draftwell.serving.artifacts.compiled_libraries import wanted_mode
 from draftwell.serving.artifacts.kinds import KINDS, OURS, device_of, find_kind
 from draftwell.serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint
-from draftwell.serving.device import default_device, device_type, lacks_bfloat16
+from draftwell.serving.device import (
+    default_device,
+    device_type,
+    keep_freed_memory,
+    lacks_bfloat16,
+)
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 from draftwell.serving.format import FORMAT, check_format
@@ -251,6 +256,7 @@ class Workspace:
 
         logging.disable_progress_bar()
         self._say_loading(device, pad_target)
+        keep_freed_memory()
         return load_pair(
             files,
             LoadSettings.model_validate(

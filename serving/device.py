@@ -182,7 +182,9 @@ def keep_freed_memory() -> None:
     """Let the C library keep some of what is freed, for the next tensor of that size.
 
     Else the system gives new pages, zeroed, to every tensor as large as the logits of some rows,
-    which takes longer than a softmax over them. Does nothing where the library has no `mallopt`.
+    which takes longer than a softmax over them. It holds for the whole process, so the commands and
+    the server ask for it, never the engine in a program of somebody else. Does nothing where the
+    library has no `mallopt`.
     """
     set_parameter = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_parameter is not None:

@@ -64,7 +64,7 @@ class TraceSpan:
         return len(self.top)
 
     def __getitem__(self, part: int | slice) -> Span:
-        rows = part if isinstance(part, slice) else slice(part, part + 1)
+        rows = part if isinstance(part, slice) else slice(part, part + 1 or None)
         return cast("Span", TraceSpan(self.top[rows], self.places[rows], self.model, self.sampling))
 
     def fetch_chances(self, rows: Sequence[int], tokens: Sequence[int]) -> Step[None]:

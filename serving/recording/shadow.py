@@ -14,7 +14,7 @@ from typing import Any
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.recorder import PositionRecorder
-from draftwell.serving.runtime.commands import SHADOW, Forward, Step
+from draftwell.serving.runtime.commands import SHADOW, Forward, Overlap, Step
 from draftwell.serving.runtime.engine.engine import Job
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.model import Model
@@ -58,7 +58,8 @@ def shadowed(
                 command = steps.send(result)
             except StopIteration:
                 break
-            if len(text) - lane.length >= MOST_UNREAD:  # the prompt, at first
+            passes = isinstance(command, Forward | Overlap)  # else a token is being drawn
+            if passes and len(text) - lane.length >= MOST_UNREAD:  # the prompt, at first
                 yield from read_unseen(lane, text, recorder)
         yield from read_unseen(lane, text, recorder)
     finally:

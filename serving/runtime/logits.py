@@ -1,8 +1,9 @@
 """What a forward pass says: one tensor of logits, of which every request that it ran for has a span
 of rows.
 
-What is searched or computed of a row is computed of all rows of the pass at once, when the first
-request asks: one operation, and on a device one wait, for all of them.
+The likeliest token of a row, its raw distribution, confidence, entropy and ranks are computed of
+all rows of the pass at once, when the first request asks: one operation, and on a device one wait,
+for all of them. (A head whose columns are a text's own gives each request a pass of its own.)
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Span:
     Their *warped* distributions are for sampling and judging, the *raw* ones (temperature 1, bans
     applied) for all the rest (docs/methods.md, "Two pairs of distributions"). A look at a token
     or a probability raises `NotFinite` if a logit of any of these rows is NaN or +∞, or all of one
-    are −∞.
+    are −∞; on a device what `draw` and `chances` ask for does so for its own row.
 
     Args:
         whole: the pass.
@@ -163,7 +164,7 @@ class Span:
         if not (sampling.banned_token_ids or sampling.biases or sampling.penalises):
             return Span(self.whole, self.places, sampling)
         # these name tokens, of which some may have no column
-        values = spread(self.values, self.whole.support, self.whole.vocab_size, -math.inf)
+        values = self.logits
         if sampling.banned_token_ids:
             values = values.clone()
             values[:, list(sampling.banned_token_ids)] = -math.inf
@@ -177,8 +178,10 @@ class Span:
 
     def __getitem__(self, part: int | slice) -> Span:
         """One row, or several."""
-        places = self.places[part] if isinstance(part, slice) else (self.places[part],)
-        return Span(self.whole, places, self.sampling)
+        if isinstance(part, slice):
+            return Span(self.whole, self.places[part], self.sampling)
+        place = self.places[part]
+        return Span(self.whole, range(place, place + 1), self.sampling)
 
     def at(self, rows: Sequence[int]) -> Span:
         """Some of these rows, by number."""
@@ -288,7 +291,8 @@ class Span:
     def rating(self, row: int, token: int, count: int) -> Rating:
         """Log-prob of a token at a row, and the `count` likeliest tokens of that row."""
         _ = self.top
-        logprobs = self.logits[row].log_softmax(-1)
+        own = self.whole.values[self.places[row]].log_softmax(-1)
+        logprobs = spread(own, self.whole.support, self.whole.vocab_size, -math.inf)
         best = logprobs.topk(min(count, len(logprobs)))
         alongside = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return Rating(float(logprobs[token]), tuple(alongside))
@@ -316,8 +320,9 @@ class Span:
 
     def chances(self, row: int, tokens: Sequence[int]) -> Step[list[float]]:
         """Warped probabilities of tokens at a row, of a request that is not greedy."""
-        if self._chances:
-            return [self._chances[row, token] for token in tokens]
+        pairs = [(row, token) for token in tokens]
+        if all(pair in self._chances for pair in pairs):
+            return [self._chances[pair] for pair in pairs]
         found: list[float] = yield Probs(self.at([row] * len(tokens)), tokens)
         return found
 

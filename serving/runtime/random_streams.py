@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwell.serving.runtime.sampling import inverted
+
 
 class RandomStream:
     """A private stream of random decisions, one uniform in [0, 1) each."""
@@ -19,10 +21,8 @@ class RandomStream:
     def draw(self, probs: Tensor) -> int:
         """Draw a token from `probs` `[vocab]` (need not be normalised) by inversion of one
         uniform."""
-        cumulative = probs.double().cumsum(-1)
-        # right=True takes the first token whose cumulative mass exceeds the point: it always has
-        # mass of its own.
-        return int(torch.searchsorted(cumulative, self.uniform() * cumulative[-1:], right=True))
+        uniform = torch.tensor([self.uniform()], dtype=torch.float64).to(probs.device)
+        return int(inverted(probs[None], uniform))
 
     def accepts(self, target_prob: float, draft_prob: float) -> bool:
         """True with probability min(1, target_prob / draft_prob): r < p/q without the division, so

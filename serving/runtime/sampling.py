@@ -35,7 +35,8 @@ def sum_rows(rows: Tensor) -> Tensor:
     gradients, each in one order: PyTorch cuts a row into as many pieces as there are threads, and a
     request with a seed would have other answers when their number changes."""
     if rows.device.type != "cpu":
-        return rows.sum(-1)
+        # in an order that the number of rows decides: by float64 it is lost in rounding to float32
+        return rows.sum(-1, dtype=torch.float64).to(rows.dtype)
     return torch.from_numpy(np.asarray(rows.detach().numpy().sum(-1)))
 
 
@@ -80,7 +81,9 @@ def nucleus(logits: Tensor, top_p: float, first: Sequence[int] = NUCLEUS) -> Ten
     on_cpu = rows.device.type == "cpu"
     size = next((size for size in first if on_cpu and size < rows.shape[1]), None)
     largest, places = rows.topk(size) if size else rows.sort(descending=True, stable=True)
-    mass = rows.softmax(-1).gather(-1, places).cumsum(-1)
+    # a device cuts a running sum by the number of rows: in float64 that shows nowhere
+    exact = None if on_cpu else torch.float64
+    mass = rows.softmax(-1).gather(-1, places).cumsum(-1, dtype=exact)
     # a token is in the set while those before it do not have the mass
     count = 1 + (mass[:, :-1] < top_p).sum(-1, keepdim=True)
     outside = torch.arange(largest.shape[1], device=rows.device) >= count

@@ -12,6 +12,7 @@ import typer
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
+from draftwell.serving.device import keep_freed_memory
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.server.process import listen
 from draftwell.serving.server.settings import ServerSettings
@@ -73,6 +74,7 @@ def run(settings: ServerSettings) -> int:
         DraftwellError: the address is taken, the server's packages are missing (`missing_package`),
             or the bundle is refused.
     """
+    keep_freed_memory()
     # the cheap check first
     with listen(settings.host, settings.port) as listener:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.logits import Span
@@ -34,6 +35,9 @@ KEPT, RESCUED = TokenDecision(), TokenDecision(rescued=True)
 class InOrder(ABC):
     """Base of the rules that look at one token at a time (an `AcceptanceRule`)."""
 
+    reads_chances: ClassVar[bool] = True
+    """`look` asks how likely the target finds the draft's tokens."""
+
     @abstractmethod
     def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
         """Decide about draft token i; all before it were kept."""
@@ -42,7 +46,8 @@ class InOrder(ABC):
         self, draft: Draft, target: Span, rng: Streams, *, bonus: bool = True
     ) -> Step[Verdict]:
         rescued: list[int] = []
-        yield from target.fetch_chances(range(len(draft)), draft.tokens)
+        if self.reads_chances:
+            yield from target.fetch_chances(range(len(draft)), draft.tokens)
         for i, token in enumerate(draft.tokens):
             look = yield from self.look(draft, i, target, rng)
             if look.token is not None:

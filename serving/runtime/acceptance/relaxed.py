@@ -50,6 +50,7 @@ class SampleAndMatch(InOrder):
     proposed."""
 
     lossless: ClassVar[bool] = True
+    reads_chances: ClassVar[bool] = False
 
     def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
         own = (yield from target.draw(i, rng.sample)).token

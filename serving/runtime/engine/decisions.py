@@ -14,14 +14,14 @@ from torch import Tensor
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.acceptance.divergence import divergences
 from draftwell.serving.runtime.commands import Decision, Divergence, Draw, Drawn, Probs
-from draftwell.serving.runtime.logits import NOT_FINITE, laws_of, spread
+from draftwell.serving.runtime.logits import NOT_FINITE, Span, laws_of, spread
 from draftwell.serving.runtime.sampling import inverted, sum_rows
 from draftwell.serving.runtime.types import Stream
 
-Columns = Callable[[Tensor, Sequence[Stream]], Tensor]
+Drawer = Callable[[Tensor, Sequence[Stream]], Tensor]
 
 
-def decide(asked: Sequence[Decision], draw: Columns | None = None) -> list[Any]:
+def decide(asked: Sequence[Decision], draw: Drawer | None = None) -> list[Any]:
     """The replies, in order; in the place of one whose rows are not finite, the error.
 
     Args:
@@ -53,14 +53,19 @@ def finite(reply: float | list[float] | Drawn) -> bool:
 def probs_of(asked: Sequence[Probs]) -> list[list[float]]:
     """Of each command its tokens' probabilities, which one transfer fetches."""
     whole = asked[0].rows.whole
-    laws = laws_of([one.rows[i] for one in asked for i in range(len(one.rows))])
-    laws = spread(laws, whole.support, whole.vocab_size)
-    tokens = torch.tensor([token for one in asked for token in one.tokens], device=laws.device)
-    found = iter(laws.gather(1, tokens[:, None])[:, 0].tolist())
+    rows: list[Span] = []
+    places: list[int] = []
+    for one in asked:
+        for i, place in enumerate(one.rows.places):
+            if i == 0 or place != one.rows.places[i - 1]:  # several tokens may be of one row
+                rows.append(one.rows[i])
+            places.append(len(rows) - 1)
+    laws = spread(laws_of(rows), whole.support, whole.vocab_size)
+    found = iter(laws[places, [token for one in asked for token in one.tokens]].tolist())
     return [[next(found) for _ in one.tokens] for one in asked]
 
 
-def drawn(asked: Sequence[Draw], draw: Columns) -> list[Drawn]:
+def drawn(asked: Sequence[Draw], draw: Drawer) -> list[Drawn]:
     """A token for each command, with its probability."""
     laws = laws_of([one.rows for one in asked])
     left = laws

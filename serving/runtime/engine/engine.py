@@ -1,10 +1,10 @@
 """The engine: drives the generators of any number of requests.
 
-Each step gathers the forward passes that requests wait for, runs one ragged batch per model, and
-hands the rows back. Strategies never see batches, threads, devices or each other. Generators are
-resumed by the thread that steps the engine and by no other; only forward passes run on worker
-threads, and only while a request overlaps two models (workers.py). The engine itself is not
-thread-safe: one thread steps it.
+Each step gathers the forward passes that requests wait for, runs one ragged batch per model, hands
+the rows back, and answers together what all ask about theirs (decisions.py). Strategies never see
+batches, threads, devices or each other. Generators are resumed by the thread that steps the engine
+and by no other; only forward passes run on worker threads, and only while a request overlaps two
+models (workers.py). The engine itself is not thread-safe: one thread steps it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from draftwell.serving.device import keep_freed_memory
 from draftwell.serving.errors import ContextTooLong, DeviceLost
-from draftwell.serving.runtime.commands import SHADOW, Forward, Role
+from draftwell.serving.runtime.commands import SHADOW, Decision, Forward, Role
 from draftwell.serving.runtime.engine.decisions import decide
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.runtime.engine.prompt_pieces import alike, reads_prompt, share_room
@@ -139,8 +138,6 @@ class Engine:
         governor: ThreadGovernor | None = None,
     ):
         self.models, self.split, self.budget, self.governor = dict(models), split, budget, governor
-        if self.models["target"].device.type == "cpu":
-            keep_freed_memory()
         self.jobs: list[Job] = []
         self.device_lost: DeviceLost | None = None
         """Set once a device has failed for good: from then on every request fails with it, and only
@@ -459,7 +456,9 @@ class Engine:
             for leaf in job.task.leaves()
             if leaf.deciding is not None
         ]:
-            replies = decide([command for _, _, command in asked])
+            for _, leaf, _ in asked:  # ending one may land another's pass, and decide in between
+                leaf.deciding = None
+            replies = self._replies([command for _, _, command in asked])
             for (job, leaf, _), reply in zip(asked, replies, strict=True):
                 if job.finished:
                     continue
@@ -467,6 +466,16 @@ class Engine:
                     self._end(job, reply)
                 else:
                     self._advance(job, leaf, reply)
+
+    def _replies(self, commands: list[Decision]) -> list[Any]:
+        """As `decide`; if it fails, one by one, so that a bad one does not take the others with
+        it."""
+        try:
+            return decide(commands)
+        except Exception as error:
+            if len(commands) == 1 or lost_device(error):
+                return [error] * len(commands)
+            return [self._replies([command])[0] for command in commands]
 
     def _advance(self, job: Job, leaf: Task, reply: Any) -> None:
         known = job.output_length

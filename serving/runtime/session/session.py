@@ -239,7 +239,7 @@ class Session:
 
     @property
     def unrated(self) -> int:
-        """Span tokens whose rating was asked for and is not known yet."""
+        """Output tokens whose rating was asked for and is not known yet."""
         return 0 if self.sampling.logprobs is None else len(self.origins) - len(self.ratings)
 
     def emitted(self, start: int) -> list[Emitted]:

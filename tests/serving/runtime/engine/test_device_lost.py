@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftwell.serving.errors import DeviceLost
+from draftwell.serving.runtime.engine import decisions
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.failures import lost_device, readable
 from draftwell.serving.runtime.requests import Sampling
@@ -100,6 +101,55 @@ def test_it_may_show_where_a_result_is_read_rather_than_where_it_was_computed(mo
     with raises_code("device_lost", error=DeviceLost):
         engine.generate([1], Sampling(), build_strategy("autoregressive"))
     assert engine.device_lost is not None
+
+
+def test_it_may_show_where_requests_are_decided(monkeypatch):
+    """The first transfer of a sampled request is that of its draws."""
+    models, calls = table_pair(vocab=8), []
+
+    def broken(commands):
+        calls.append(len(commands))
+        raise torch.AcceleratorError(ILLEGAL)
+
+    monkeypatch.setattr("draftwell.serving.runtime.engine.engine.decide", broken)
+    engine = Engine(models)
+    jobs = [
+        engine.submit([1, i], Sampling(temperature=1.0), build_strategy("autoregressive"))
+        for i in range(3)
+    ]
+    engine.step()
+    assert all(isinstance(job.error, DeviceLost) for job in jobs)
+    assert calls == [3], "it is not asked again, request by request"
+    assert len(models["target"].slots._free) == models["target"].slots.count
+
+
+def test_a_decision_that_fails_for_one_request_leaves_the_others_alone(monkeypatch):
+    models, decide = table_pair(vocab=8), decisions.decide
+
+    def run(broken):
+        def fails(commands):
+            if broken and any(one.rows.sampling.seed == 1 for one in commands):
+                raise MemoryError("too little memory")
+            return decide(commands)
+
+        monkeypatch.setattr("draftwell.serving.runtime.engine.engine.decide", fails)
+        engine = Engine(models)
+        jobs = [
+            engine.submit(
+                [1, 2],
+                Sampling(max_tokens=12, temperature=1.0, seed=seed),
+                build_strategy("vanilla_sd"),
+            )
+            for seed in range(3)
+        ]
+        while not all(job.finished for job in jobs):
+            engine.step()
+        return jobs
+
+    right, jobs = run(broken=False), run(broken=True)
+    assert [job.error is None for job in jobs] == [True, False, True]
+    assert [jobs[i].output for i in (0, 2)] == [right[i].output for i in (0, 2)]
+    assert len(models["target"].slots._free) == models["target"].slots.count
 
 
 def test_it_may_show_where_a_slot_is_cleared(monkeypatch):
