@@ -18,7 +18,14 @@ from draftwell.components.bench.gpu.limited import run_limited
 from draftwell.components.bench.gpu.parts import Part, measure_parts
 from draftwell.components.bench.gpu.results import GpuResults, file_of, read_results, results_in
 from draftwell.components.bench.gpu.table import write_page
-from draftwell.flows.cli.gpu_parts import Scale, Trial, import_commands, parts_of, prepare
+from draftwell.flows.cli.gpu_parts import (
+    Scale,
+    Trial,
+    import_commands,
+    parts_of,
+    prepare,
+    restore_tuned,
+)
 from draftwell.flows.cli.options import Pair, say, write_json
 from draftwell.registry.pairs import find_pair
 from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
@@ -117,6 +124,7 @@ def measure(trial: Trial, card: Card, file: Path, work: Path, end: float, only: 
         if state != "measured":
             say(f"every part is skipped, without the models of {trial.pair}: {why}")
             return
+        restore_tuned(trial, results)
         measure_parts(parts, results, file, work / card.device_class, end, say)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from draftwell.components.bench.gpu.parts import Part
+from draftwell.components.bench.gpu.results import GpuResults
 from draftwell.components.bench.servers.closed_loop import load_rows
 from draftwell.components.bench.servers.load_test import Row
 from draftwell.components.bench.servers.processes import Server, context_of, own_command
@@ -29,6 +30,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.base import MANIFEST
 from draftwell.serving.artifacts.pair_files import models_root
 from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.files import write_text
 from draftwell.serving.runtime.strategies import STRATEGIES, find_strategy
 
 TREE = "eagle3:top_k=4:tree_tokens=15:num_speculative_tokens=4"
@@ -199,6 +201,17 @@ def tuning(trial: Trial, folder: Path) -> None:
         for kind in TUNED
     }
     write_json(folder / "artifacts.json", made)
+
+
+def restore_tuned(trial: Trial, results: GpuResults) -> None:
+    """Let the run's home have what was tuned on this card before, on another machine perhaps."""
+    part = results.parts.get("tuning")
+    for kind, texts in (part.reports.get("artifacts") or {} if part else {}).items():
+        folder = trial.space.folder(kind)
+        if not (folder / MANIFEST).is_file():
+            trial.space.begin()
+            for name, text in texts.items():
+                write_text(folder / name, text)
 
 
 def gate(trial: Trial, folder: Path) -> None:

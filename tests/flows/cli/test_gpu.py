@@ -15,8 +15,8 @@ from draftwell.components.bench.gpu.card import Card
 from draftwell.components.bench.gpu.results import GpuResults, read_results
 from draftwell.components.bench.gpu.table import BEGIN, END, ROWS
 from draftwell.components.calibrate import hardware_profile
-from draftwell.flows.cli import gpu as command
-from draftwell.flows.cli.gpu_parts import Scale, Trial, parts_of
+from draftwell.flows.cli import gpu as command, gpu_parts
+from draftwell.flows.cli.gpu_parts import Scale, Trial, parts_of, restore_tuned, untuned
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import fitting
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
@@ -43,6 +43,10 @@ def put_card(patch: pytest.MonkeyPatch, card: Card, prompts: Path) -> None:
     replace_everywhere(patch, device, "device_class", lambda device="cuda": card.device_class)
     replace_everywhere(patch, hardware_profile, "measure_profile", quick_profile)
     replace_everywhere(patch, fitting, "check_fits", lambda *asked: None)
+    replace_everywhere(patch, gpu_parts, "startable", lambda name: name in FEW)
+    for name, few in (("GREEDY", FEW), ("SAMPLED", FEW[1:]), ("AT_ONCE", FEW[:1])):
+        patch.setattr(gpu_parts, name, few)
+    patch.setattr(gpu_parts, "OVERLAPPING", ("duo_decoding",))
     patch.setattr(command, "cuda_problem", lambda: None)
     patch.setattr(command, "describe_card", lambda: card)
     patch.setattr(
@@ -57,6 +61,8 @@ def quick_profile(pair: Any, made: Any, **options: Any) -> HardwareProfile:
     return HardwareProfile(0.002, {1: 0.01, 8: 0.02}, 0.001, made)
 
 
+FEW = ("vanilla_sd", "prompt_lookup")
+"""Strategies that are enough here."""
 PLACE = {"device": "cpu", "draft_device": None}
 
 
@@ -146,6 +152,15 @@ def test_what_was_tuned_on_the_card_is_kept_as_it_is(results: GpuResults) -> Non
     gate = results.parts["gate"].reports["gate"]
     assert set(gate["artifacts"]) == set(made)
     assert "speedup" in {check["name"] for check in gate["checks"]}
+
+
+def test_what_was_tuned_on_another_machine_can_be_gated_on_the_next(
+    results: GpuResults, pair_file: Path, own_stores: Path
+) -> None:
+    trial = Trial(str(pair_file), Scale(), Path("kit"), Path("bundle"))
+    assert untuned(trial) != ""
+    restore_tuned(trial, results)
+    assert untuned(trial) == ""
 
 
 def test_an_unknown_part_is_named(whole: tuple[Path, Any], pair_file: Path) -> None:

@@ -27,7 +27,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry import gates
 from draftwell.registry.releases import find_release, gate_record
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.base import Provenance, digest_of
+from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.bundle.bundle import open_bundle
@@ -62,7 +62,7 @@ def measured(place: Path, pair_file: Path, prompts_file: Path) -> Path:
         pair = space.load()
         made = Provenance(pair="tiny", fingerprint=pair.fingerprint, device_class=CLASS)
         artifacts = [
-            DecodingConfig("vanilla_sd", {"num_speculative_tokens": 2}, {}, made),
+            DecodingConfig("autoregressive", {}, {}, made),
             HardwareProfile(0.002, {1: 0.01, 8: 0.02}, 0.001, made),
         ]
         folders = {one.kind: space.save(one) for one in artifacts}
@@ -198,19 +198,22 @@ def test_another_choice_or_other_thresholds_are_not_judged_by_it(
 
 
 def tuned_again(results: GpuResults, folder: Path) -> GpuResults:
-    """The same choice of another day: another artifact, which the gate measured."""
-    later = with_texts(results, lambda text: text.replace('"metrics": {}', '"metrics": {"day": 2}'))
-    texts = [
-        one.parts["tuning"].reports["artifacts"]["decoding_config"] for one in (results, later)
-    ]
-    digests = []
-    for name, files in zip(("first", "later"), texts, strict=True):
-        (folder / name).mkdir()
-        for file, text in files.items():
-            (folder / name / file).write_text(text)
-        digests.append(digest_of(folder / name))
-    gate = json.loads(json.dumps(results.parts["gate"].reports).replace(*digests))
-    return later.with_part("gate", results.parts["gate"].model_copy(update={"reports": gate}))
+    """The same choice with other evidence: another artifact, which the gate measured."""
+    made = dict(results.parts["tuning"].reports["artifacts"])
+    (folder / "first").mkdir()
+    for name, text in made["decoding_config"].items():
+        (folder / "first" / name).write_text(text)
+    first = DecodingConfig.load(folder / "first")
+    later = DecodingConfig(first.strategy, {}, {"day": 2}, first.provenance)
+    later.save(folder / "later")
+    made["decoding_config"] = {file.name: file.read_text() for file in (folder / "later").iterdir()}
+    gate = json.loads(
+        json.dumps(results.parts["gate"].reports).replace(str(first.digest), str(later.digest))
+    )
+    for name, reports in (("tuning", {"artifacts": made}), ("gate", gate)):
+        part = results.parts[name].model_copy(update={"reports": reports})
+        results = results.with_part(name, part)
+    return results
 
 
 def changed(results: GpuResults, **parts: Any) -> GpuResults:
