@@ -23,6 +23,8 @@ from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from tests.support.commands import run_command
 from tests.support.patching import replace_everywhere
 
+pytestmark = pytest.mark.timeout(900)
+"""The first test of a process waits for the whole run."""
 CARD = Card(
     name="Fake 1",
     device_class="cuda-fake-1",
@@ -104,7 +106,6 @@ def test_parts_are_the_tables_rows_in_its_order(pair_file: Path) -> None:
     assert sum(part.seconds for part in parts[:8]) < 9 * 60
 
 
-@pytest.mark.timeout(900)
 def test_every_part_is_measured_or_says_why_not(
     results: GpuResults, whole: tuple[Path, Any]
 ) -> None:
