@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftwell.components.bench.gpu.results import read_results
 from draftwell.flows.cli.options import DtypeOption, Pair, say
-from draftwell.flows.steps import imported
 from draftwell.flows.workspace import Workspace
 
 
@@ -28,6 +26,9 @@ def import_results(
 
     Example: draftwell import-results .draftwell/gpu/smollm2-135m-cuda-nvidia-h200.json
     """
+    from draftwell.components.bench.gpu.results import read_results
+    from draftwell.flows.steps import imported
+
     results = read_results(file)
     made = imported.import_results(Workspace(pair, dtype, say, imported.DEVICE), results)
     typer.echo(

@@ -179,11 +179,7 @@ def test_a_cpu_config_under_a_cuda_name_is_refused(own_stores: Path, pair_file: 
     space = Workspace(str(pair_file), device="cpu")
     space.save(config("cpu-x86-2c-avx2"))
     step = StepContext(space, None)  # type: ignore[arg-type]
-    with raises_code(
-        "made_on_other_device",
-        "decoding_config.tiny version 1 was made on cpu-x86-2c-avx2, for cpu",
-        "for cuda",
-    ):
+    with raises_code("nothing_to_release", "--device cuda"):
         run_publish(step, {}, device="cuda")
     with raises_code("nothing_to_release", "--device cuda"):
         run_publish(StepContext(Workspace(str(pair_file), device="cuda"), None), {})  # type: ignore[arg-type]

@@ -49,6 +49,8 @@ COMMANDS = (
     "release",
     "sync",
     "papers",
+    "gpu",
+    "import-results",
 )
 HEAVY = ("torch", "transformers", "mlflow", "prefect")
 HELP = f"""

@@ -15,7 +15,7 @@ from draftwell.components.bench.gpu.card import Card
 from draftwell.components.bench.gpu.results import GpuResults, read_results
 from draftwell.components.bench.gpu.table import BEGIN, END, ROWS
 from draftwell.components.calibrate import hardware_profile
-from draftwell.flows.cli import gpu as command, gpu_parts
+from draftwell.flows.cli import gpu_parts, gpu_run as command
 from draftwell.flows.cli.gpu_parts import Scale, Trial, parts_of, restore_tuned, untuned
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import fitting

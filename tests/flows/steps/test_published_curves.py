@@ -53,7 +53,7 @@ def test_curves_are_those_of_the_published_head(
         device_reports=tmp_path,
         spec=SimpleNamespace(name="tiny"),
         files=lambda: SimpleNamespace(draft=None),
-        kept=lambda: {
+        to_release=lambda device: {
             "eagle3_head": tmp_path / "eagle3_head",
             "decoding_config": tmp_path / "decoding_config",
         },
