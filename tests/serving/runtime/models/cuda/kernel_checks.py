@@ -9,6 +9,7 @@ in the block, so here they are rounded from float64.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding's n
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 DTYPES = {torch.float32: 1e-4} | ({} if DEVICE == "cpu" else {torch.bfloat16: 1e-3})
 """The interpreter multiplies no bfloat16."""
-SHAPE = Architecture(6, 2, 24, 24**-0.5, 1e-5, "silu", (None,), (None,))
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+SHAPE = Architecture(3, 1, 24, 24**-0.5, 1e-5, "silu", (None,), (None,))
 TREE = (-1, 0, 1, 1, 0, 4, 2)
-ROWS = [(500, 5, None), (0, 40, None), (300, len(TREE), TREE), (255, 1, None)]
+ROWS = [(500, 3, None), (0, 9, None), (300, len(TREE), TREE), (255, 1, None)]
 """Start, tokens and parents of the rows of a pass, each in the slot of its number."""
 
 
@@ -75,14 +77,14 @@ def inputs() -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Queries of the tokens of `ROWS`, and keys and values of six slots of 600 positions."""
     torch.manual_seed(0)
     query, *memory = (
-        torch.randn(size, device=DEVICE) for size in ((64, 6, 24), (6, 2, 600, 24), (6, 2, 600, 24))
+        torch.randn(size, device=DEVICE) for size in ((32, 3, 24), (6, 1, 600, 24), (6, 1, 600, 24))
     )
     return query, (memory[0], memory[1])
 
 
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (70, 5.0)])
 def test_attention_of_rows_alone_and_among_others(window: int | None, cap: float | None) -> None:
-    shape = Architecture(6, 2, 24, 24**-0.5, 1e-5, "silu", (window,), (None,), cap)
+    shape = replace(SHAPE, windows=(window,), attention_softcap=cap)
     query, memory = inputs()
     counts = [count for _, count, _ in ROWS]
     found = kernels.attend(query, memory, packed([0, 1, 2, 3]), shape, window)
@@ -93,7 +95,7 @@ def test_attention_of_rows_alone_and_among_others(window: int | None, cap: float
         zip(query[:total].split(counts), found[:total].split(counts), strict=True)
     ):
         fields = packed([slot])
-        first = torch.zeros(fields.shape[1], 6, 24, device=DEVICE)
+        first = torch.zeros(fields.shape[1], 3, 24, device=DEVICE)
         first[: len(own)] = own
         alone = kernels.attend(first, memory, fields, shape, window)[: len(own)]
         assert torch.equal(alone, expected), slot
@@ -119,7 +121,7 @@ def test_a_trees_path_is_attended_to_as_the_chain_that_it_is() -> None:
 
 def test_the_first_of_the_largest_is_chosen_and_the_pass_brought_to_it() -> None:
     logits = torch.randn(16, 9001, device=DEVICE)
-    logits[0, [8500, 17, 8999]] = 9.0
+    logits[0, [8209, 17, 8999]] = 9.0
     logits[1, 8200] = 9.0
     ids = torch.arange(9001, device=DEVICE) + 5
     for tokens, first in ((None, 17), (ids, 22)):
@@ -138,6 +140,7 @@ def test_a_model_of_kernels_equals_that_of_torch(name: str) -> None:
     for ops in (reference, kernels):
         model = CudaLlama(module, slots=2, ops=ops)
         assert model.exact is (ops is kernels)
+        model.captures = False  # nobody captures what torch computes
         rows = [
             Forward("target", model.open(), random_tokens(9), 9),
             Forward("target", model.open(), random_tokens(5), 5, parents=(-1, 0, 0, 2, 1)),
@@ -150,7 +153,7 @@ def test_a_model_of_kernels_equals_that_of_torch(name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_has_the_same_logits_in_any_company(dtype: torch.dtype) -> None:
     """Token by token; as a prompt; behind other rows; on a path of a tree."""
-    model = CudaLlama(llama(dtype, num_hidden_layers=1).to(DEVICE), slots=3, ops=kernels)
+    model = CudaLlama(llama(dtype, **SMALL).to(DEVICE), slots=3, ops=kernels)
     text = random_tokens(12)
 
     def read(slot: int, *tokens: int, keep: int = 1) -> torch.Tensor:
@@ -174,7 +177,7 @@ def test_a_token_has_the_same_logits_in_any_company(dtype: torch.dtype) -> None:
 
 
 def test_nothing_is_written_beside_what_is_read() -> None:
-    model = CudaLlama(llama(num_hidden_layers=1).to(DEVICE), slots=3, ops=kernels)
+    model = CudaLlama(llama(**SMALL).to(DEVICE), slots=3, ops=kernels)
     for _ in range(3):
         model.open()
     model.slots.whole.normal_()

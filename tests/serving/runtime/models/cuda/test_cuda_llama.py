@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from draftwell.serving.errors import ContextTooLong, DraftwellError
+from draftwell.serving.runtime import pair
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
@@ -278,6 +279,17 @@ def test_over_slots_takes_the_cuda_path_on_cuda_or_when_asked():
     assert type(over_slots(module, static=True)) is CudaLlama
     assert type(over_slots(module, static=False)) is LeanLlama
     assert not CudaLlama(module).exact, "torch promises nothing"
+
+
+@pytest.mark.parametrize(("found", "wanted"), [(object(), "CudaLlama"), (None, "LeanLlama")])
+def test_a_device_without_triton_is_said_to_be_slower(found, wanted, monkeypatch, caplog):
+    module = llama()
+    monkeypatch.setattr(type(module), "device", torch.device("cuda"), raising=False)
+    monkeypatch.setattr(pair, "find_spec", lambda name: found)
+    for kind in ("CudaLlama", "LeanLlama"):
+        monkeypatch.setattr(pair, kind, lambda module, kind=kind, **settings: kind)
+    assert over_slots(module) == wanted
+    assert ("Triton is not installed" in caplog.text) is (found is None)
 
 
 def test_attention_that_comes_back_in_another_layout_is_read_right(monkeypatch):
