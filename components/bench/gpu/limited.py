@@ -20,6 +20,7 @@ from typing import Literal
 
 from draftwell.components.engines.failures import last_line
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.engine.workers import on_own_thread
 
 State = Literal["measured", "failed", "stopped", "skipped"]
 DIES_WITH_PARENT = 1
@@ -35,6 +36,11 @@ def run_limited(work: Callable[[], object], seconds: float, log: Path) -> tuple[
         measured, failed or stopped, and why, in a line; "" where it was measured.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    # a copy of a thread that has computed waits for a team of threads that the copy lacks
+    return on_own_thread(_limited, work, seconds, log)
+
+
+def _limited(work: Callable[[], object], seconds: float, log: Path) -> tuple[State, str]:
     process = get_context("fork").Process(target=_work_alone, args=(work, log))
     process.start()
     try:

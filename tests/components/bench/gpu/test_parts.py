@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +150,21 @@ def test_a_copy_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch) -
     ticks = iter(range(100))
     monkeypatch.setattr(card.time, "perf_counter", lambda: float(next(ticks)))
     assert copy_bandwidth("cpu", size=500) == pytest.approx(1e-6)
+
+
+def test_a_part_computes_with_several_threads_though_this_process_has(tmp_path: Path) -> None:
+    """OpenMP's threads are not in a copy of the process: a part that is copied from the thread that
+    led them waits for ever."""
+    script = """
+import sys
+from pathlib import Path
+import torch
+from draftwell.components.bench.gpu.limited import run_limited
+torch.set_num_threads(2)
+compute = lambda: torch.ones(1 << 22).mul_(2).sum()
+compute()
+print(run_limited(compute, 20.0, Path(sys.argv[1])))
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "log")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout == "('measured', '')\n"
