@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from draftwell.components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
-from draftwell.serving.runtime.commands import Drawn, Forward, Role, Step
-from draftwell.serving.runtime.logits import GREEDY, Span
+from draftwell.serving.runtime.commands import Forward, Role, Step
+from draftwell.serving.runtime.logits import GREEDY, Drawn, Span
 from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.slot_texts import SlotText
-from draftwell.serving.runtime.types import Stream
 
 OFF_TEXT = -1
 """The token of a row that no strategy reads: the target's after a draft token that is not in the
@@ -83,7 +83,7 @@ class TraceSpan:
         return self._figure(self.model.text.entropy, row)
 
     def draw(
-        self, row: int, stream: Stream, minus: Span | None = None, without: Sequence[int] = ()
+        self, row: int, stream: RandomStream, minus: Span | None = None, without: Sequence[int] = ()
     ) -> Step[Drawn]:
         return Drawn(self.top[row], 1.0)
         yield  # a generator, as of any rows

@@ -9,16 +9,12 @@ alone decides where, when and with whom a forward pass runs.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from draftwell.serving.runtime.acceptance.divergence import DivergenceName
-    from draftwell.serving.runtime.logits import Span
-    from draftwell.serving.runtime.types import Stream
 
 Role = Literal["target", "draft", "qualifier", "head", "draft_onnx", "shadow"]
 """What a model is to its pair. `head` drafts from the target's hidden states (EAGLE-3);
@@ -68,54 +64,9 @@ class Forward:
     features: Tensor | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, eq=False)
-class Probs:
-    """Warped probabilities of a token for each row; the reply is a list of them."""
-
-    rows: Span
-    tokens: Sequence[int]
-
-
-@dataclass(frozen=True, eq=False)
-class Draw:
-    """Draw a token from the warped distribution p of a row, by one uniform of a stream; the reply
-    is a `Drawn`.
-
-    Args:
-        rows: one row.
-        minus: a row of another model, whose warped distribution q is taken away: the token follows
-            norm(max(0, p − q)), or p where rounding leaves no mass (Leviathan 2023, section 2.3).
-        without: tokens that are ruled out first; p where nothing else has mass.
-    """
-
-    rows: Span
-    stream: Stream
-    minus: Span | None = None
-    without: Sequence[int] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Divergence:
-    """How far the raw distributions of two rows are apart; the reply is a number in [0, inf].
-
-    Args:
-        name: which divergence (`acceptance.divergence`).
-        rows: one row, of the judge.
-        draft: the proposer's row; None: it proposed `token` deterministically.
-        token: the proposed one.
-    """
-
-    name: DivergenceName
-    rows: Span
-    draft: Span | None
-    token: int
-
-
-class Drawn(NamedTuple):
-    """A token that was drawn, and its probability in p."""
-
-    token: int
-    prob: float
+class Decision:
+    """A question about rows of forward passes (`logits`), which the engine answers for all requests
+    at once."""
 
 
 class Overlap:
@@ -129,6 +80,5 @@ class Overlap:
         self.sides = sides
 
 
-Decision = Probs | Draw | Divergence
 Step = Generator[Forward | Overlap | Decision, Any, T]
 """A generator of commands that ends with a value of type T."""

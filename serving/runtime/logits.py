@@ -10,23 +10,84 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from draftwell.serving.artifacts.verifier import TokenFigures
 from draftwell.serving.errors import DraftwellError, NotFinite
-from draftwell.serving.runtime.commands import Draw, Drawn, Probs, Step
+from draftwell.serving.runtime.commands import Decision, Step
 from draftwell.serving.runtime.penalties import Penalties
+from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import adjusted, largest_with_place, sum_rows, warp
-from draftwell.serving.runtime.types import Rating, Stream
 
 NOT_FINITE = "a model returned NaN or infinite logits: check its weights and dtype"
 GREEDY = Sampling()
 """Of rows that no request has altered."""
+
+
+class Rating(NamedTuple):
+    """What the target thinks of a token: natural logarithms of its raw probabilities (temperature
+    1, bans applied, before penalties, biases, top-k and top-p), whatever the strategy."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens of the position with theirs, best first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probs(Decision):
+    """Warped probabilities of a token for each row; the reply is a list of them."""
+
+    rows: Span
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Draw(Decision):
+    """Draw a token from the warped distribution p of a row, by one uniform of a stream; the reply
+    is a `Drawn`.
+
+    Args:
+        rows: one row.
+        minus: a row of another model, whose warped distribution q is taken away: the token follows
+            norm(max(0, p − q)), or p where rounding leaves no mass (Leviathan 2023, section 2.3).
+        without: tokens that are ruled out first; p where nothing else has mass.
+    """
+
+    rows: Span
+    stream: RandomStream
+    minus: Span | None = None
+    without: Sequence[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Divergence(Decision):
+    """How far the raw distributions of two rows are apart; the reply is a number in [0, inf].
+
+    Args:
+        name: which divergence (`acceptance.divergence`).
+        rows: one row, of the judge.
+        draft: the proposer's row; None: it proposed `token` deterministically.
+        token: the proposed one.
+    """
+
+    name: str
+    rows: Span
+    draft: Span | None
+    token: int
+
+
+class Drawn(NamedTuple):
+    """A token that was drawn, and its probability in p."""
+
+    token: int
+    prob: float
 
 
 class Logits:
@@ -298,7 +359,7 @@ class Span:
         return Rating(float(logprobs[token]), tuple(alongside))
 
     def draw(
-        self, row: int, stream: Stream, minus: Span | None = None, without: Sequence[int] = ()
+        self, row: int, stream: RandomStream, minus: Span | None = None, without: Sequence[int] = ()
     ) -> Step[Drawn]:
         """Draw from the warped distribution of a row, or of what is left of it (`Draw`); a greedy
         request consumes no randomness, and takes the likeliest token whatever is left."""

@@ -1,4 +1,4 @@
-"""Drafts, verdicts on them, and the protocols of random streams and stop policies.
+"""Drafts, verdicts on them, and the protocol of stop policies.
 
 Terms: *accepted* = a draft token kept; *recovered* = the token sampled from the target at a
 rejection; *bonus* = the token sampled from the target after a fully accepted draft; *rescued* = a
@@ -9,27 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from draftwell.serving.errors import DraftwellError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.logits import Rating, Span
 
 Origin = Literal["accepted", "rescued", "recovered", "target"]
 """Where a final token comes from: the draft (kept by the exact rule, or against it), or the target
 (at a rejection, or elsewhere: plain decoding, the prompt's first token, a bonus)."""
-
-
-class Rating(NamedTuple):
-    """What the target thinks of a token: natural logarithms of its raw probabilities (temperature
-    1, bans applied, before penalties, biases, top-k and top-p), whatever the strategy."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens of the position with theirs, best first."""
 
 
 class Emitted(NamedTuple):
@@ -42,19 +29,6 @@ class Emitted(NamedTuple):
     id: int
     origin: Origin = "target"
     rating: Rating | None = None
-
-
-class Stream(Protocol):
-    """A private source of random decisions."""
-
-    def uniform(self) -> float:
-        """A number in [0, 1)."""
-
-    def draw(self, probs: Tensor) -> int:
-        """Draw a token from `probs` `[vocab]`, which need not be normalised."""
-
-    def accepts(self, target_prob: float, draft_prob: float) -> bool:
-        """True with probability min(1, target_prob / draft_prob)."""
 
 
 @dataclass

@@ -14,8 +14,8 @@ from typing import ClassVar
 from draftwell.serving.runtime.acceptance.divergence import DivergenceName
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
-from draftwell.serving.runtime.commands import Divergence, Step
-from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.commands import Step
+from draftwell.serving.runtime.logits import Divergence, Span
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.types import Draft
 

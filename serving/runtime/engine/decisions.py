@@ -13,18 +13,27 @@ from torch import Tensor
 
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.acceptance.divergence import divergences
-from draftwell.serving.runtime.commands import Decision, Divergence, Draw, Drawn, Probs
-from draftwell.serving.runtime.logits import NOT_FINITE, Span, laws_of, spread
+from draftwell.serving.runtime.logits import (
+    NOT_FINITE,
+    Divergence,
+    Draw,
+    Drawn,
+    Probs,
+    Span,
+    laws_of,
+    spread,
+)
+from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.sampling import inverted, sum_rows
-from draftwell.serving.runtime.types import Stream
 
-Drawer = Callable[[Tensor, Sequence[Stream]], Tensor]
+Drawer = Callable[[Tensor, Sequence[RandomStream]], Tensor]
 
 
-def decide(asked: Sequence[Decision], draw: Drawer | None = None) -> list[Any]:
+def decide(asked: Sequence[Any], draw: Drawer | None = None) -> list[Any]:
     """The replies, in order; in the place of one whose rows are not finite, the error.
 
     Args:
+        asked: `Probs`, `Draw` and `Divergence`.
         draw: as `by_inversion`, which it is where it is left out.
     """
     replies: list[Any] = [None] * len(asked)
@@ -90,13 +99,12 @@ def divergences_of(asked: Sequence[Divergence]) -> list[float]:
         else:
             row.copy_(one.draft.raw(0))
     tokens = torch.tensor([one.token for one in asked], device=p.device)
-    by_name = {
-        name: divergences(name, p, q, tokens).tolist() for name in {one.name for one in asked}
-    }
-    return [by_name[one.name][place] for place, one in enumerate(asked)]
+    names: list[Any] = [one.name for one in asked]
+    found = {name: divergences(name, p, q, tokens).tolist() for name in {*names}}
+    return [found[name][place] for place, name in enumerate(names)]
 
 
-def by_inversion(laws: Tensor, streams: Sequence[Stream]) -> Tensor:
+def by_inversion(laws: Tensor, streams: Sequence[RandomStream]) -> Tensor:
     """A column `[n]` drawn from each row of `laws` `[n, columns]` (need not be normalised), by
     inversion of one uniform of each stream."""
     uniforms = torch.tensor([stream.uniform() for stream in streams], dtype=torch.float64)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.failures import check_request
 from draftwell.serving.runtime.grammar.masks import GrammarMasks
-from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.logits import Rating, Span
 from draftwell.serving.runtime.model import Model, Recorder
 from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling, Text
@@ -17,7 +17,7 @@ from draftwell.serving.runtime.session.lane import Lane
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.slot_texts import SlotText
 from draftwell.serving.runtime.trees import DraftTree, TreeVerdict
-from draftwell.serving.runtime.types import Draft, Emitted, Origin, Rating, Verdict
+from draftwell.serving.runtime.types import Draft, Emitted, Origin, Verdict
 
 UNLIMITED = sys.maxsize
 Follow = Callable[[DraftTree, list[int], Span], None]

@@ -13,10 +13,10 @@ from typing import Any
 from fastapi import Request
 
 from draftwell.serving.errors import ContextTooLong, DeviceLost, InvalidRequest, OutOfMemory
+from draftwell.serving.runtime.logits import Rating
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import Strategy
-from draftwell.serving.runtime.types import Rating
 from draftwell.serving.server.http.errors import (
     NO_RETRY,
     APIError,

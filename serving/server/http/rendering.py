@@ -17,8 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from draftwell.serving.runtime.logits import Rating
 from draftwell.serving.runtime.session.stats import Stats
-from draftwell.serving.runtime.types import Rating
 from draftwell.serving.server.http.conversation import AnswerChoice, Conversation
 from draftwell.serving.server.http.errors import APIError
 from draftwell.serving.server.http.prompts import on_thread

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draftwell.serving.runtime.types import Emitted, Origin, Rating
+from draftwell.serving.runtime.logits import Rating
+from draftwell.serving.runtime.types import Emitted, Origin
 
 HALF = "\ufffd"
 """What decoders write for bytes that are not (yet) a complete character."""

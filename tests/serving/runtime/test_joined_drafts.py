@@ -8,13 +8,12 @@ import torch
 
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.acceptance.relaxed import could_be_rejected
-from draftwell.serving.runtime.commands import Divergence
 from draftwell.serving.runtime.drafting.cascade import Cascade
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.ngram import NGram
 from draftwell.serving.runtime.drafting.stopping import FixedLength
 from draftwell.serving.runtime.engine.decisions import decide
-from draftwell.serving.runtime.logits import Span
+from draftwell.serving.runtime.logits import Divergence, Span
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.intertwined import intertwined
 from draftwell.serving.runtime.schedules.parallel import parallel

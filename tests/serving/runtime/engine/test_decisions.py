@@ -14,11 +14,10 @@ import torch
 
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime import logits as logits_module
-from draftwell.serving.runtime.commands import Divergence, Draw, Probs
 from draftwell.serving.runtime.engine import decisions
 from draftwell.serving.runtime.engine.decisions import decide
 from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.logits import Logits, Span
+from draftwell.serving.runtime.logits import Divergence, Draw, Logits, Probs, Span
 from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import residual, warp

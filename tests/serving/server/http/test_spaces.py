@@ -10,8 +10,8 @@ import httpx
 import pytest
 from hypothesis import assume, given, strategies as st
 
+from draftwell.serving.runtime.logits import Rating
 from draftwell.serving.runtime.strategies import build_strategy
-from draftwell.serving.runtime.types import Rating
 from draftwell.serving.server.http.rendering import plain_logprobs
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.detokenize import HALF, Detokenizer

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from draftwell.serving.runtime.types import Emitted, Rating
+from draftwell.serving.runtime.logits import Rating
+from draftwell.serving.runtime.types import Emitted
 from draftwell.serving.server.scheduling.detokenize import Detokenizer, StopStrings, TextStream
 from tests.support.server.served_pair import calling_pair, spaced_tokenizer
 

@@ -30,12 +30,19 @@ def run(*arguments: str, **variables: str) -> None:
     assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
 
 
-def check(**variables: str) -> None:
+def check(*words: str, **variables: str) -> None:
     options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=600")
-    run("-m", "pytest", *options, str(CHECKS), **variables)
+    run("-m", "pytest", *options, *words, str(CHECKS), **variables)
 
 
 @needs_triton
+@pytest.mark.timeout(900)
+def test_products_and_choices_in_the_interpreter() -> None:
+    check("-k", "products or chosen or beside", TRITON_INTERPRET="1")
+
+
+@needs_triton
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kernels_in_the_interpreter() -> None:
     check(TRITON_INTERPRET="1")
