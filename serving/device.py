@@ -9,7 +9,10 @@ import os
 import platform
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
+from typing import Any
 
 from draftwell.serving.cpu_quota import cpu_quota
 from draftwell.serving.errors import DraftwellError
@@ -151,6 +154,23 @@ def has_code_for(capability: tuple[int, int], built_for: Iterable[str]) -> bool:
         ):
             return True
     return False
+
+
+def kernel_problem(device: Any) -> str | None:
+    """Why the kernels in Triton do not run on a CUDA device; None: they do.
+
+    Args:
+        device: a `torch.device`.
+    """
+    import torch
+
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if not (os.environ.get("CC") or which("gcc") or which("clang")):
+        return "there is no C compiler for Triton (gcc)"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the card is older than Ampere"
+    return None
 
 
 def device_type(device: str) -> str:

@@ -30,6 +30,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.base import MANIFEST
 from draftwell.serving.artifacts.pair_files import models_root
 from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.bundle.manifest import MANIFEST as BUNDLE_MANIFEST, read_bundle_manifest
 from draftwell.serving.files import write_text
 from draftwell.serving.runtime.strategies import STRATEGIES, find_strategy
 
@@ -249,8 +250,12 @@ def keep_rows(folder: Path, rows: list[Row]) -> None:
 
 def unbundled(trial: Trial) -> str:
     """Why no server can be started."""
-    here = (trial.bundle / "manifest.json").is_file()
-    return "" if here else f"there is no bundle at {trial.bundle}"
+    if not (trial.bundle / BUNDLE_MANIFEST).is_file():
+        return f"there is no bundle at {trial.bundle}"
+    found = read_bundle_manifest(trial.bundle)
+    if (found.pair, found.device) != (trial.space.spec.name, "cuda"):
+        return f"the bundle at {trial.bundle} is {found.pair}'s for {found.device}"
+    return ""
 
 
 def parts_of(trial: Trial) -> list[Part]:

@@ -49,9 +49,12 @@ def measure_card(
         file = file_of(out, name, card)
         say(f"{card.name}: copies {card.bandwidth:,.0f} GB/s; results go to {file}")
         measure(Trial(pair, SCALE, kit, bundle_of(kit, name)), card, file, work, end, only)
-    if page is not None:
-        write_page(page, results_in(out))
+    found = results_in(out)
+    if page is not None and found:
+        write_page(page, found)
         say(f"the table is in {page}")
+    elif page is not None:
+        say(f"no results in {out}: {page} stays as it is")
 
 
 def card_here(work: Path) -> Card | str:
@@ -80,8 +83,15 @@ def bundle_of(kit: Path, pair: str) -> Path:
 def measure(trial: Trial, card: Card, file: Path, work: Path, end: float, only: str) -> None:
     """Measure what is wanted in a home of the run's own; models stay where they are."""
     name = find_pair(trial.pair).name
-    before = read_results(file) if file.is_file() else GpuResults(pair=name, card=card)
-    results = before.model_copy(update={"card": card})
+    results = read_results(file) if file.is_file() else GpuResults(pair=name, card=card)
+    if (results.pair, results.card.device_class) != (name, card.device_class):
+        raise DraftwellError(
+            f"{file} holds results of {results.pair} on {results.card.name}: move it away",
+            code="results_of_other_card",
+        )
+    if (results.card.torch, results.card.cuda) != (card.torch, card.cuda):
+        results = GpuResults(pair=name, card=card)  # nothing there is of these libraries
+    results = results.model_copy(update={"card": card})
     parts = chosen(parts_of(trial), only)
     import_commands()
     with at_home(work / "home" / card.device_class):

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from draftwell.serving.artifacts.pair_files import (
     settings_digest,
     weights_digest,
 )
-from draftwell.serving.device import core_ids, usable_cores
+from draftwell.serving.device import core_ids, kernel_problem, usable_cores
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import NumberFormat, Weights, dtype_of, weights_of
 from draftwell.serving.runtime.commands import Role
@@ -523,8 +522,8 @@ def chosen(
     on_cuda = module.device.type == "cuda"
     if not runs(module):
         return TransformersModel(module, **settings)
-    if static is None and on_cuda and find_spec("triton") is None:
-        log.warning("Triton is not installed: forward passes on %s are slower", module.device)
+    if static is None and on_cuda and (why := kernel_problem(module.device)) is not None:
+        log.warning("%s: forward passes on %s are slower, and not exact", why, module.device)
     elif on_cuda if static is None else static:
         return CudaLlama(module, **settings)
     return LeanLlama(module, compiled=compiled, libraries=libraries, weights=weights, **settings)

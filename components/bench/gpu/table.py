@@ -93,7 +93,11 @@ def judged(reports: Reports, _: GpuResults) -> str:
 def served(reports: Reports, _: GpuResults) -> str:
     """Tokens a second of the server by number of clients."""
     rows = reports["server"]["rows"]
-    return ", ".join(f"{row['clients']}: {row['tokens_per_second']:.0f}" for row in rows)
+    return ", ".join(
+        f"{row['clients']}: {row['tokens_per_second']:.0f}"
+        + (f" ({row['failed']} failed)" if row["failed"] else "")
+        for row in rows
+    )
 
 
 ROWS = (
@@ -119,7 +123,7 @@ def cell(row: Row, results: GpuResults) -> str:
     if part is None:
         return OPEN
     if part.state != "measured":
-        return f"{OPEN}: {part.why}"
+        return f"{OPEN}: {part.why}".replace("|", "\\|")
     return f"{row.answer(part.reports, results)} ({origin(part)})"
 
 
@@ -134,7 +138,7 @@ def gpu_table(found: Sequence[GpuResults]) -> str:
         columns, cards = ["no card yet"], ""
         answers = [[OPEN] for _ in ROWS]
     else:
-        columns = [results.card.name for results in found]
+        columns = [f"{results.pair}, {results.card.name}" for results in found]
         answers = [[cell(row, results) for results in found] for row in ROWS]
         cards = "\n" + "".join(
             f"{one.card.name}: {one.card.gigabytes:.0f} GB, copies {one.card.bandwidth:,.0f} GB/s, "

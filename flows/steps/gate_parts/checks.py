@@ -191,7 +191,7 @@ def weights_check(
     weights = weights_of(step.pair.dtype)
     if weights is None or thresholds.min_weights_agreement is None:
         return GateVerdict(())
-    full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load()
+    full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load(device=step.pair.device)
     read = weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS)
     return judge_weights(read, weights, thresholds)
 
@@ -199,15 +199,19 @@ def weights_check(
 def identity_pair(step: StepContext) -> LoadedPair:
     """The pair that identity is judged on: as it is shipped where its passes are exact, with as
     many slots as a server has; else in float32."""
-    if step.pair.exact and (again := step.workspace.load(slots=IDENTITY_SLOTS)).exact:
-        return again
+    device = step.pair.device
+    if step.pair.exact:
+        again = step.workspace.load(slots=IDENTITY_SLOTS, device=device)
+        if again.exact:
+            return again
     exact = dtype_of(step.pair.dtype) == "float32"
-    return step.pair if exact else float32_pair(step.workspace)
+    return step.pair if exact else float32_pair(step.workspace, device)
 
 
-def float32_pair(workspace: Workspace) -> LoadedPair:
+def float32_pair(workspace: Workspace, device: str = "cpu") -> LoadedPair:
     """The same pair, with the same weights, in float32."""
-    return workspace.in_dtype(in_dtype(workspace.dtype, "float32")).load(slots=IDENTITY_SLOTS)
+    space = workspace.in_dtype(in_dtype(workspace.dtype, "float32"))
+    return space.load(slots=IDENTITY_SLOTS, device=device)
 
 
 def count_checkout(pair_name: str, say: Any, bar: Any = None) -> tuple[CountsReport, GateVerdict]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from draftwell.components.bench.schema import BenchReport, Frozen
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.provenance import code_digest
 from draftwell.flows.context import StepContext
 from draftwell.flows.steps.gate_parts.bench import SampledVerdict
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
@@ -34,6 +35,8 @@ class GateMeasurement(Frozen):
 
     fingerprint: str
     device_class: str
+    code: str
+    """`code_digest` of the sources that measured."""
     artifacts: dict[str, str]
     """Kind → digest of all that a release of it pins, but a draft."""
     thresholds: Thresholds
@@ -52,7 +55,8 @@ class GateMeasurement(Frozen):
     def refuse_other(
         self, name: str, artifacts: Mapping[str, Artifact], thresholds: Thresholds
     ) -> None:
-        """Refuse to judge a release by it that pins something else, or by other thresholds.
+        """Refuse to judge a release by it that pins something else, by other sources or by other
+        thresholds.
 
         Args:
             name: the release's.
@@ -64,6 +68,11 @@ class GateMeasurement(Frozen):
             raise DraftwellError(
                 f"{name} pins another {other[0]} than was measured on {self.device_class}: {AGAIN}",
                 code="measured_something_else",
+            )
+        if self.code != code_digest():
+            raise DraftwellError(
+                f"other sources than these measured {name} on {self.device_class}: {AGAIN}",
+                code="measured_by_other_code",
             )
         if thresholds != self.thresholds:
             raise DraftwellError(
@@ -88,6 +97,7 @@ def measure_candidate(
     found = judged(step, prompts, candidate, ChampionComparison(), thresholds, settings)
     return GateMeasurement(
         fingerprint=step.pair.fingerprint,
+        code=code_digest(),
         device_class=str(candidate.config.provenance.device_class),
         artifacts={kind: str(artifact.digest) for kind, artifact in artifacts.items()},
         thresholds=thresholds,

@@ -314,10 +314,12 @@ def test_identity_loads_the_models_once_for_both_classes(
         return real(reader, choice, *rest)
 
     loads: list[Any] = []
-    bf16 = SimpleNamespace(dtype="bfloat16", exact=False)
+    bf16 = SimpleNamespace(dtype="bfloat16", exact=False, device="cpu")
     monkeypatch.setattr(checks, "identity_check", watched)
     monkeypatch.setattr(
-        checks, "float32_pair", lambda workspace: loads.append(workspace) or step.pair
+        checks,
+        "float32_pair",
+        lambda workspace, device: loads.append((workspace, device)) or step.pair,
     )
     resources = StrategyResources({}, step.pair.special_tokens)
     context: Any = StepContext(step.workspace, bf16)  # type: ignore[arg-type]
@@ -333,6 +335,7 @@ def test_identity_loads_the_models_once_for_both_classes(
         ("sampled identical outputs", True),
     ]
     assert (len(loads), len(decoded)) == (1, 2)
+    assert loads == [(step.workspace, "cpu")], "on the device that is judged"
     same = identity_verdict(
         context, config("vanilla_sd", SampledChoice(0.7, "vanilla_sd", one), **one), resources, ROWS
     )

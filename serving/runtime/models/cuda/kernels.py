@@ -43,9 +43,11 @@ ID, SLOT, POSITION, PLACE, START, _, FIRST, SHARING, LIVE, PATHS = map(constexpr
 
 
 def on_hopper() -> bool:
-    """Whether kernels are compiled, and for a device on which one may start while the last ends."""
-    compiled = torch.cuda.is_available() and not triton.knobs.runtime.interpret
-    return compiled and torch.cuda.get_device_capability() == (9, 0)
+    """Whether kernels are compiled, and for devices on which one may start while the last ends."""
+    if triton.knobs.runtime.interpret or not torch.cuda.is_available():
+        return False
+    devices = range(torch.cuda.device_count())
+    return {torch.cuda.get_device_capability(device) for device in devices} == {(9, 0)}
 
 
 OVERLAPS = constexpr(on_hopper())

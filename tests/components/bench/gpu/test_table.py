@@ -56,7 +56,10 @@ CHECKED = {
 }
 GATED = {"checks": [{"name": "speedup", "passed": True}, {"name": "size", "passed": False}]}
 SERVED = {
-    "rows": [{"clients": 1, "tokens_per_second": 100.4}, {"clients": 8, "tokens_per_second": 700}]
+    "rows": [
+        {"clients": 1, "tokens_per_second": 100.4, "failed": 0},
+        {"clients": 8, "tokens_per_second": 700, "failed": 2},
+    ]
 }
 
 
@@ -103,7 +106,7 @@ SERVED = {
             "eagle3: it is faster",
         ),
         ("gate", {"gate": GATED}, "1 of 2 checks passed; not size"),
-        ("server", {"server": SERVED}, "1: 100, 8: 700"),
+        ("server", {"server": SERVED}, "1: 100, 8: 700 (2 failed)"),
     ],
 )
 def test_a_part_is_answered_in_words(part: str, reports: dict[str, Any], words: str) -> None:
@@ -120,7 +123,7 @@ def test_what_was_not_measured_is_open_with_its_reason() -> None:
 def test_a_column_for_each_card() -> None:
     other = CARD.model_copy(update={"name": "Fake 2"})
     table = gpu_table([GpuResults(pair="tiny", card=card) for card in (CARD, other)])
-    assert table.startswith("| what | wanted | Fake 1 | Fake 2 |\n")
+    assert table.startswith("| what | wanted | tiny, Fake 1 | tiny, Fake 2 |\n")
     assert "Fake 2: 80 GB, copies 3,000 GB/s" in table
 
 

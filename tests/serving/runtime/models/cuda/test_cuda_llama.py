@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from draftwell.serving import device as own_device
 from draftwell.serving.errors import ContextTooLong, DraftwellError
 from draftwell.serving.runtime import pair
 from draftwell.serving.runtime.commands import Forward
@@ -281,15 +282,30 @@ def test_over_slots_takes_the_cuda_path_on_cuda_or_when_asked():
     assert not CudaLlama(module).exact, "torch promises nothing"
 
 
-@pytest.mark.parametrize(("found", "wanted"), [(object(), "CudaLlama"), (None, "LeanLlama")])
-def test_a_device_without_triton_is_said_to_be_slower(found, wanted, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        ("", ""),
+        ("triton", "Triton is not installed"),
+        ("compiler", "no C compiler"),
+        ("ampere", "older than Ampere"),
+    ],
+)
+def test_a_device_that_runs_no_kernels_is_said_to_be_slower(lacks, said, monkeypatch, caplog):
     module = llama()
     monkeypatch.setattr(type(module), "device", torch.device("cuda"), raising=False)
-    monkeypatch.setattr(pair, "find_spec", lambda name: found)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(
+        own_device, "find_spec", lambda name: None if lacks == "triton" else object()
+    )
+    monkeypatch.setattr(own_device, "which", lambda name: None if lacks == "compiler" else name)
+    capability = (7, 5) if lacks == "ampere" else (8, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     for kind in ("CudaLlama", "LeanLlama"):
         monkeypatch.setattr(pair, kind, lambda module, kind=kind, **settings: kind)
-    assert over_slots(module) == wanted
-    assert ("Triton is not installed" in caplog.text) is (found is None)
+    assert over_slots(module) == ("LeanLlama" if lacks else "CudaLlama")
+    assert said in caplog.text
+    assert bool(caplog.text) is bool(lacks)
 
 
 def test_attention_that_comes_back_in_another_layout_is_read_right(monkeypatch):
