@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.logits import Span, spread
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import sum_rows, warp
+from draftwell.serving.runtime.sampling import inverted, sum_rows, warp
 
 
 class Distributions:
@@ -91,7 +91,7 @@ class Distributions:
     def drawn(self, sampling: Sampling, uniforms: Tensor) -> Tensor:
         """A token of each position `[n]` from its warped distribution, by `uniforms` `[n]` in [0,
         1)."""
-        return self.tokens(draw(warp(self.logits, sampling), uniforms))
+        return self.tokens(inverted(warp(self.logits, sampling), uniforms))
 
     def _at(self, values: Tensor, tokens: Tensor, missing: float) -> Tensor:
         """The value `[n]` of one token of each position, from `[n, columns]`."""
@@ -106,18 +106,8 @@ class Distributions:
         )
 
 
-def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """A column drawn from each row of `probs` `[n, columns]` (need not be normalised), by inversion
-    of `uniforms` `[n]` in [0, 1)."""
-    cumulative = probs.double().cumsum(-1)
-    points = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
-    # right: the column drawn always has mass of its own
-    columns = torch.searchsorted(cumulative, points, right=True).squeeze(1)
-    return columns.clamp(max=probs.shape[1] - 1)
-
-
 def residuals(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """max(0, p − q) of each row `[n, vocab]`, not normalised; p itself where rounding leaves no
     mass."""
     left = (target_probs - draft_probs).clamp(min=0.0)
-    return torch.where(left.sum(-1, keepdim=True) > 0.0, left, target_probs)
+    return torch.where(sum_rows(left)[:, None] > 0.0, left, target_probs)

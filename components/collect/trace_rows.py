@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwell.components.collect.batched_probs import Distributions, draw, residuals
+from draftwell.components.collect.batched_probs import Distributions, residuals
 from draftwell.components.collect.continuations import WrittenText, shared_beginning
 from draftwell.components.collect.rollouts import Branches, SlowBranches, branches
 from draftwell.serving.recording.trace_schema import KINDS, LOSSY, TraceHeader, trace_schema
 from draftwell.serving.runtime.commands import Forward, Role
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.model import Model
+from draftwell.serving.runtime.sampling import inverted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,10 +139,10 @@ class Observation:
         sampling, tokens = self.text.sampling, torch.tensor(self.text.tokens)
         p, q = (model.warped(sampling).cpu() for model in (self.target, self.draft))
         rows = torch.arange(len(p))
-        drafted, chosen = draw(q, self._uniforms()), draw(p, self._uniforms())
+        drafted, chosen = inverted(q, self._uniforms()), inverted(p, self._uniforms())
         correction, rejected = (
-            draw(residuals(p, q), self._uniforms()),
-            draw(residuals(q, p), self._uniforms()),
+            inverted(residuals(p, q), self._uniforms()),
+            inverted(residuals(q, p), self._uniforms()),
         )
         return {
             "target_token": tokens if self.text.kind == "target" else chosen,

@@ -138,7 +138,7 @@ def inverted(laws: Tensor, uniforms: Tensor) -> Tensor:
     """
     blocks = torch.nn.functional.pad(laws, (0, -laws.shape[1] % BLOCK)).view(len(laws), -1, BLOCK)
     sums = blocks.double().sum(-1).cumsum(-1)
-    points = uniforms.double()[:, None] * sums[:, -1:]
+    points = uniforms.double().to(sums.device)[:, None] * sums[:, -1:]
     block = torch.searchsorted(sums, points, right=True).clamp(max=sums.shape[1] - 1)
     before = torch.where(block > 0, sums.gather(1, (block - 1).clamp(min=0)), 0.0)
     share = (points - before) / (sums.gather(1, block) - before)
