@@ -69,11 +69,17 @@ def _work_alone(work: Callable[[], object], log: Path) -> None:
     sys.stdout, sys.stderr = (
         os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2)
     )
+    code = 1
     try:
         work()
+        code = 0
     except DraftwellError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
-    except Exception:
+        code = 2
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
         traceback.print_exc()
-        sys.exit(1)
+    finally:
+        # what the first process left to do at its end (Prefect's threads) is not for a copy
+        os._exit(code)

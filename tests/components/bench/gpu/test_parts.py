@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,16 @@ def test_a_part_that_fails_says_why_and_costs_only_itself(run: Any) -> None:
         "good": ("measured", ""),
     }
     assert run.lines[3].startswith("absent: skipped, there is no bundle")
+
+
+def test_a_copy_leaves_what_its_process_does_at_its_end(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end() -> None:
+        raise RuntimeError("this copy lacks the threads")
+
+    monkeypatch.setattr(threading, "_shutdown", end)
+    assert run(Part("good", LONG, reports)).parts["good"].state == "measured"
 
 
 def test_what_was_measured_for_this_code_is_left_alone(
