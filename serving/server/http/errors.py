@@ -87,6 +87,15 @@ class ErrorResponse(JSONResponse):
         await super().__call__(scope, receive, send)
 
 
+class Refused(HTTPException):
+    """An error on its way through FastAPI, which passes on this type alone while it reads a
+    body."""
+
+    def __init__(self, error: APIError):
+        super().__init__(error.status, error.message)
+        self.error = error
+
+
 def retry_after(seconds: int) -> dict[str, str]:
     """The header that says when to try again: up to half as long again as `seconds`, so that those
     refused together do not come back together, but at most a minute, beyond which OpenAI's client
@@ -208,12 +217,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
-        code = {
-            404: "not_found",
-            405: "method_not_allowed",
-            413: "request_too_large",
-            503: "too_many_requests",
-        }.get(error.status_code)
+        if isinstance(error, Refused):
+            return error.error.response
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         message = (
             f"{error.detail}: {request.method} {request.url.path}"
             if error.status_code in (404, 405)

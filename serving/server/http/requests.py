@@ -17,7 +17,7 @@ conversations, and the bodies of completions and chats.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from draftwell.serving.runtime.grammar import guidance
+from draftwell.serving.server.http.bodies import MOST_VALUES
 from draftwell.serving.server.http.tool_calls import BEGIN, END, FirstCall, ToolCallParser
 from draftwell.serving.server.scheduling.detokenize import StopStrings
 from draftwell.serving.temperature import SERVED_TEMPERATURE
@@ -104,10 +105,19 @@ class OpenAIFields(BaseModel):
 
     OFF: ClassVar[dict[str, list[Any]]] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def drop_what_is_ignored(cls, data: Any) -> Any:
+        """Before it is looked at: it is not kept until the request is answered."""
+        if isinstance(data, dict):
+            for name in set(OTHER_FIELDS["ignored"]) - cls.model_fields.keys():
+                data.pop(name, None)
+        return data
+
     @model_validator(mode="after")
     def refuse_what_we_cannot_do(self) -> Self:
         for name, value in (self.__pydantic_extra__ or {}).items():
-            if value is None or name in OTHER_FIELDS["ignored"]:
+            if value is None:
                 continue
             if name not in self.OFF:
                 raise PydanticCustomError(
@@ -392,6 +402,15 @@ class PastCall(BaseModel):
         }
 
 
+def check_arguments(calls: Iterable[CalledFunction]) -> None:
+    """Refuse calls whose arguments, which are JSON again, hold more values than a body may."""
+    texts = [call.arguments for call in calls]
+    if sum(text.count(mark) for text in texts for mark in ",:[{") > MOST_VALUES:
+        raise PydanticCustomError(
+            "too_complex", f"arguments of calls hold more than {MOST_VALUES} values"
+        )
+
+
 Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
@@ -568,7 +587,8 @@ class Messages(Templated):
     )
 
     @model_validator(mode="after")
-    def check_end(self) -> Self:
+    def check_messages(self) -> Self:
+        check_arguments(call.function for m in self.messages for call in m.tool_calls or ())
         if self.continue_final_message and self.add_generation_prompt:
             raise contradiction(
                 "add_generation_prompt", "must be false with continue_final_message: true"

@@ -34,6 +34,7 @@ from draftwell.serving.server.http.requests import (
     PastCall,
     Text,
     TextFormat,
+    check_arguments,
     contradiction,
 )
 from draftwell.serving.server.http.tool_calls import Call, Piece, TextPiece, ToolCallParser
@@ -356,6 +357,11 @@ class ResponsesRequest(Calling):
     )
 
     OFF = Calling.OFF | OTHER_FIELDS["response"]
+
+    @model_validator(mode="after")
+    def check_calls(self) -> Self:
+        check_arguments(item for item in self.input if isinstance(item, InputCall))
+        return self
 
     @model_validator(mode="after")
     def refuse_state(self) -> Self:

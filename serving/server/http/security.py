@@ -24,13 +24,13 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.server.http.errors import APIError, retry_after
+from draftwell.serving.server.http.bodies import MOST_BODIES_BYTES, MOST_BODY_BYTES, Bodies
+from draftwell.serving.server.http.errors import APIError
 
 log = logging.getLogger(__name__)
 
@@ -119,12 +119,6 @@ class RequestLog:
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 """Paths that need no key: probes of load balancers, and the page, which asks its user for a key."""
-MOST_BODY_BYTES = 8 * 2**20
-MOST_BODIES_BYTES = 256 * 2**20
-"""Of all requests that are being answered or wait: their bodies stay in memory until they are
-answered."""
-BUSY_SECONDS = 5
-"""When a body beyond that may find room."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +129,7 @@ class Security:
         keys: every request must carry one, as `Authorization: Bearer KEY`; empty: no key is needed.
         cors_origins: sites whose pages may send requests from a browser; "*": all.
         body_bytes: largest body.
-        bodies_bytes: most bytes of all bodies together, of requests that are not answered yet.
+        bodies_bytes: most bytes that requests hold together until they are answered.
         hosts: names under which it answers, without port; one that begins with "." stands for all
             names that end so; empty: any. A page of another site can make its own name point to
             this machine; its requests then count as the same site's and need no CORS, but they
@@ -194,6 +188,7 @@ def read_keys(file: Path | None = None) -> tuple[str, ...]:
 
 def install_security(app: FastAPI, security: Security) -> None:
     """Add the middleware to an app. The last one added sees a request first."""
+    app.add_middleware(Bodies, most=security.body_bytes, together=security.bodies_bytes)
     app.add_middleware(Gate, security=security)
     # outside of the gate: a preflight carries no key, and a page may read why its request was
     # refused
@@ -228,9 +223,8 @@ def tenant_of(request: Request) -> str | None:
 
 
 class Gate:
-    """Lets requests in that name this server (else 421; probes and scrapers may use any name),
-    carry a key (401), and have bodies within the limits: 413 by the content-length or by counting
-    chunks, 503 where all bodies that are there leave no room. Notes who the client is.
+    """Lets requests in that name this server (else 421; probes and scrapers may use any name) and
+    carry a key (401). Notes who the client is.
 
     The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and metrics
     scrapers that support nothing else). A 401 does not request it, because a browser would store
@@ -239,8 +233,6 @@ class Gate:
 
     def __init__(self, app: ASGIApp, security: Security):
         self.app, self.security = app, security
-        self.held = 0
-        """Bytes of the bodies of all requests that are being answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -256,28 +248,7 @@ class Gate:
         state["tenant"] = digest if keys and key else None
         state["trusted"] = not keys or self.security.knows(key)
         state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self.security.body_bytes:
-            await self.too_large().response(scope, receive, send)
-            return
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            more = len(message.get("body", b""))
-            seen += more
-            self.held += more
-            if seen > self.security.body_bytes:
-                raise passed_on(self.too_large())
-            if more and self.held > self.security.bodies_bytes:
-                raise passed_on(self.no_room())
-            return message
-
-        try:
-            await self.app(scope, counted, send)
-        finally:
-            self.held -= seen
+        await self.app(scope, receive, send)
 
     def refusal(self, path: str, headers: Headers, key: bytes) -> APIError | None:
         """Why a request is refused by its host or key; None: it is not."""
@@ -298,26 +269,6 @@ class Gate:
                 headers={"WWW-Authenticate": 'Bearer realm="draftwell"'},
             )
         return None
-
-    def too_large(self) -> APIError:
-        return APIError(
-            413,
-            f"the body is larger than {self.security.body_bytes} bytes: send a smaller one",
-            code="request_too_large",
-        )
-
-    def no_room(self) -> APIError:
-        return APIError(
-            503,
-            f"requests hold {self.security.bodies_bytes} bytes of this server: try again later",
-            code="too_many_requests",
-            headers=retry_after(BUSY_SECONDS),
-        )
-
-
-def passed_on(error: APIError) -> HTTPException:
-    """The only type that FastAPI passes on while it reads a body; handlers format it."""
-    return HTTPException(error.status, error.message, error.headers)
 
 
 def key_in(authorization: str) -> bytes:

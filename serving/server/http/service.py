@@ -58,9 +58,11 @@ COMPILERS = ThreadPoolExecutor(4, thread_name_prefix="grammar")
 """Threads of their own: grammars that take seconds to compile must not keep prompts from being
 encoded."""
 
-MOST_LISTED = 400_000
+MOST_LISTED = 200_000
 """Entries of one request's lists: log-probs of tokens and of alternatives to them, and origins of
 tokens."""
+LISTED_BYTES = 600
+"""Memory of such an entry until the request is answered."""
 
 
 class Service:
@@ -238,7 +240,8 @@ class Service:
                 if body.rates_prompt:
                     choice.strategy = RatedPrompt()
                 choices.append(choice)
-        _check_listed(choices, rated, traced)
+        if listed := _check_listed(choices, rated, traced):
+            request.state.charge(LISTED_BYTES * listed)
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
@@ -422,8 +425,8 @@ def described(strategy: Strategy) -> dict[str, Any]:
     return {key: facts[key] for key in ("name", "lossless", "paper", "parameters")}
 
 
-def _check_listed(choices: Sequence[AnswerChoice], rated: int, traced: int) -> None:
-    """Refuse answers that would list too many tokens.
+def _check_listed(choices: Sequence[AnswerChoice], rated: int, traced: int) -> int:
+    """How many tokens answers list at most; too many are refused.
 
     Args:
         rated, traced: entries for each token, of log-probs and of a trace.
@@ -441,3 +444,4 @@ def _check_listed(choices: Sequence[AnswerChoice], rated: int, traced: int) -> N
             "tokens or alternatives",
             param="logprobs" if rated else "speculation.trace",
         )
+    return listed

@@ -208,13 +208,14 @@ def test_an_endless_body_is_cut_off(closed: httpx.Client) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_bodies_together_are_bounded(chunked: bool) -> None:
-    """By what has arrived of them; those that are over, or cut off, make room."""
+    """By what has arrived of them, half of it for one client; those that are over, or cut off,
+    make room."""
     body = json.dumps(BODY | {"user": "x" * 1000}).encode()
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
         b"application/json\r\nContent-Length: 1900\r\n\r\n"
     )
-    with asking(security=Security(body_bytes=2000, bodies_bytes=4500)) as (http, _):
+    with asking(security=Security(body_bytes=2000, bodies_bytes=10_400)) as (http, _):
 
         def ask() -> httpx.Response:
             content: Any = iter([body[:500], body[500:]]) if chunked else body
