@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -91,6 +92,12 @@ class LoadedPair:
     padded_to: int | None = None
     settings: str = ""
 
+    def __post_init__(self) -> None:
+        self._encoding = threading.Lock()
+        if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is not None:
+            backend.no_truncation()
+            backend.no_padding()
+
     def engine(
         self,
         *,
@@ -129,15 +136,13 @@ class LoadedPair:
         return {name: config[name] for name in SAMPLING_DEFAULTS if config.get(name) is not None}
 
     def encode(self, prompt: str, *, special: bool = True) -> list[int]:
-        """Ids of plain text; `special`: with the special tokens that the tokenizer puts around a
-        text."""
-        return list(
-            (
-                self.tokenizer(prompt)
-                if special
-                else self.tokenizer(prompt, add_special_tokens=False)
-            )["input_ids"]
-        )
+        """Ids of plain text; any thread may call it. `special`: with the special tokens that the
+        tokenizer puts around a text."""
+        if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is None:
+            with self._encoding:  # its settings may change while it encodes
+                return list(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
+        # a batch, because that alone lets other threads run meanwhile
+        return list(backend.encode_batch_fast([prompt], add_special_tokens=special)[0].ids)
 
     def encode_chat(
         self,
@@ -178,14 +183,13 @@ class LoadedPair:
         if tools:
             values["tools"] = list(tools)
         with _template_errors(custom=custom, calling=calling):
-            return list(
-                tokenizer.apply_chat_template(
-                    list(messages),
-                    add_generation_prompt=open_turn and not continue_last,
-                    return_dict=False,
-                    **values,
-                )
+            text = tokenizer.apply_chat_template(
+                list(messages),
+                add_generation_prompt=open_turn and not continue_last,
+                tokenize=False,
+                **values,
             )
+        return self.encode(text, special=False)
 
     def _check_values(self, values: Mapping[str, Any]) -> None:
         """Refuse values for the chat template that mean something to transformers."""

@@ -18,6 +18,9 @@ from draftwell.serving.server.model.served_model import ServedModel
 T = TypeVar("T")
 
 ENCODERS = ThreadPoolExecutor(4, thread_name_prefix="encode")
+LONG_ENCODERS = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
+LONG_TEXT = 32_768
+"""Characters: longer texts, which take tens of milliseconds, have a thread of their own."""
 
 
 async def on_thread(
@@ -26,6 +29,11 @@ async def on_thread(
     """What `work` returns, on a thread of a pool."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(pool, partial(work, *given, **options))
+
+
+def encoders_for(characters: int) -> ThreadPoolExecutor:
+    """Who encodes a text of that length: long ones hold up no short one."""
+    return LONG_ENCODERS if characters > LONG_TEXT else ENCODERS
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,8 @@ class Prompts:
             field: of the request, for errors.
         """
         try:
-            ids = await on_thread(ENCODERS, self._encode_chat, messages, options or {}, field)
+            pool = encoders_for(sum(len(message["content"]) for message in messages))
+            ids = await on_thread(pool, self._encode_chat, messages, options or {}, field)
         except DraftwellError as error:
             param = "chat_template_kwargs" if error.code == "template_value_refused" else field
             raise APIError(400, without_paths(error), param=param) from error
@@ -77,7 +86,7 @@ class Prompts:
             echo: the answer begins with it.
         """
         if isinstance(prompt, str):
-            ids = await on_thread(ENCODERS, self.encode, prompt)
+            ids = await on_thread(encoders_for(len(prompt)), self.encode, prompt)
             return Prompt(ids, "prompt", prompt if echo else "", {"prompt": prompt})
         if len(prompt) >= self.served.max_context:
             raise self.too_long(f"{len(prompt)} in the prompt", "prompt")
@@ -88,7 +97,7 @@ class Prompts:
 
     async def prediction(self, text: str) -> tuple[int, ...]:
         """Tokens of a predicted answer, as far as they can be part of one."""
-        ids = await on_thread(ENCODERS, self._encode_prediction, text)
+        ids = await on_thread(encoders_for(len(text)), self._encode_prediction, text)
         return tuple(ids[: self.served.max_context])
 
     def encode(self, prompt: str, **options: Any) -> list[int]:

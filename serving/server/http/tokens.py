@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from draftwell.serving.server.http.conversation import Deadline
-from draftwell.serving.server.http.prompts import ENCODERS, on_thread
+from draftwell.serving.server.http.prompts import ENCODERS, encoders_for, on_thread
 from draftwell.serving.server.http.requests import Messages, Name, OpenAIFields, Text, Tokens, Tools
 from draftwell.serving.server.http.service import Service
 
@@ -101,7 +101,10 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
                 ids = (await service.prompts.chat(messages, body.template_options)).ids
             else:
                 ids = await on_thread(
-                    ENCODERS, service.prompts.encode, body.prompt, special=body.add_special_tokens
+                    encoders_for(len(body.prompt)),
+                    service.prompts.encode,
+                    body.prompt,
+                    special=body.add_special_tokens,
                 )
             spell = service.served.pair.tokenizer.convert_ids_to_tokens
             names = await on_thread(ENCODERS, spell, ids) if body.return_token_strs else None

@@ -89,8 +89,6 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     check_machine(config, artifacts, pair)
     served = _served_model(settings, bundle, pair, governor, artifacts, config, serving_now)
     log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
-    if serving_now is not None and serving_now.pair is pair:
-        served.share_tokenizer(serving_now)
     return served
 
 

@@ -73,7 +73,6 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self._spelt: dict[int, str] = {}  # at most the vocabulary
-        self._encoding = threading.Lock()  # a tokenizer's settings may change while it encodes
         self._compiling, self._keeping = threading.Lock(), threading.Lock()
         self._grammars: dict[tuple[Owner, str], GuidanceGrammar] = {}  # the last asked for last
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
@@ -94,10 +93,6 @@ class ServedModel:
         """What requests get that name nothing else: of the model's generation config, as far as a
         request could ask for it."""
 
-    def share_tokenizer(self, other: ServedModel) -> None:
-        """Share the lock of another model that has the same tokenizer."""
-        self._encoding = other._encoding
-
     @property
     def label(self) -> str:
         """Name and version, for logs."""
@@ -105,14 +100,12 @@ class ServedModel:
 
     def encode(self, prompt: str, **options: Any) -> list[int]:
         """Ids of plain text; any thread may call it. Options as in `LoadedPair.encode`."""
-        with self._encoding:
-            return self.pair.encode(prompt, **options)
+        return self.pair.encode(prompt, **options)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Ids of a conversation, ready for the assistant's answer; any thread may call it. Options
         and errors as in `LoadedPair.encode_chat`."""
-        with self._encoding:
-            return self.pair.encode_chat(messages, **options)
+        return self.pair.encode_chat(messages, **options)
 
     def decode(self, ids: Sequence[int], stops: frozenset[int] = frozenset()) -> str:
         """Text of generated ids, without special tokens, the model's stop tokens and `stops`."""
