@@ -7,8 +7,10 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -72,6 +74,8 @@ class Service:
         self.served, self.scheduler = served, scheduler
         self.fingerprint = system_fingerprint(served)
         self.prompts = Prompts(served)
+        self._prepared: Counter[str] = Counter()
+        """Client → tickets that are being prepared: their prompts are encoded."""
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
@@ -119,19 +123,20 @@ class Service:
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
         deadline = self._accept(body, request, prompts)
-        async with deadline.enforced():
-            encoded = await encode()
-            given = await self._given(body, request)
-            choices = self._choices(body, request, encoded, default_tokens, given)
-        conversation = Conversation(
-            self.scheduler,
-            request,
-            choices,
-            deadline=deadline,
-            client=client_of(request),
-            owner=owner_of(body, request),
-        )
-        conversation.submit()
+        with self._preparing(client_of(request), prompts * (body.n or 1)):
+            async with deadline.enforced():
+                encoded = await encode()
+                given = await self._given(body, request)
+                choices = self._choices(body, request, encoded, default_tokens, given)
+            conversation = Conversation(
+                self.scheduler,
+                request,
+                choices,
+                deadline=deadline,
+                client=client_of(request),
+                owner=owner_of(body, request),
+            )
+            conversation.submit()
         answer = kind(self.served, self.fingerprint, conversation, body)
         if not body.stream:
             return await answer.whole()
@@ -142,6 +147,17 @@ class Service:
             conversation.close()
             raise
         return EventStream(answer, first)
+
+    @contextmanager
+    def _preparing(self, client: str, count: int) -> Iterator[None]:
+        """So many tickets of a client are being prepared, which counts as waiting."""
+        self._prepared[client] += count
+        try:
+            yield
+        finally:
+            self._prepared[client] -= count
+            if not self._prepared[client]:
+                del self._prepared[client]
 
     def _accept(self, body: Generation, request: Request, prompts: int = 1) -> Deadline:
         """When the request has to be answered, from now on.
@@ -159,7 +175,8 @@ class Service:
                 param="prompt" if prompts != 1 else "n",
             )
         try:
-            self.scheduler.check_room(client_of(request), prompts * count)
+            client = client_of(request)
+            self.scheduler.check_room(client, prompts * count, self._prepared[client])
         except QueueFull as error:
             raise queue_full(str(error), error.retry_after_seconds) from error
         except SchedulerClosed as error:

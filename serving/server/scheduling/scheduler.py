@@ -160,13 +160,19 @@ class Scheduler:
                 self._queue.put(ticket, first=urgent)
             self._changed.notify()
 
-    def check_room(self, client: str, count: int) -> None:
+    def check_room(self, client: str, count: int, before: int = 0) -> None:
         """Raise what `submit` would raise if so many tickets of a client came now; from any
-        thread."""
+        thread.
+
+        Args:
+            before: tickets of that client's other requests which are still to come.
+        """
         with self._changed:
             if self._closing:
                 raise SchedulerClosed("the server is shutting down")
-            self._to_displace(client, count)
+            if before and before + count > self._queue.capacity + self.slots:
+                raise self._refusal()
+            self._to_displace(client, before + count)
 
     def _make_room(self, tickets: Sequence[Ticket]) -> None:
         """Make room for tickets on slots or in the queue, by displacing others if that is fair;

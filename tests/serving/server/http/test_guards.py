@@ -355,6 +355,34 @@ def test_nothing_is_encoded_for_a_full_queue(
         assert http.post("/v1/completions", json=PLAIN).status_code == 200
 
 
+def test_requests_whose_prompts_are_encoded_count_as_waiting(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, begun, go_on = served.encode, threading.Semaphore(0), threading.Event()
+
+    def slowly(prompt: str, **options: Any) -> list[int]:
+        begun.release()
+        assert go_on.wait(60)
+        return encode(prompt, **options)
+
+    monkeypatch.setattr(served, "encode", slowly)
+    with (
+        serving(served, capacity=1) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+        ThreadPoolExecutor(3) as others,
+    ):
+        try:
+            asked = [others.submit(http.post, "/v1/completions", json=PLAIN) for _ in range(3)]
+            for _ in asked:
+                assert begun.acquire(timeout=60)
+            refused = http.post("/v1/completions", json=PLAIN)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        finally:
+            go_on.set()
+        assert [one.result().status_code for one in asked] == [200] * 3
+        assert http.post("/v1/completions", json=PLAIN).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("owner", "name"),
     [("engine", "step"), ("engine", "submit"), ("scheduler", "_publish"), ("scheduler", "_drop")],
