@@ -50,7 +50,7 @@ REMEMBERED = 128
 """Positions whose masks are kept: drafts are shorter, and the target asks for the masks that a
 draft has asked for before."""
 
-FREE_SECONDS, TOKEN_SECONDS = 0.5, 0.005
+FREE_SECONDS, TOKEN_SECONDS = 0.2, 0.005
 """Processor time that a request's masks may take: at first, and for each token more. All other
 requests wait meanwhile. Masks of a JSON schema take 0.04 ms a token, of the most complex of 225
 schemas 0.3 (docs/log.md)."""

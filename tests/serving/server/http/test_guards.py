@@ -369,18 +369,53 @@ def test_requests_whose_prompts_are_encoded_count_as_waiting(
     with (
         serving(served, capacity=1) as (url, _),
         httpx.Client(base_url=url, timeout=60) as http,
-        ThreadPoolExecutor(3) as others,
+        ThreadPoolExecutor(2) as others,
     ):
         try:
-            asked = [others.submit(http.post, "/v1/completions", json=PLAIN) for _ in range(3)]
+            asked = [others.submit(http.post, "/v1/completions", json=PLAIN) for _ in range(2)]
             for _ in asked:
                 assert begun.acquire(timeout=60)
-            refused = http.post("/v1/completions", json=PLAIN)
+            refused = http.post("/v1/completions", json=PLAIN | {"n": 2})
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         finally:
             go_on.set()
-        assert [one.result().status_code for one in asked] == [200] * 3
-        assert http.post("/v1/completions", json=PLAIN).status_code == 200
+        assert [one.result().status_code for one in asked] == [200] * 2
+        assert http.post("/v1/completions", json=PLAIN | {"n": 2}).status_code == 200
+
+
+def test_one_clients_prompts_leave_threads_for_anothers(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, begun, go_on = served.encode, threading.Semaphore(0), threading.Event()
+
+    def slowly(prompt: str, **options: Any) -> list[int]:
+        if prompt == "slow":
+            begun.release()
+            assert go_on.wait(60)
+        return encode(prompt, **options)
+
+    monkeypatch.setattr(served, "encode", slowly)
+    keys = Security(keys=("one", "another"))
+    with (
+        serving(served, security=keys) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+        ThreadPoolExecutor(6) as others,
+    ):
+
+        def ask(key: str, prompt: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            body = PLAIN | {"prompt": prompt}
+            return http.post("/v1/completions", json=body, headers=headers).status_code
+
+        try:
+            asked = [others.submit(ask, "one", "slow") for _ in range(6)]
+            for _ in range(2):
+                assert begun.acquire(timeout=60)
+            assert ask("another", "hello") == 200
+            assert not any(one.done() for one in asked)
+        finally:
+            go_on.set()
+        assert [one.result() for one in asked] == [200] * 6
 
 
 @pytest.mark.parametrize(
