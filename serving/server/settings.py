@@ -76,7 +76,9 @@ class ServerSettings(BaseModel):
         "", description="Further options of `cosign verify-blob`, such as --insecure-ignore-tlog."
     )
     host: str = Field(
-        "127.0.0.1", description="Address to listen on; 0.0.0.0: all addresses of this machine."
+        "127.0.0.1",
+        description="Address to listen on; 0.0.0.0: all addresses of this machine. Others than "
+        "127.0.0.1 need API keys, or --insecure.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: a free one.")
     slots: int = Field(SLOTS, ge=1, le=1024, description="Requests decoded at once; others wait.")
@@ -135,7 +137,11 @@ class ServerSettings(BaseModel):
         None,
         description="File with API keys, one per line. Default: the keys in the variable "
         "DRAFTWELL_API_KEY; without either, "
-        "requests need no key.",
+        "requests need no key, and come from this machine alone.",
+    )
+    insecure: bool = Field(
+        False,
+        description="Serve without API keys where not this machine alone can send requests.",
     )
     cors_origin: tuple[str, ...] = Field(
         (),
