@@ -23,13 +23,8 @@ from draftwell.serving.server.deployment.bundle_watch import BundleWatch
 from draftwell.serving.server.deployment.deployments import Deployments
 from draftwell.serving.server.feedback.persistence import Persistence
 from draftwell.serving.server.http.errors import hide_folders
-from draftwell.serving.server.http.security import (
-    Security,
-    hosts_of,
-    is_loopback,
-    origins,
-    read_keys,
-)
+from draftwell.serving.server.http.keys import read_keys
+from draftwell.serving.server.http.security import Security, hosts_of, is_loopback, origins
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
@@ -188,7 +183,7 @@ def _secured(settings: ServerSettings, address: str) -> tuple[ServerSettings, Se
     keys = read_keys(settings.api_key_file)
     if not keys:
         _refuse_open(settings, address)
-    settings = settings.with_keys(keys)
+    settings = settings.with_keys(bool(keys))
     return settings, Security(
         keys=keys,
         cors_origins=origins(settings.cors_origin),

@@ -135,8 +135,9 @@ class ServerSettings(BaseModel):
     )
     api_key_file: Path | None = Field(
         None,
-        description="File with API keys, one per line. Default: the keys in the variable "
-        "DRAFTWELL_API_KEY; without either, "
+        description="File with API keys, in a line each with what it may do (answers, metrics, or "
+        "answers,metrics) and a name; it is read again when it changes. Default: the keys in the "
+        "variable DRAFTWELL_API_KEY; without either, "
         "requests need no key, and come from this machine alone.",
     )
     insecure: bool = Field(
@@ -316,9 +317,9 @@ class ServerSettings(BaseModel):
             find_strategy(name)
         return names
 
-    def with_keys(self, keys: tuple[str, ...]) -> ServerSettings:
-        """The same settings, with the sharing of state that fits the server's keys where none is
-        set."""
+    def with_keys(self, keys: bool) -> ServerSettings:
+        """The same settings, with the sharing of state that fits a server with or without keys
+        where none is set."""
         return self.model_copy(update={"state": self.state or ("tenant" if keys else "shared")})
 
     def for_bundle(self, folder: Path) -> ServerSettings:

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
 import ipaddress
 import logging
-import os
 import re
 import socket
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.server.http.errors import APIError, retry_after
+from draftwell.serving.server.http.keys import ANSWERS, METRICS, Access, Keys
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +113,10 @@ class RequestLog:
         return str(getattr(route, "path", "unknown path"))
 
 
-KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 """Paths that need no key: probes of load balancers, and the page, which asks its user for a key."""
+METRICS_PATHS = frozenset({"/metrics", "/metrics/grafana.json"})
+"""Paths that need a key with the scope `metrics`; all others need one with `answers`."""
 MOST_BODY_BYTES = 8 * 2**20
 MOST_BODIES_BYTES = 256 * 2**20
 """Of all requests that are being answered or wait: their bodies stay in memory until they are
@@ -132,7 +130,7 @@ class Security:
     """Which requests a server accepts.
 
     Args:
-        keys: every request must carry one, as `Authorization: Bearer KEY`; empty: no key is needed.
+        keys: every request must carry one, as `Authorization: Bearer KEY`; none: no key is needed.
         cors_origins: sites whose pages may send requests from a browser; "*": all.
         body_bytes: largest body.
         bodies_bytes: most bytes of all bodies together, of requests that are not answered yet.
@@ -142,16 +140,11 @@ class Security:
             still name that site. That takes a name, so addresses are let through.
     """
 
-    keys: tuple[str, ...] = ()
+    keys: Keys = field(default_factory=Keys)
     cors_origins: tuple[str, ...] = ()
     body_bytes: int = MOST_BODY_BYTES
     bodies_bytes: int = MOST_BODIES_BYTES
     hosts: tuple[str, ...] = ()
-
-    def knows(self, key: bytes) -> bool:
-        """Whether a key is one of the server's. All are compared, each in constant time."""
-        # a generator would stop at the first
-        return any([hmac.compare_digest(key, own.encode()) for own in self.keys])  # noqa: C419
 
     def answers_as(self, host: str) -> bool:
         """Whether a Host header, with or without port, names this server; HTTP/1.0 needs none."""
@@ -159,37 +152,6 @@ class Security:
         if not self.hosts or not name or is_address(name):
             return True
         return any(name == own or (own[:1] == "." and name.endswith(own)) for own in self.hosts)
-
-
-def read_keys(file: Path | None = None) -> tuple[str, ...]:
-    """Keys of a file (one per line) or, without a file, of DRAFTWELL_API_KEY (separated by commas).
-
-    Raises:
-        DraftwellError: the file cannot be read (`unreadable_keys`), or file or variable hold no key
-            (`no_keys`): a server that is meant to need keys must not start without one.
-    """
-    if file is not None:
-        try:
-            words = file.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DraftwellError(
-                f"cannot read the API keys in {file} "
-                f"({getattr(error, 'strerror', None) or 'not text'}): name a text file "
-                "with one key per line",
-                code="unreadable_keys",
-            ) from error
-        source = str(file)
-    elif (value := os.environ.get(KEY_VARIABLE)) is not None:
-        words, source = value.split(","), KEY_VARIABLE
-    else:
-        return ()
-    keys = tuple(word.strip() for word in words if word.strip())
-    if not keys:
-        raise DraftwellError(
-            f"{source} holds no API key: add one, or leave it out to serve without keys",
-            code="no_keys",
-        )
-    return keys
 
 
 def install_security(app: FastAPI, security: Security) -> None:
@@ -229,8 +191,9 @@ def tenant_of(request: Request) -> str | None:
 
 class Gate:
     """Lets requests in that name this server (else 421; probes and scrapers may use any name),
-    carry a key (401), and have bodies within the limits: 413 by the content-length or by counting
-    chunks, 503 where all bodies that are there leave no room. Notes who the client is.
+    carry a key (401) that may do what is asked for (403), and have bodies within the limits: 413 by
+    the content-length or by counting chunks, 503 where all bodies that are there leave no room.
+    Notes who the client is.
 
     The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and metrics
     scrapers that support nothing else). A 401 does not request it, because a browser would store
@@ -248,14 +211,13 @@ class Gate:
             return
         headers = Headers(scope=scope)
         key = key_in(headers.get("authorization", ""))
-        if error := self.refusal(scope["path"], headers, key):
+        access, state = self.security.keys.find(key), scope.setdefault("state", {})
+        state["tenant"] = access.tenant if access else None
+        state["trusted"] = access is not None or not self.security.keys
+        state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
+        if error := self.refusal(scope["path"], headers, key, access):
             await error.response(scope, receive, send)
             return
-        keys, state = self.security.keys, scope.setdefault("state", {})
-        digest = hashlib.sha256(b"draftwell tenant " + key).hexdigest()[:32]
-        state["tenant"] = digest if keys and key else None
-        state["trusted"] = not keys or self.security.knows(key)
-        state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self.security.body_bytes:
             await self.too_large().response(scope, receive, send)
@@ -279,7 +241,9 @@ class Gate:
         finally:
             self.held -= seen
 
-    def refusal(self, path: str, headers: Headers, key: bytes) -> APIError | None:
+    def refusal(
+        self, path: str, headers: Headers, key: bytes, access: Access | None
+    ) -> APIError | None:
         """Why a request is refused by its host or key; None: it is not."""
         if path not in QUIET and not self.security.answers_as(headers.get("host", "")):
             return APIError(
@@ -288,7 +252,9 @@ class Gate:
                 "with --allowed-host",
                 code="wrong_host",
             )
-        if self.security.keys and not is_open(path) and not self.security.knows(key):
+        if not self.security.keys or is_open(path):
+            return None
+        if access is None:
             return APIError(
                 401,
                 "this API key is not one of the server's"
@@ -296,6 +262,13 @@ class Gate:
                 else "this server needs an API key: send the header Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": 'Bearer realm="draftwell"'},
+            )
+        needed = METRICS if path in METRICS_PATHS else ANSWERS
+        if needed not in access.scopes:
+            return APIError(
+                403,
+                f"this API key may not do that: it needs the scope {needed} in the file of keys",
+                code="wrong_scope",
             )
         return None
 

@@ -29,7 +29,7 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.deployments import Deployments
-from draftwell.serving.server.http.security import KEY_VARIABLE
+from draftwell.serving.server.http.keys import KEY_VARIABLE
 from draftwell.serving.server.lifecycle import DrainingServer, serve_bundles
 from draftwell.serving.server.main import run as run_server
 from draftwell.serving.server.settings import ServerSettings

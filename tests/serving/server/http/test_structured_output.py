@@ -18,6 +18,7 @@ import pytest
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.grammar import guidance, masks
+from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.requests import StructuredOutputs
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model import served_model as module
@@ -419,7 +420,7 @@ def test_a_grammar_is_compiled_for_each_key_and_salt(
         module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked)
     )
     with (
-        serving(served, security=Security(keys=("one", "two"))) as (url, _),
+        serving(served, security=Security(keys=Keys.of("one", "two"))) as (url, _),
         httpx.Client(base_url=url, timeout=60) as http,
     ):
         for key, salt, count in (
