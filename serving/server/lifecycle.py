@@ -23,7 +23,7 @@ from draftwell.serving.server.deployment.bundle_watch import BundleWatch
 from draftwell.serving.server.deployment.deployments import Deployments
 from draftwell.serving.server.feedback.persistence import Persistence
 from draftwell.serving.server.http.errors import hide_folders
-from draftwell.serving.server.http.keys import read_keys
+from draftwell.serving.server.http.keys import read_keys, security_log
 from draftwell.serving.server.http.security import Security, hosts_of, is_loopback, origins
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.model.served_model import ServedModel
@@ -36,7 +36,6 @@ except ImportError:  # Windows, where sockets are no files
     resource = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
-security_log = logging.getLogger("draftwell.serving.security")
 
 OPEN_FILES = 16_384
 FLUSH_SECONDS = 5

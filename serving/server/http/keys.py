@@ -14,6 +14,8 @@ from pathlib import Path
 from draftwell.serving.errors import DraftwellError
 
 log = logging.getLogger(__name__)
+security_log = logging.getLogger("draftwell.serving.security")
+"""Who was refused, and what changed about who may do what: `security: event=…`, a line each."""
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 ANSWERS, METRICS = "answers", "metrics"
@@ -27,6 +29,11 @@ CHECK_SECONDS = 1.0
 def tenant_named(name: bytes) -> str:
     """Under which the state and the recorded requests of a key's name are kept."""
     return hashlib.sha256(b"draftwell tenant " + name).hexdigest()[:32]
+
+
+def digest_of(key: bytes) -> str:
+    """What the log calls a key."""
+    return hashlib.sha256(b"draftwell key " + key).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,23 @@ class Keys:
             self._complaint = ""
             return
         try:
-            self._known = read_file(file)
+            known = read_file(file)
         except DraftwellError as error:
             if str(error) != self._complaint:
-                log.error("%s (the keys that were read before stay)", error)
+                security_log.error("security: event=keys_kept: %s", error)
             self._complaint = str(error)
             return
-        self._stamp, self._complaint = stamp, ""
-        log.info("the API keys in %s are read again", file)
+        security_log.info(
+            "security: event=keys_reloaded added=%s removed=%s",
+            _digests(set(known) - set(self._known)),
+            _digests(set(self._known) - set(known)),
+        )
+        self._known, self._stamp, self._complaint = known, stamp, ""
+
+
+def _digests(changed: set[Access]) -> str:
+    """A key whose scopes or name changed is both added and removed."""
+    return ",".join(sorted(digest_of(access.key) for access in changed)) or "none"
 
 
 def read_keys(file: Path | None = None) -> Keys:

@@ -7,6 +7,7 @@ it without revealing the key.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import ipaddress
@@ -27,7 +28,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.server.http.errors import APIError, retry_after
-from draftwell.serving.server.http.keys import ANSWERS, METRICS, Access, Keys
+from draftwell.serving.server.http.keys import (
+    ANSWERS,
+    METRICS,
+    Access,
+    Keys,
+    digest_of,
+    security_log,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +66,42 @@ def is_address(name: str) -> bool:
     return True
 
 
+MOST_REFUSALS = 10
+"""Lines in the security log about refused requests in a second; what is beyond is counted."""
+
+
+class Refusals:
+    """The lines about refused requests: whoever sends many does not fill the disk."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def write(self, scope: Scope, event: str, path: str) -> None:
+        """A line; called on the event loop."""
+        if self._count == 0:
+            asyncio.get_running_loop().call_later(1.0, self._end_second)
+        self._count += 1
+        if self._count <= MOST_REFUSALS:
+            address = (scope.get("client") or ("",))[0]
+            security_log.warning(
+                "security: event=%s client=%s key=%s path=%s",
+                event,
+                # a proxy's header may hold anything
+                address if is_address(address) else "unknown",
+                scope["state"]["refused"],
+                path,
+            )
+
+    def _end_second(self) -> None:
+        left_out, self._count = self._count - MOST_REFUSALS, 0
+        if left_out > 0:
+            security_log.warning("security: event=refusals_left_out count=%d", left_out)
+
+
 class RequestLog:
     """Gives every request an id, the client's own if it sent a usable one, returns it in
-    `x-request-id`, and logs one line when the answer is over; that of an error names its cause.
+    `x-request-id`, and logs one line when the answer is over; that of an error names its cause. A
+    request that the gate refused has a line in the security log too.
 
     Args:
         routes: what the request may be for, so that the line names it also where the request is
@@ -68,7 +109,7 @@ class RequestLog:
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute] = ()):
-        self.app, self.routes = app, routes
+        self.app, self.routes, self.refusals = app, routes, Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,6 +133,8 @@ class RequestLog:
         try:
             await self.app(scope, receive, marked)
         finally:
+            if "refused" in state:
+                self.refusals.write(scope, state["cause"], self.path_of(scope))
             if scope["path"] not in QUIET or status >= 400:
                 cause = f" ({state['cause']})" if "cause" in state else ""
                 log.info(
@@ -216,6 +259,7 @@ class Gate:
         state["trusted"] = access is not None or not self.security.keys
         state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
         if error := self.refusal(scope["path"], headers, key, access):
+            state["refused"] = digest_of(key) if key else "none"
             await error.response(scope, receive, send)
             return
         length = headers.get("content-length", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import os
@@ -15,8 +16,16 @@ import pytest
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.server.http import keys as keys_module
-from draftwell.serving.server.http.keys import KEY_VARIABLE, SCOPES, Keys, read_keys, tenant_named
-from draftwell.serving.server.http.security import Security
+from draftwell.serving.server.http.keys import (
+    KEY_VARIABLE,
+    SCOPES,
+    Keys,
+    digest_of,
+    read_keys,
+    security_log,
+    tenant_named,
+)
+from draftwell.serving.server.http.security import Refusals, Security
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import served_pair, serving
 from tests.support.server.server_process import wait_until
@@ -125,6 +134,68 @@ def test_a_key_does_what_its_line_says(file: Path) -> None:
     assert "answers" in refused.json()["error"]["message"]
 
 
+def security_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "draftwell.serving.security"]
+
+
+def test_a_refusal_is_a_line_of_the_security_log(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the client's address and a digest of its key; what clients write is never in it."""
+    caplog.set_level(logging.INFO, "draftwell.serving")
+    file.write_text("asks-for-answers\n")
+    security = Security(keys=Keys(file=file), hosts=("localhost",))
+    asked: list[tuple[str, dict[str, str]]] = [
+        ("/v1/models/mine", bearer("forged-key")),
+        ("/v1/models", {}),
+        ("/metrics", bearer("asks-for-answers")),
+        ("/v1/models", bearer("asks-for-answers") | {"Host": "evil.example"}),
+        ("/forged%0Aevent=forged", {"X-Forwarded-For": "1.2.3.4 event=forged"}),
+        ("/v1/models", bearer("asks-for-answers")),
+    ]
+    with (
+        serving(served_pair("autoregressive", slots=1), security=security) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        statuses = [http.get(path, headers=headers).status_code for path, headers in asked]
+        wait_until(lambda: len(security_lines(caplog)) == 5, "each refusal has its line", 30)
+        wait_until(lambda: "/v1/models 401" in caplog.text, "and one of its own", 30)
+    assert statuses == [401, 401, 403, 421, 401, 200]
+    own, forged = digest_of(b"asks-for-answers"), digest_of(b"forged-key")
+    assert security_lines(caplog) == [
+        "security: event=invalid_api_key client=127.0.0.1 "
+        f"key={forged} path=/v1/models/{{name:path}}",
+        "security: event=invalid_api_key client=127.0.0.1 key=none path=/v1/models",
+        f"security: event=wrong_scope client=127.0.0.1 key={own} path=/metrics",
+        f"security: event=wrong_host client=127.0.0.1 key={own} path=/v1/models",
+        "security: event=invalid_api_key client=unknown key=none path=unknown path",
+    ]
+    [line] = [line for line in caplog.messages if line.startswith("GET /v1/models 401 ")]
+    assert "client 127.0.0.1" in line, "the line of the request names the address too"
+    assert "forged-key" not in caplog.text
+    assert "asks-for-answers" not in caplog.text
+
+
+def test_many_refusals_in_a_second_are_ten_lines_and_a_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The count comes by itself, without another refusal."""
+    refusals, scope = Refusals(), {"client": ("10.0.0.7", 1), "state": {"refused": "none"}}
+
+    async def burst() -> None:
+        for _ in range(25):
+            refusals.write(scope, "invalid_api_key", "/v1/models")
+        assert len(security_lines(caplog)) == 10
+        await asyncio.sleep(1.1)
+        refusals.write(scope, "invalid_api_key", "/v1/models")
+
+    asyncio.run(burst())
+    assert security_lines(caplog)[10:] == [
+        "security: event=refusals_left_out count=15",
+        "security: event=invalid_api_key client=10.0.0.7 key=none path=/v1/models",
+    ]
+
+
 def test_keys_of_one_name_are_one_tenant(file: Path) -> None:
     file.write_text("old-key answers team\nnew-key answers,metrics team\nother-key\n")
     keys = Keys(file=file)
@@ -150,9 +221,12 @@ def replace(file: Path, text: str) -> None:
     os.replace(new, file)
 
 
-def test_the_file_is_followed_within_two_seconds_while_a_stream_runs(file: Path) -> None:
+def test_the_file_is_followed_within_two_seconds_while_a_stream_runs(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A key that is gone opens nothing more; what it opened is answered to its end."""
     file.write_text("leaving\nstaying\n")
+    caplog.set_level(logging.INFO, "draftwell.serving.security")
     served = served_pair("autoregressive", slots=2)
     with (
         serving(served, security=Security(keys=Keys(file=file))) as (url, scheduler),
@@ -176,6 +250,9 @@ def test_the_file_is_followed_within_two_seconds_while_a_stream_runs(file: Path)
             go_on.set()
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
+    [line] = [line for line in security_lines(caplog) if "keys_reloaded" in line]
+    coming, leaving = digest_of(b"coming"), digest_of(b"leaving")
+    assert line == f"security: event=keys_reloaded added={coming} removed={leaving}"
 
 
 @pytest.mark.usefixtures("at_once")
@@ -195,6 +272,7 @@ def test_a_spoilt_file_changes_nothing_and_is_logged_once(
         assert known(keys, "one-of-the-server", "key", "") == [True, False, False]
     [line] = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert str(file) in line.getMessage()
+    assert (line.name, "event=keys_kept" in line.getMessage()) == (security_log.name, True)
     replace(file, "another-of-the-server\n")
     assert known(keys, "one-of-the-server", "another-of-the-server") == [False, True]
 
