@@ -75,6 +75,8 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         responses=ERRORS,
+        # a page of another site can send bodies of other types without asking first
+        strict_content_type=True,
     )
     app.add_middleware(CountUsers, deployments=deployments)
     install_error_handlers(app)

@@ -3,6 +3,7 @@ hung step."""
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
@@ -102,6 +103,22 @@ def test_another_name_is_refused_before_anything_else(server: tuple[httpx.Client
     )
     response = http.get("/v1/models", headers={"Host": "evil.example"})
     assert (response.status_code, response.json()["error"]["code"]) == (421, "wrong_host")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"],
+)
+def test_a_body_that_does_not_say_that_it_is_json_is_refused(
+    server: tuple[httpx.Client, Any], kind: str | None
+) -> None:
+    """A page of another site can send these to this machine without a preflight."""
+    content = json.dumps(PLAIN).encode()
+    headers = {} if kind is None else {"Content-Type": kind}
+    refused = server[0].post("/v1/completions", content=content, headers=headers)
+    assert refused.request.headers.get("Content-Type") == kind
+    assert refused.status_code == 400
+    assert "Content-Type: application/json" in refused.json()["error"]["message"]
 
 
 def test_every_answer_has_an_id_and_one_line(
