@@ -66,12 +66,19 @@ def is_address(name: str) -> bool:
     return True
 
 
+def address_in(scope: Scope) -> str:
+    """The client's address; empty where there is none, or text that somebody made up in the header
+    that proxies set, and that would forge parts of a log line."""
+    address = (scope.get("client") or ("",))[0]
+    return address if re.fullmatch(r"[0-9a-fA-F:.]+", address) else ""
+
+
 MOST_REFUSALS = 10
 """Lines in the security log about refused requests in a second; what is beyond is counted."""
 
 
 class Refusals:
-    """The lines about refused requests: whoever sends many does not fill the disk."""
+    """The lines about refused requests: one client's many do not hide the others'."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -82,12 +89,10 @@ class Refusals:
             asyncio.get_running_loop().call_later(1.0, self._end_second)
         self._count += 1
         if self._count <= MOST_REFUSALS:
-            address = (scope.get("client") or ("",))[0]
             security_log.warning(
                 "security: event=%s client=%s key=%s path=%s",
                 event,
-                # a proxy's header may hold anything
-                address if is_address(address) else "unknown",
+                address_in(scope) or "unknown",
                 scope["state"]["refused"],
                 path,
             )
@@ -257,7 +262,7 @@ class Gate:
         access, state = self.security.keys.find(key), scope.setdefault("state", {})
         state["tenant"] = access.tenant if access else None
         state["trusted"] = access is not None or not self.security.keys
-        state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
+        state["client"] = state["tenant"] or address_in(scope)
         if error := self.refusal(scope["path"], headers, key, access):
             state["refused"] = digest_of(key) if key else "none"
             await error.response(scope, receive, send)

@@ -150,7 +150,7 @@ def test_a_refusal_is_a_line_of_the_security_log(
         ("/v1/models", {}),
         ("/metrics", bearer("asks-for-answers")),
         ("/v1/models", bearer("asks-for-answers") | {"Host": "evil.example"}),
-        ("/forged%0Aevent=forged", {"X-Forwarded-For": "1.2.3.4 event=forged"}),
+        ("/forged%0Aevent=forged", {"X-Forwarded-For": "fe80::1% event=forged"}),
         ("/v1/models", bearer("asks-for-answers")),
     ]
     with (
@@ -172,7 +172,7 @@ def test_a_refusal_is_a_line_of_the_security_log(
     ]
     [line] = [line for line in caplog.messages if line.startswith("GET /v1/models 401 ")]
     assert "client 127.0.0.1" in line, "the line of the request names the address too"
-    assert "forged-key" not in caplog.text
+    assert not {"forged-key", "event=forged"} & set(caplog.text.split())
     assert "asks-for-answers" not in caplog.text
 
 
