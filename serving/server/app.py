@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version as installed_version
+from importlib.metadata import PackageNotFoundError, version as installed_version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -75,6 +75,8 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         responses=ERRORS,
+        # a page of another site can send bodies of other types without asking first
+        strict_content_type=True,
     )
     app.add_middleware(CountUsers, deployments=deployments)
     install_error_handlers(app)
@@ -170,6 +172,14 @@ def model_router(deployments: Deployments) -> APIRouter:
     return router
 
 
+def own_version() -> str:
+    """Of the bundle's runtime or, in a checkout, of the project."""
+    try:
+        return installed_version("draftwell-runtime")
+    except PackageNotFoundError:
+        return installed_version("draftwell")
+
+
 def probe_router(deployments: Deployments) -> APIRouter:
     """`/health`, `/ready` and `/version`."""
     router = APIRouter()
@@ -177,7 +187,7 @@ def probe_router(deployments: Deployments) -> APIRouter:
     @router.get("/version")
     async def version() -> dict[str, str]:
         """Version of the server."""
-        return {"version": installed_version("draftwell")}
+        return {"version": own_version()}
 
     @router.get("/health")
     async def health(request: Request) -> JSONResponse:

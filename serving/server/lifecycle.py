@@ -16,14 +16,15 @@ from fastapi import FastAPI
 
 from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
 from draftwell.serving.bundle.bundle import refuse_inside
-from draftwell.serving.errors import DeviceLost
+from draftwell.serving.errors import DeviceLost, DraftwellError
 from draftwell.serving.runtime.engine.workers import on_own_thread
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.bundle_watch import BundleWatch
 from draftwell.serving.server.deployment.deployments import Deployments
 from draftwell.serving.server.feedback.persistence import Persistence
 from draftwell.serving.server.http.errors import hide_folders
-from draftwell.serving.server.http.security import Security, hosts_of, origins, read_keys
+from draftwell.serving.server.http.keys import read_keys, security_log
+from draftwell.serving.server.http.security import Security, hosts_of, is_loopback, origins
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
@@ -114,7 +115,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
     """
     _ = settings.offered  # a wrong name is reported before anything is loaded
     _set_logging()
-    settings, security = _secured(settings)
+    settings, security = _secured(settings, address_of(listener))
     _refuse_folders_inside(settings)
     persistence = Persistence(settings.state_dir, settings.state_seconds, settings.feedback)
 
@@ -176,16 +177,38 @@ def _prompt_tokens(settings: ServerSettings) -> int | None:
     return settings.prompt_tokens or steady
 
 
-def _secured(settings: ServerSettings) -> tuple[ServerSettings, Security]:
+def _secured(settings: ServerSettings, address: str) -> tuple[ServerSettings, Security]:
     """The settings with the keys that are read, and keys, origins and sizes of the server."""
     keys = read_keys(settings.api_key_file)
-    settings = settings.with_keys(keys)
+    if not keys:
+        _refuse_open(settings, address)
+    settings = settings.with_keys(bool(keys))
     return settings, Security(
         keys=keys,
         cors_origins=origins(settings.cors_origin),
         bodies_bytes=settings.body_megabytes * 2**20,
         hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)),
     )
+
+
+def _refuse_open(settings: ServerSettings, address: str) -> None:
+    """Refuse to serve without keys where not this machine alone can send requests."""
+    host = settings.host or "''"  # all addresses
+    if not is_loopback(settings.host):
+        option, senders, mend = f"host {host}", "other machines", "listen on 127.0.0.1"
+    elif "*" in settings.cors_origin:
+        option, senders, mend = "cors-origin *", "pages of all sites", "name the sites"
+    elif "*" in settings.allowed_host:
+        option, senders, mend = "allowed-host *", "pages of other sites", "name the hosts"
+    else:
+        return
+    if not settings.insecure:
+        raise DraftwellError(
+            f"--{option} lets {senders} send requests, and there is no API key: name a file of "
+            f"keys (--api-key-file), {mend}, or say --insecure",
+            code="open_without_keys",
+        )
+    security_log.warning("security: event=started_without_keys address=%s", address)
 
 
 def _refuse_folders_inside(settings: ServerSettings) -> None:

@@ -76,7 +76,9 @@ class ServerSettings(BaseModel):
         "", description="Further options of `cosign verify-blob`, such as --insecure-ignore-tlog."
     )
     host: str = Field(
-        "127.0.0.1", description="Address to listen on; 0.0.0.0: all addresses of this machine."
+        "127.0.0.1",
+        description="Address to listen on; 0.0.0.0: all addresses of this machine. Others than "
+        "127.0.0.1 need API keys, or --insecure.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: a free one.")
     slots: int = Field(SLOTS, ge=1, le=1024, description="Requests decoded at once; others wait.")
@@ -133,9 +135,14 @@ class ServerSettings(BaseModel):
     )
     api_key_file: Path | None = Field(
         None,
-        description="File with API keys, one per line. Default: the keys in the variable "
-        "DRAFTWELL_API_KEY; without either, "
-        "requests need no key.",
+        description="File with API keys, in a line each with what it may do (answers, metrics, or "
+        "answers,metrics) and a name; it is read again when it changes. Default: the keys in the "
+        "variable DRAFTWELL_API_KEY; without either, "
+        "requests need no key, and come from this machine alone.",
+    )
+    insecure: bool = Field(
+        False,
+        description="Serve without API keys where not this machine alone can send requests.",
     )
     cors_origin: tuple[str, ...] = Field(
         (),
@@ -310,9 +317,9 @@ class ServerSettings(BaseModel):
             find_strategy(name)
         return names
 
-    def with_keys(self, keys: tuple[str, ...]) -> ServerSettings:
-        """The same settings, with the sharing of state that fits the server's keys where none is
-        set."""
+    def with_keys(self, keys: bool) -> ServerSettings:
+        """The same settings, with the sharing of state that fits a server with or without keys
+        where none is set."""
         return self.model_copy(update={"state": self.state or ("tenant" if keys else "shared")})
 
     def for_bundle(self, folder: Path) -> ServerSettings:

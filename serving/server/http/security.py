@@ -7,20 +7,17 @@ it without revealing the key.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-import hashlib
-import hmac
 import ipaddress
 import logging
-import os
 import re
 import socket
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,6 +28,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.server.http.bodies import MOST_BODIES_BYTES, MOST_BODY_BYTES, Bodies
 from draftwell.serving.server.http.errors import APIError
+from draftwell.serving.server.http.keys import (
+    ANSWERS,
+    METRICS,
+    Access,
+    Keys,
+    digest_of,
+    security_log,
+)
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +66,47 @@ def is_address(name: str) -> bool:
     return True
 
 
+def address_in(scope: Scope) -> str:
+    """The client's address; empty where there is none, or text that somebody made up in the header
+    that proxies set, and that would forge parts of a log line."""
+    address = (scope.get("client") or ("",))[0]
+    return address if re.fullmatch(r"[0-9a-fA-F:.]+", address) else ""
+
+
+MOST_REFUSALS = 10
+"""Lines in the security log about refused requests in a second; what is beyond is counted."""
+
+
+class Refusals:
+    """The lines about refused requests: one client's many do not hide the others'."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def write(self, scope: Scope, event: str, path: str) -> None:
+        """A line; called on the event loop."""
+        if self._count == 0:
+            asyncio.get_running_loop().call_later(1.0, self._end_second)
+        self._count += 1
+        if self._count <= MOST_REFUSALS:
+            security_log.warning(
+                "security: event=%s client=%s key=%s path=%s",
+                event,
+                address_in(scope) or "unknown",
+                scope["state"]["refused"],
+                path,
+            )
+
+    def _end_second(self) -> None:
+        left_out, self._count = self._count - MOST_REFUSALS, 0
+        if left_out > 0:
+            security_log.warning("security: event=refusals_left_out count=%d", left_out)
+
+
 class RequestLog:
     """Gives every request an id, the client's own if it sent a usable one, returns it in
-    `x-request-id`, and logs one line when the answer is over; that of an error names its cause.
+    `x-request-id`, and logs one line when the answer is over; that of an error names its cause. A
+    request that the gate refused has a line in the security log too.
 
     Args:
         routes: what the request may be for, so that the line names it also where the request is
@@ -71,7 +114,7 @@ class RequestLog:
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute] = ()):
-        self.app, self.routes = app, routes
+        self.app, self.routes, self.refusals = app, routes, Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,6 +138,8 @@ class RequestLog:
         try:
             await self.app(scope, receive, marked)
         finally:
+            if "refused" in state:
+                self.refusals.write(scope, state["cause"], self.path_of(scope))
             if scope["path"] not in QUIET or status >= 400:
                 cause = f" ({state['cause']})" if "cause" in state else ""
                 log.info(
@@ -116,9 +161,10 @@ class RequestLog:
         return str(getattr(route, "path", "unknown path"))
 
 
-KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 """Paths that need no key: probes of load balancers, and the page, which asks its user for a key."""
+METRICS_PATHS = frozenset({"/metrics", "/metrics/grafana.json"})
+"""Paths that need a key with the scope `metrics`; all others need one with `answers`."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +172,7 @@ class Security:
     """Which requests a server accepts.
 
     Args:
-        keys: every request must carry one, as `Authorization: Bearer KEY`; empty: no key is needed.
+        keys: every request must carry one, as `Authorization: Bearer KEY`; none: no key is needed.
         cors_origins: sites whose pages may send requests from a browser; "*": all.
         body_bytes: largest body.
         bodies_bytes: most bytes that requests hold together until they are answered.
@@ -136,16 +182,11 @@ class Security:
             still name that site. That takes a name, so addresses are let through.
     """
 
-    keys: tuple[str, ...] = ()
+    keys: Keys = field(default_factory=Keys)
     cors_origins: tuple[str, ...] = ()
     body_bytes: int = MOST_BODY_BYTES
     bodies_bytes: int = MOST_BODIES_BYTES
     hosts: tuple[str, ...] = ()
-
-    def knows(self, key: bytes) -> bool:
-        """Whether a key is one of the server's. All are compared, each in constant time."""
-        # a generator would stop at the first
-        return any([hmac.compare_digest(key, own.encode()) for own in self.keys])  # noqa: C419
 
     def answers_as(self, host: str) -> bool:
         """Whether a Host header, with or without port, names this server; HTTP/1.0 needs none."""
@@ -153,37 +194,6 @@ class Security:
         if not self.hosts or not name or is_address(name):
             return True
         return any(name == own or (own[:1] == "." and name.endswith(own)) for own in self.hosts)
-
-
-def read_keys(file: Path | None = None) -> tuple[str, ...]:
-    """Keys of a file (one per line) or, without a file, of DRAFTWELL_API_KEY (separated by commas).
-
-    Raises:
-        DraftwellError: the file cannot be read (`unreadable_keys`), or file or variable hold no key
-            (`no_keys`): a server that is meant to need keys must not start without one.
-    """
-    if file is not None:
-        try:
-            words = file.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DraftwellError(
-                f"cannot read the API keys in {file} "
-                f"({getattr(error, 'strerror', None) or 'not text'}): name a text file "
-                "with one key per line",
-                code="unreadable_keys",
-            ) from error
-        source = str(file)
-    elif (value := os.environ.get(KEY_VARIABLE)) is not None:
-        words, source = value.split(","), KEY_VARIABLE
-    else:
-        return ()
-    keys = tuple(word.strip() for word in words if word.strip())
-    if not keys:
-        raise DraftwellError(
-            f"{source} holds no API key: add one, or leave it out to serve without keys",
-            code="no_keys",
-        )
-    return keys
 
 
 def install_security(app: FastAPI, security: Security) -> None:
@@ -224,7 +234,7 @@ def tenant_of(request: Request) -> str | None:
 
 class Gate:
     """Lets requests in that name this server (else 421; probes and scrapers may use any name) and
-    carry a key (401). Notes who the client is.
+    carry a key (401) that may do what is asked for (403). Notes who the client is.
 
     The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and metrics
     scrapers that support nothing else). A 401 does not request it, because a browser would store
@@ -240,17 +250,19 @@ class Gate:
             return
         headers = Headers(scope=scope)
         key = key_in(headers.get("authorization", ""))
-        if error := self.refusal(scope["path"], headers, key):
+        access, state = self.security.keys.find(key), scope.setdefault("state", {})
+        state["tenant"] = access.tenant if access else None
+        state["trusted"] = access is not None or not self.security.keys
+        state["client"] = state["tenant"] or address_in(scope)
+        if error := self.refusal(scope["path"], headers, key, access):
+            state["refused"] = digest_of(key) if key else "none"
             await error.response(scope, receive, send)
             return
-        keys, state = self.security.keys, scope.setdefault("state", {})
-        digest = hashlib.sha256(b"draftwell tenant " + key).hexdigest()[:32]
-        state["tenant"] = digest if keys and key else None
-        state["trusted"] = not keys or self.security.knows(key)
-        state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
         await self.app(scope, receive, send)
 
-    def refusal(self, path: str, headers: Headers, key: bytes) -> APIError | None:
+    def refusal(
+        self, path: str, headers: Headers, key: bytes, access: Access | None
+    ) -> APIError | None:
         """Why a request is refused by its host or key; None: it is not."""
         if path not in QUIET and not self.security.answers_as(headers.get("host", "")):
             return APIError(
@@ -259,7 +271,9 @@ class Gate:
                 "with --allowed-host",
                 code="wrong_host",
             )
-        if self.security.keys and not is_open(path) and not self.security.knows(key):
+        if not self.security.keys or is_open(path):
+            return None
+        if access is None:
             return APIError(
                 401,
                 "this API key is not one of the server's"
@@ -267,6 +281,13 @@ class Gate:
                 else "this server needs an API key: send the header Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": 'Bearer realm="draftwell"'},
+            )
+        needed = METRICS if path in METRICS_PATHS else ANSWERS
+        if needed not in access.scopes:
+            return APIError(
+                403,
+                f"this API key may not do that: it needs the scope {needed} in the file of keys",
+                code="wrong_scope",
             )
         return None
 

@@ -9,12 +9,13 @@ import json
 import math
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -61,8 +62,6 @@ COMPILERS = ThreadPoolExecutor(4, thread_name_prefix="grammar")
 """Threads of their own: grammars that take seconds to compile must not keep prompts from being
 encoded."""
 
-AT_ONCE = 2
-"""Requests of one client whose prompts are encoded, and grammars compiled, at a time."""
 MOST_LISTED = 200_000
 """Entries of one request's lists: log-probs of tokens and of alternatives to them, and origins of
 tokens."""
@@ -79,7 +78,8 @@ class Service:
         self.prompts = Prompts(served)
         self._prepared: Counter[str] = Counter()
         """Client → tickets that are being prepared: their prompts are encoded."""
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._turns: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
+        """Whose grammar is compiled: one of each owner's at a time."""
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
@@ -127,11 +127,11 @@ class Service:
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
         deadline = self._accept(body, request, prompts)
-        preparing = self._preparing(client_of(request), prompts * (body.n or 1))
-        async with deadline.enforced(), preparing:
-            encoded = await encode()
-            given = await self._given(body, request)
-            choices = self._choices(body, request, encoded, default_tokens, given)
+        with self._preparing(client_of(request), prompts * (body.n or 1)):
+            async with deadline.enforced():
+                encoded = await encode()
+                given = await self._given(body, request)
+                choices = self._choices(body, request, encoded, default_tokens, given)
             conversation = Conversation(
                 self.scheduler,
                 request,
@@ -152,19 +152,16 @@ class Service:
             raise
         return EventStream(answer, first)
 
-    @asynccontextmanager
-    async def _preparing(self, client: str, count: int) -> AsyncIterator[None]:
-        """So many tickets of a client are being prepared, which counts as waiting; `AT_ONCE` of a
-        client's requests are at a time, so that threads are left for others."""
+    @contextmanager
+    def _preparing(self, client: str, count: int) -> Iterator[None]:
+        """So many tickets of a client are being prepared, which counts as waiting."""
         self._prepared[client] += count
-        turns = self._turns.setdefault(client, asyncio.Semaphore(AT_ONCE))
         try:
-            async with turns:
-                yield
+            yield
         finally:
             self._prepared[client] -= count
             if not self._prepared[client]:
-                del self._prepared[client], self._turns[client]
+                del self._prepared[client]
 
     def _accept(self, body: Generation, request: Request, prompts: int = 1) -> Deadline:
         """When the request has to be answered, from now on.
@@ -216,7 +213,8 @@ class Service:
             definition = await on_thread(ENCODERS, asked.define, self.served.is_token)
             if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
-            return await on_thread(COMPILERS, self.served.grammar, definition, owner)
+            async with self._turns.setdefault(owner, asyncio.Lock()):
+                return await on_thread(COMPILERS, self.served.grammar, definition, owner)
         except InvalidRequest as error:
             for part in asked.parts:  # if one of them is refused alone, the message names its field
                 await self._grammar(part, owner)

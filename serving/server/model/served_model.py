@@ -73,7 +73,7 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self._spelt: dict[int, str] = {}  # at most the vocabulary
-        self._compiling, self._keeping = threading.Lock(), threading.Lock()
+        self._keeping = threading.Lock()
         self._grammars: dict[tuple[Owner, str], GuidanceGrammar] = {}  # the last asked for last
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
         self.tuned: dict[TemperatureClass, str] = {
@@ -112,8 +112,8 @@ class ServedModel:
         return self.pair.decode([i for i in ids if i not in self.stop_tokens and i not in stops])
 
     def grammar(self, definition: str, owner: Owner = NOBODY) -> Grammar:
-        """A grammar of this model's tokens, compiled, one at a time; any thread may call it. Those
-        asked for last are kept.
+        """A grammar of this model's tokens, compiled; any thread may call it. Those asked for last
+        are kept.
 
         Args:
             definition: as `runtime.grammar.guidance` makes it.
@@ -121,15 +121,14 @@ class ServedModel:
         Raises:
             DraftwellError: it is no grammar, or the model's tokenizer cannot be read for it.
         """
-        with self._compiling:
-            if (known := self.known_grammar(definition, owner)) is not None:
-                return known
-            grammar = GuidanceGrammar(self._guidance, definition)
-            with self._keeping:
-                self._grammars[owner, definition] = grammar
-                if len(self._grammars) > GRAMMARS_KEPT:
-                    self._grammars.pop(next(iter(self._grammars)))
-            return grammar
+        if (known := self.known_grammar(definition, owner)) is not None:
+            return known
+        grammar = GuidanceGrammar(self._guidance, definition)
+        with self._keeping:
+            self._grammars[owner, definition] = grammar
+            if len(self._grammars) > GRAMMARS_KEPT:
+                self._grammars.pop(next(iter(self._grammars)))
+        return grammar
 
     def known_grammar(self, definition: str, owner: Owner = NOBODY) -> Grammar | None:
         """A grammar that was compiled before for the same owner and is kept, else None; does not

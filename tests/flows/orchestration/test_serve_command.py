@@ -68,7 +68,7 @@ def test_every_option_of_the_server_reaches_it(
         *words,
         "--pair default --deterministic --allow-parameters --cors-origin "
         "https://a.example --cors-origin https://b.example --allowed-host a.example "
-        "--feedback-text --shared-datastore",
+        "--feedback-text --shared-datastore --insecure",
     )
     assert done.exit_code == 0, done.output
     [given] = asked
@@ -78,6 +78,7 @@ def test_every_option_of_the_server_reaches_it(
         "allow_parameters": True,
         "feedback_text": True,
         "shared_datastore": True,
+        "insecure": True,
         "cors_origin": ("https://a.example", "https://b.example"),
         "allowed_host": ("a.example",),
     }

@@ -29,7 +29,8 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.deployments import Deployments
-from draftwell.serving.server.lifecycle import DrainingServer
+from draftwell.serving.server.http.keys import KEY_VARIABLE
+from draftwell.serving.server.lifecycle import DrainingServer, serve_bundles
 from draftwell.serving.server.main import run as run_server
 from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
@@ -466,6 +467,60 @@ def test_a_missing_bundle_is_one_line(tmp_path: Path) -> None:
         str(tmp_path / "none"),
         "draftwell deploy",
     )
+
+
+def test_another_address_without_keys_is_one_line(tmp_path: Path) -> None:
+    """Before the bundle is looked for, which is not there."""
+    options = ["--bundle", str(tmp_path / "none"), "--host", "0.0.0.0", "--port", "0"]
+    one_line(run(*options), "--host 0.0.0.0", "--api-key-file", "--insecure")
+
+
+OPEN: list[dict[str, Any]] = [
+    {"host": "0.0.0.0"},
+    {"host": "::"},
+    {"host": "10.0.0.7"},
+    {"host": "example.org"},
+    {"host": ""},
+    {"cors_origin": ("https://site.example", "*")},
+    {"allowed_host": ("*",)},
+]
+
+
+@pytest.mark.parametrize("options", OPEN, ids=str)
+def test_who_is_open_to_others_needs_keys_or_insecure(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+    def start(code: str, *names: str, **more: Any) -> None:
+        settings = ServerSettings(bundle=tmp_path / "none", **options, **more)
+        with socket.create_server(("127.0.0.1", 0)) as listener, raises_code(code, *names):
+            serve_bundles(settings, listener)
+
+    named = f"--{next(iter(options)).replace('_', '-')}"
+    start("open_without_keys", named, "--api-key-file", "--insecure")
+    start("no_bundle", insecure=True)
+    [line] = [line for line in caplog.messages if "event=started_without_keys" in line]
+    assert "address=127.0.0.1:" in line
+    monkeypatch.setenv(KEY_VARIABLE, "a-key-of-the-operators")
+    start("no_bundle")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"host": "127.0.0.2"}, {"host": "::1"}, {"allowed_host": ("name.example",)}],
+    ids=str,
+)
+def test_who_is_open_to_this_machine_alone_needs_no_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    settings = ServerSettings(bundle=tmp_path / "none", **options)
+    with socket.create_server(("127.0.0.1", 0)) as listener, raises_code("no_bundle"):
+        serve_bundles(settings, listener)
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "prefix-caching": (None, None),
     "deterministic": (False, None),
     "api-key-file": (None, None),
+    "insecure": (False, None),
     "cors-origin": (None, None),
     "allowed-host": (None, None),
     "body-megabytes": (256, (8, None)),

@@ -25,6 +25,7 @@ from draftwell.serving.server.deployment.deployment import Deployment
 from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.http import errors
 from draftwell.serving.server.http.errors import without_paths
+from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.detokenize import TextStream
@@ -345,7 +346,9 @@ def test_folders_that_are_known_are_left_out_whatever_their_names_hold(
 
 def test_without_a_key_health_says_only_that_a_switch_was_refused() -> None:
     app = create_app(
-        served_pair("vanilla_sd", slots=1), drain_seconds=10, security=Security(keys=("secret",))
+        served_pair("vanilla_sd", slots=1),
+        drain_seconds=10,
+        security=Security(keys=Keys.of("secret")),
     )
     with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
         assert not app.state.deployments.switch(refuse)

@@ -20,6 +20,7 @@ from draftwell.serving.device import device_class
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.server.feedback.persistence import Persistence
+from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.model.snapshots import Snapshot, SnapshotOrigin, read_snapshot
@@ -125,7 +126,9 @@ def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_th
         ("completions", {"prompt": "ten men"}, "other-key"),
     ]
     with serving(
-        served, observers=keeping.observers, security=Security(keys=("first-key", "other-key"))
+        served,
+        observers=keeping.observers,
+        security=Security(keys=Keys.of("first-key", "other-key")),
     ) as (url, _):
         for path, said, key in asked:
             answer = httpx.post(

@@ -11,6 +11,7 @@ import pytest
 
 from draftwell.serving.runtime.session.session import UNLIMITED
 from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.http.service import with_parameters
 from tests.support.server.browser import Page, browsing, find_browser
@@ -36,7 +37,7 @@ def closed_server() -> Iterator[httpx.Client]:
     """Has a key, and lets nobody change parameters."""
     served = served_pair("vanilla_sd", slots=2, num_speculative_tokens=4)
     with (
-        serving(served, security=Security(keys=("s3cret",))) as (url, _),
+        serving(served, security=Security(keys=Keys.of("s3cret"))) as (url, _),
         httpx.Client(base_url=url, timeout=60) as http,
     ):
         yield http

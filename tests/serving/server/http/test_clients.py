@@ -19,6 +19,7 @@ import httpx
 import pytest
 import torch
 
+from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.security import Security
 from tests.support.server.served_pair import (
     MAX_CONTEXT,
@@ -110,7 +111,7 @@ def test_curl_without_a_content_type_is_told_which(server: tuple[str, Any]) -> N
 
 
 def test_curl_with_a_key() -> None:
-    with serving(served_pair("autoregressive", slots=1), security=Security(keys=("k",))) as (
+    with serving(served_pair("autoregressive", slots=1), security=Security(keys=Keys.of("k"))) as (
         url,
         _,
     ):

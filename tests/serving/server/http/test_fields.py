@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -417,6 +419,17 @@ def test_a_wrong_body_is_named_there_too(
 def test_the_model_card_has_the_context_and_the_server_a_version(http: httpx.Client) -> None:
     assert http.get("/v1/models/tiny").json()["max_model_len"] == MAX_CONTEXT
     assert http.get("/version").json() == {"version": version("draftwell")}
+
+
+def test_the_version_is_that_of_the_bundles_wheel_where_only_that_is_installed(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its name is another than the project's, which is not there then."""
+    metadata = tmp_path / "draftwell_runtime-1.2.3.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: draftwell-runtime\nVersion: 1.2.3\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert http.get("/version").json() == {"version": "1.2.3"}
 
 
 def test_a_silent_stream_is_pinged_and_says_the_same(

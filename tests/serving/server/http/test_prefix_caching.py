@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.settings import ServerSettings
 from tests.support.models.whole_text import tokens_read
@@ -29,7 +30,7 @@ def server(
     served = replace(served_pair(strategy, slots=slots), **changes)
     read = tokens_read(served.pair.models)
     with (
-        serving(served, security=Security(keys=keys)) as (url, _),
+        serving(served, security=Security(keys=Keys.of(*keys))) as (url, _),
         httpx.Client(base_url=url, timeout=60) as http,
     ):
         yield http, read

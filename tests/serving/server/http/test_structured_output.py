@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import pytest
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.grammar import guidance, masks
+from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.requests import StructuredOutputs
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model import served_model as module
@@ -419,7 +421,7 @@ def test_a_grammar_is_compiled_for_each_key_and_salt(
         module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked)
     )
     with (
-        serving(served, security=Security(keys=("one", "two"))) as (url, _),
+        serving(served, security=Security(keys=Keys.of("one", "two"))) as (url, _),
         httpx.Client(base_url=url, timeout=60) as http,
     ):
         for key, salt, count in (
@@ -466,6 +468,40 @@ def test_requests_of_known_grammars_do_not_wait_for_compilers(
         finally:
             go_on.set()
     assert {one.result().status_code for one in waiting} <= {200, 429, 503}
+
+
+def test_one_clients_grammars_leave_compilers_for_anothers(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, right = threading.Event(), threading.Event(), module.GuidanceGrammar
+
+    def slow(tokenizer: Any, definition: str) -> Any:
+        if "slow" in definition:
+            begun.set()
+            assert go_on.wait(100)
+        return right(tokenizer, definition)
+
+    monkeypatch.setattr(module, "GuidanceGrammar", slow)
+    with (
+        serving(served, security=Security(keys=Keys.of("one", "another"))) as (url, _),
+        httpx.Client(base_url=url, timeout=100) as clients,
+        ThreadPoolExecutor(8) as threads,
+    ):
+
+        def ask(key: str, text: str) -> int:
+            body = CHAT | {"guided_choice": [text]}
+            headers = {"Authorization": f"Bearer {key}"}
+            return clients.post("/v1/chat/completions", json=body, headers=headers).status_code
+
+        try:
+            waiting = [threads.submit(ask, "one", f"slow {i}") for i in range(6)]
+            assert begun.wait(60)
+            time.sleep(0.3)  # all of them wait by now
+            assert threads.submit(ask, "another", "quick").result(30) == 200
+            assert not any(one.done() for one in waiting)
+        finally:
+            go_on.set()
+        assert [one.result() for one in waiting] == [200] * 6
 
 
 def test_a_grammar_whose_masks_take_too_long_ends_its_request(
