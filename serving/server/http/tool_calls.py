@@ -123,7 +123,12 @@ class ToolCallParser:
             self._step = self._in_text
             self._in_text(found)
         if self._step == self._in_call:
-            self._whole(self._held.removeprefix(BEGIN), found)
+            body = self._held.removeprefix(BEGIN)
+            if (end := body.find(END)) >= 0 and not self._read_calls(body):
+                # a string that never ends: no call, but others may follow
+                self._ended(end, found)
+                return self._allowed(found) + self.push("") + self.finish()
+            self._whole(body, found)
         elif self._step == self._in_text and self._held and not self._after_call:
             found.append(TextPiece(self._held))
         self._held = ""
@@ -175,9 +180,14 @@ class ToolCallParser:
             found.append(TextPiece(self._gap + BEGIN))
             self._after_call, self._held, self._step = False, body, self._in_text
             return True
-        end = body.find(END)
-        if end < 0:
-            return False
+        for mark in re.finditer(END, body):  # one within a string ends nothing
+            if self._read_calls(body[: mark.start()]) or not ends_quoted(body[: mark.start()]):
+                return self._ended(mark.start(), found)
+        return False
+
+    def _ended(self, end: int, found: list[Piece]) -> bool:
+        """The call's end is there in what is held behind its mark."""
+        body = self._held[len(BEGIN) :]
         self._whole(body[:end], found, ended=True)
         self._held = body[end + len(END) :]
         self._step = self._in_text
@@ -300,8 +310,8 @@ class FirstCall(StopStrings):
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
-    """Arguments of a call as a model writes it; None where they are missing and something else is
-    there.
+    """Arguments of a call as a model writes it, which may be JSON within a string; None where they
+    are missing and something else is there.
 
     >>> (
     ...     arguments_of({"name": "add", "parameters": {"a": 1}}),
@@ -310,9 +320,19 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
     ... )
     ({'a': 1}, {}, None)
     """
-    return call.get(
+    given = call.get(
         "arguments", call.get("parameters", None if call.keys() - {"name", "id", "type"} else {})
     )
+    return json.loads(given) if isinstance(given, str) else given
+
+
+def ends_quoted(text: str) -> bool:
+    """Whether a JSON text ends within a string.
+
+    >>> ends_quoted('{"a": "b'), ends_quoted('{"a": "\\\\"" ')
+    (True, False)
+    """
+    return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
 
 
 def name_of(text: str) -> str | None:

@@ -252,7 +252,9 @@ class Scheduler:
         limit_drafts(self.engine, sessions, probe=self._rounds % PROBE_EVERY == 0)
         started = time.perf_counter()
         self.engine.step()
-        self._observers.notify("stepped", len(running), self.waiting, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._rate.worked(seconds)
+        self._observers.notify("stepped", len(running), self.waiting, seconds)
         for ticket in running:
             self._publish(ticket)
 

@@ -56,6 +56,26 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "",
         [("add", '{"a": 1}')],
     ),
+    "arguments as a string": (
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    "a string that is no JSON": (
+        '<tool_call>{"name": "add", "arguments": "a = 1"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": "a = 1"}</tool_call>',
+        [],
+    ),
+    "the mark of the end in arguments before the name": (
+        '<tool_call>{"arguments": {"text": "a </tool_call> b"}, "name": "say"}</tool_call> so',
+        "so",
+        [("say", '{"text": "a </tool_call> b"}')],
+    ),
+    "a string that never ends, then a call": (
+        f'<tool_call>{{"arguments": {{"text": "a}}}}</tool_call>{ONE}',
+        '<tool_call>{"arguments": {"text": "a}}</tool_call>',
+        [("add", '{"a": 1, "b": [2, "}]"]}')],
+    ),
     "arguments by an unknown name": (
         '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>',
         '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>',

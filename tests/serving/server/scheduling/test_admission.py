@@ -173,22 +173,30 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     turn_until_idle(it)
 
 
-def test_retry_after_follows_the_service_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(
-        "draftwell.serving.server.scheduling.admission.time.monotonic", lambda: now[0]
-    )
+def test_retry_after_follows_the_service_rate() -> None:
     rate = ServiceRate()
     assert rate.seconds_for(1000) == 1
     for _ in range(10):
         rate.served()
-        now[0] += 2.0
+        rate.worked(2.0)
     assert rate.seconds_for(1) == 2
     assert rate.seconds_for(10) == 20
     assert rate.seconds_for(0) == 1
     assert rate.seconds_for(10_000) == 60
-    now[0] += 100
-    assert rate.seconds_for(1) == 12, "a pause counts: nothing was served meanwhile"
+
+
+def test_an_idle_hour_makes_nobody_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = scheduler(capacity=1)
+    it.submit(ticket("first", max_tokens=3)[0])
+    turn_until_idle(it)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 3600)
+    it.submit(ticket("running", max_tokens=30)[0])
+    it.turn()
+    it.submit(ticket("waiting")[0])
+    with pytest.raises(QueueFull) as full:
+        it.submit(ticket("too many")[0])
+    assert full.value.retry_after_seconds <= 5
 
 
 def busy(capacity: int) -> Scheduler:
