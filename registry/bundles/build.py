@@ -43,11 +43,7 @@ from draftwell.registry.releases import (
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
-from draftwell.serving.artifacts.compiled_libraries import (
-    COMPILED,
-    libraries_folder,
-    wanted_mode,
-)
+from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
 from draftwell.serving.artifacts.pair_files import (
     PairFiles,
     combine_fingerprint,
@@ -59,7 +55,7 @@ from draftwell.serving.bundle.bundle import MANIFEST, FileRecord, Manifest, Mode
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, sha256_file
 from draftwell.serving.number_format import FORMATS
-from draftwell.serving.runtime.models.native.library import find
+from draftwell.serving.runtime.models.native.library import own_library, verify
 
 
 def build_bundle(
@@ -352,9 +348,11 @@ def _link_models(files: PairFiles, records: dict[str, ModelRecord]) -> None:
 
 
 def _put_libraries(place: Path, release: ReleaseVersion) -> None:
-    """Copy the compiled layers of this machine."""
-    library = find([libraries_folder()])
-    if release.device == "cpu" and wanted_mode() != "off" and library.is_file():
+    """Copy the compiled layers of this machine, unless others may have written them."""
+    if release.device != "cpu" or wanted_mode() == "off":
+        return
+    if (library := own_library()) is not None:
+        verify(library)
         kept = place / COMPILED / library.parent.name / library.name
         kept.parent.mkdir(parents=True)
         shutil.copyfile(library, kept)
