@@ -11,7 +11,7 @@ under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has p
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from draftwell.serving.artifacts.base import ArtifactError, check_schema, digest_of, read_manifest
 from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.artifacts.pair_files import (
+    HASHING_THREADS,
     SIDECAR,
     ModelRole,
     PairFiles,
@@ -35,6 +36,7 @@ from draftwell.serving.bundle.manifest import (
     FileRecord,
     Manifest,
     ModelRecord,
+    manifest_bytes,
     read_bundle_manifest,
 )
 from draftwell.serving.bundle.signature import SIGNATURE
@@ -53,8 +55,6 @@ __all__ = [
     "open_bundle",
     "refuse_inside",
 ]
-
-HASHING_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,16 @@ class Bundle:
             )
         return found
 
-    def files(self, models_root: Path) -> PairFiles:
+    def files(self, models_root: Path, *, in_full: bool = False) -> PairFiles:
         """The pair's model folders, from the bundle or from `models_root`, with digests and
-        fingerprint checked."""
+        fingerprint checked.
+
+        Args:
+            in_full: whether all weights are read for it; otherwise digests that are kept beside
+                weights are believed (`pair_files.weights_digest`).
+        """
         folders = {
-            role: self._folder(role, record, models_root)
+            role: self._folder(role, record, models_root, in_full)
             for role, record in self.manifest.models.items()
         }
         weights = {role: record.weights_sha256 for role, record in self.manifest.models.items()}
@@ -99,7 +104,9 @@ class Bundle:
             self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier")
         )
 
-    def _folder(self, role: ModelRole, record: ModelRecord, models_root: Path) -> Path:
+    def _folder(
+        self, role: ModelRole, record: ModelRecord, models_root: Path, in_full: bool
+    ) -> Path:
         bundled = record.source == "bundled"
         folder = (self.path if bundled else models_root) / record.folder
         name = f"the {role} of pair {self.manifest.pair}"
@@ -111,7 +118,11 @@ class Bundle:
                 "--with-weights",
                 code="missing_models",
             )
-        found = self._bundled_digest(record.folder) if bundled else model_digest(folder)
+        found = (
+            self._bundled_digest(record.folder)
+            if bundled
+            else model_digest(folder, in_full=in_full)
+        )
         if found != record.weights_sha256:
             raise BundleError(
                 f"{name} at {folder} has weights {found[:12]}, the bundle needs "
@@ -134,11 +145,13 @@ class Bundle:
         )
 
 
-def open_bundle(path: Path) -> Bundle:
+def open_bundle(path: Path, *, verify: Callable[[Path, bytes], None] | None = None) -> Bundle:
     """Check a bundle and open it.
 
     Args:
         path: the bundle's folder, or a link to it (`dist/<pair>/current`), which is followed once.
+        verify: is given the bundle's folder and what its manifest holds before anything of it is
+            parsed, and raises a `BundleError` where it is not to be.
     Raises:
         BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is of
             another version; the file is named. No artifact and no weight has been loaded then.
@@ -148,7 +161,10 @@ def open_bundle(path: Path) -> Bundle:
         raise BundleError(
             f"there is no bundle at {path}: build one with `draftwell deploy`", code="no_bundle"
         )
-    manifest = read_bundle_manifest(path)
+    written = manifest_bytes(path)
+    if verify is not None:
+        verify(path, written)
+    manifest = read_bundle_manifest(path, written)
     _check_tree(path, manifest)
     # hashing lets go of the interpreter; the first wrong file in order is named
     with ThreadPoolExecutor(HASHING_THREADS) as pool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 
 from draftwell.serving.artifacts.base import Artifact
@@ -69,7 +70,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     check_same_device(manifest.device, serving_now)
     check_device(manifest.device)
     log_other_libraries(bundle)
-    files = bundle.files(models_root())  # foreign weights are refused before anything loads
+    # foreign weights are refused before anything loads
+    files = bundle.files(models_root(), in_full=settings.signature_key is not None)
     artifacts = bundle.artifacts()
     config = tuned_config(bundle, artifacts)
     artifacts = own_artifacts(settings, artifacts, config)
@@ -99,13 +101,11 @@ def _checked_bundle(settings: ServerSettings) -> Bundle:
     path = settings.bundle
     # a draft's ONNX graph is cached there
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
-    bundle = open_bundle(path)
+    verify = None
     if settings.signature_key is not None:
-        check_signature(
-            bundle.path,
-            settings.signature_key,
-            split_flags(settings.signature_flags, "--signature-flags"),
-        )
+        flags = split_flags(settings.signature_flags, "--signature-flags")
+        verify = partial(check_signature, key=settings.signature_key, flags=flags)
+    bundle = open_bundle(path, verify=verify)
     dtype = bundle.manifest.dtype
     if settings.dtype not in (None, dtype):
         raise DraftwellError(
