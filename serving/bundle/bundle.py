@@ -10,8 +10,9 @@ under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has p
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -52,6 +53,7 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "ModelRecord",
+    "check_signed_files",
     "open_bundle",
     "refuse_inside",
 ]
@@ -165,14 +167,38 @@ def open_bundle(path: Path, *, verify: Callable[[Path, bytes], None] | None = No
     if verify is not None:
         verify(path, written)
     manifest = read_bundle_manifest(path, written)
-    _check_tree(path, manifest)
-    # hashing lets go of the interpreter; the first wrong file in order is named
-    with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        for _ in pool.map(lambda item: _check_file(path, *item), manifest.files.items()):
-            pass
+    weights = [record.folder for record in manifest.models.values()]
+    _check_tree(path, manifest.files, weights)
+    _check_files(path, manifest.files)
     for kind in manifest.versions:
         _check_artifact(path, kind, manifest)
     return Bundle(path, manifest)
+
+
+def check_signed_files(
+    path: Path, verify: Callable[[Path, bytes], None], own_files: Collection[str] = ()
+) -> Path:
+    """Refuse a bundle of any engine that is not, to its last file, what was signed.
+
+    Args:
+        path: the bundle's folder, or a link to it.
+        verify: as for `open_bundle`.
+        own_files: what whoever installed the bundle may have put there.
+    Returns:
+        the folder that was checked.
+    Raises:
+        BundleError: as `open_bundle`.
+    """
+    path = path.resolve()
+    written = manifest_bytes(path)
+    verify(path, written)
+    files = {
+        name: FileRecord.model_validate(record)
+        for name, record in json.loads(written).get("files", {}).items()
+    }
+    _check_tree(path, {*files, *own_files})
+    _check_files(path, files)
+    return path
 
 
 def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
@@ -198,17 +224,12 @@ def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
             )
 
 
-def _check_tree(path: Path, manifest: Manifest) -> None:
-    """Refuse links, and files that the manifest does not list; its signature, and digests that the
-    runtime keeps next to weights, are neither, nor is what another server, or one that was killed,
-    has written of them."""
-    models = {path / record.folder for record in manifest.models.values()}
-    listed = {
-        *manifest.files,
-        MANIFEST,
-        SIGNATURE,
-        *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values()),
-    }
+def _check_tree(path: Path, files: Collection[str], weights: Collection[str] = ()) -> None:
+    """Refuse links, and files that are not listed; the manifest, its signature, and digests that
+    the runtime keeps next to weights, are neither, nor is what another server, or one that was
+    killed, has written of them."""
+    models = {path / folder for folder in weights}
+    listed = {*files, MANIFEST, SIGNATURE, *(f"{folder}/{SIDECAR}" for folder in weights)}
     for file in sorted(_entries(path)):
         if file.is_symlink():
             raise BundleError(
@@ -227,6 +248,13 @@ def _entries(path: Path) -> Iterator[Path]:
     """All that lies below a folder, links not followed."""
     for folder, folders, files in os.walk(path):
         yield from (Path(folder) / name for name in (*folders, *files))
+
+
+def _check_files(path: Path, files: Mapping[str, FileRecord]) -> None:
+    # the first wrong file in order is named
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        for _ in pool.map(lambda item: _check_file(path, *item), files.items()):
+            pass
 
 
 def _check_file(path: Path, name: str, record: FileRecord) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from draftwell.serving.bundle.manifest import MANIFEST, BundleError
@@ -19,6 +20,12 @@ from draftwell.serving.bundle.manifest import MANIFEST, BundleError
 SIGNATURE = f"{MANIFEST}.sigstore.json"
 COSIGN = "cosign"
 SECONDS = 120.0
+
+
+def signature_check(key: str, flags: str) -> Callable[[Path, bytes], None]:
+    """`check_signature` with a key and with options as a user has typed them, for what opens
+    bundles."""
+    return partial(check_signature, key=key, flags=split_flags(flags, "--signature-flags"))
 
 
 def check_signature(bundle: Path, manifest: bytes, key: str, flags: Sequence[str] = ()) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
 
 from draftwell.serving.artifacts.base import Artifact
@@ -23,7 +22,7 @@ from draftwell.serving.artifacts.pair_files import (
     settings_digest,
 )
 from draftwell.serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
-from draftwell.serving.bundle.signature import check_signature, split_flags
+from draftwell.serving.bundle.signature import signature_check
 from draftwell.serving.device import cuda_problem, device_class, set_threads
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
@@ -101,10 +100,8 @@ def _checked_bundle(settings: ServerSettings) -> Bundle:
     path = settings.bundle
     # a draft's ONNX graph is cached there
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
-    verify = None
-    if settings.signature_key is not None:
-        flags = split_flags(settings.signature_flags, "--signature-flags")
-        verify = partial(check_signature, key=settings.signature_key, flags=flags)
+    key = settings.signature_key
+    verify = None if key is None else signature_check(key, settings.signature_flags)
     bundle = open_bundle(path, verify=verify)
     dtype = bundle.manifest.dtype
     if settings.dtype not in (None, dtype):

@@ -6,8 +6,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,15 +21,22 @@ from draftwell.registry.bundles.hashes import recorded_hashes
 from draftwell.registry.bundles.requirements import locked
 from draftwell.registry.bundles.sbom import SBOM
 from draftwell.registry.bundles.signing import hashes_remark, sign, signature_remark
+from draftwell.registry.bundles.vllm.render import OWN_FILES, file_records
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import SIDECAR, models_root
-from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.bundle.bundle import BundleError, check_signed_files, open_bundle
 from draftwell.serving.bundle.manifest import manifest_bytes
-from draftwell.serving.bundle.signature import SIGNATURE, check_signature, split_flags
+from draftwell.serving.bundle.signature import (
+    SIGNATURE,
+    check_signature,
+    signature_check,
+    split_flags,
+)
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import Make
+from tests.support.paths import REPO
 
 COSIGN = """#!/usr/bin/env python3
 # A "signature" is the key's first line and the sha256 of what was signed.
@@ -185,6 +194,95 @@ def test_under_a_key_weights_are_read_in_full(
         from_bundle(signed)
     assert f"read the weights of {weights.parent} in full" in caplog.text
     assert json.loads((weights.parent / SIDECAR).read_text()) == forged
+
+
+VERIFY = re.findall(
+    r"<!-- test: verify -->\n```bash\n(.*?)```",
+    (REPO / "docs" / "deploying.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)
+
+
+def for_vllm(folder: Path) -> Path:
+    """A signed bundle for vLLM."""
+    folder.mkdir()
+    (folder / "serve.sh").write_text("#!/bin/sh\n")
+    files = file_records(folder)
+    (folder / "manifest.json").write_text(json.dumps({"kind": "vllm", "files": files}))
+    sign(folder)
+    return folder
+
+
+def add(bundle: Path) -> Path:
+    (bundle / "sitecustomize.py").touch()
+    return bundle / "sitecustomize.py"
+
+
+def change(bundle: Path) -> Path:
+    (bundle / "serve.sh").write_text("#!/bin/sh\r")
+    return bundle / "serve.sh"
+
+
+def remove(bundle: Path) -> Path:
+    (bundle / "serve.sh").unlink()
+    return bundle / "serve.sh"
+
+
+def exchange_by_a_link(bundle: Path) -> Path:
+    (bundle / "serve.sh").rename(bundle.parent / "serve.sh")
+    (bundle / "serve.sh").symlink_to(bundle.parent / "serve.sh")
+    return bundle / "serve.sh"
+
+
+SPOILED = (add, change, remove, exchange_by_a_link)
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_a_bundle_is_verified_by_hand_as_the_page_says(
+    signed: ServerSettings, key: Path, tmp_path: Path, spoil: Callable[[Path], Path]
+) -> None:
+    [script] = VERIFY
+    other = tmp_path / "other"
+    other.write_text("foreign\n")
+    for bundle in (signed.bundle, for_vllm(tmp_path / "vllm")):
+
+        def verified(with_key: Path, bundle: Path = bundle) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                ["bash", "-c", script],
+                cwd=bundle,
+                env={**os.environ, "KEY": str(with_key)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+
+        done = verified(key)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "failed to verify" in verified(other).stderr
+        name = spoil(bundle).name
+        done = verified(key)
+        assert done.returncode != 0
+        assert f"not as it was signed: ['{name}']" in done.stderr
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_a_bundle_for_vllm_is_what_was_signed(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], Path]
+) -> None:
+    monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))
+    bundle = for_vllm(tmp_path / "1-cpu")
+    (bundle / ".env").touch()
+    (tmp_path / "current").symlink_to("1-cpu")
+    verify = signature_check(str(key), "")
+    assert check_signed_files(tmp_path / "current", verify, OWN_FILES) == bundle
+    with raises_code("unlisted_file", ".env"):
+        check_signed_files(bundle, verify)
+    place = spoil(bundle)
+    with pytest.raises(BundleError, match=re.escape(str(place))):
+        check_signed_files(bundle, verify, OWN_FILES)
+    (tmp_path / "other").write_text("foreign\n")
+    with raises_code("wrong_signature", str(bundle)):
+        check_signed_files(bundle, signature_check(str(tmp_path / "other"), ""), OWN_FILES)
 
 
 def test_with_real_cosign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
