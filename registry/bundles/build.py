@@ -48,6 +48,7 @@ from draftwell.serving.artifacts.pair_files import (
     PairFiles,
     combine_fingerprint,
     is_artifact,
+    model_settings_digest,
     models_root,
     tokenizer_digest,
 )
@@ -270,10 +271,20 @@ def _write_bundle(
         for path in sorted(place.rglob("*"))
         if path.is_file()
     }
-    manifest = manifest.model_copy(update={"files": listed})
+    beside = _settings_digests(files, records)
+    manifest = manifest.model_copy(update={"files": listed, "settings_sha256": beside})
     manifest = manifest.model_copy(update={"digest": manifest.computed_digest()})
     (place / MANIFEST).write_text(manifest.to_json())
     set_rights(place)
+
+
+def _settings_digests(files: PairFiles, records: dict[str, ModelRecord]) -> dict[str, str]:
+    """Of models that the bundle leaves out."""
+    return {
+        role: model_settings_digest(folder)
+        for role, folder in files.roles().items()
+        if records[role].source != "bundled"
+    }
 
 
 def _made(artifact: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Literal
 from draftwell.serving.artifacts.base import MANIFEST, digest_of
 from draftwell.serving.artifacts.near_copy import RECIPE, is_near_copy
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import sha256_file, write_atomically
+from draftwell.serving.files import json_digest, sha256_file, write_atomically
 from draftwell.serving.number_format import FORMATS
 
 log = logging.getLogger(__name__)
@@ -192,14 +192,24 @@ def settings_digest(files: PairFiles) -> str:
 
     An artifact's folder does not count: its digest, which the fingerprint holds, is over all of it.
     """
-    digests = {
-        f"{role}/{path.name}": sha256_file(path)
-        for role, folder in files.roles().items()
-        if not is_artifact(folder)
-        for path in folder.iterdir()
-        if path.is_file() and path.suffix in SETTINGS and not path.name.startswith(".")
-    }
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+    return json_digest(
+        {
+            role: model_settings_digest(folder)
+            for role, folder in files.roles().items()
+            if not is_artifact(folder)
+        }
+    )
+
+
+def model_settings_digest(folder: Path) -> str:
+    """sha256 over everything next to a model's weights."""
+    return json_digest(
+        {
+            path.name: sha256_file(path)
+            for path in folder.iterdir()
+            if path.is_file() and path.suffix in SETTINGS and not path.name.startswith(".")
+        }
+    )
 
 
 def combine_fingerprint(weights: Mapping[ModelRole, str], tokenizer: str, dtype: str) -> str:

@@ -29,6 +29,7 @@ from draftwell.serving.artifacts.pair_files import (
     combine_fingerprint,
     is_artifact,
     model_digest,
+    model_settings_digest,
     tokenizer_digest,
 )
 from draftwell.serving.bundle.manifest import (
@@ -82,13 +83,16 @@ class Bundle:
         fingerprint checked.
 
         Args:
-            in_full: whether all weights are read for it; otherwise digests that are kept beside
-                weights are believed (`pair_files.weights_digest`).
+            in_full: whether all weights are read for it, and what lies next to them is held to the
+                manifest; otherwise digests that are kept beside weights are believed
+                (`pair_files.weights_digest`).
         """
         folders = {
             role: self._folder(role, record, models_root, in_full)
             for role, record in self.manifest.models.items()
         }
+        if in_full:
+            self._check_settings(folders)
         weights = {role: record.weights_sha256 for role, record in self.manifest.models.items()}
         found = combine_fingerprint(
             weights, tokenizer_digest(folders["target"]), self.manifest.dtype
@@ -132,6 +136,17 @@ class Bundle:
                 code="other_weights",
             )
         return folder
+
+    def _check_settings(self, folders: Mapping[ModelRole, Path]) -> None:
+        for role, digest in self.manifest.settings_sha256.items():
+            if model_settings_digest(folders[role]) != digest:
+                raise BundleError(
+                    f"next to the weights of the {role} of pair {self.manifest.pair} at "
+                    f"{folders[role]} are other files (configuration, tokenizer, chat template) "
+                    "than where the bundle was built: fetch the pair again, or deploy "
+                    "--with-weights",
+                    code="other_settings",
+                )
 
     def _bundled_digest(self, folder: str) -> str:
         """Digest of a bundled model from the file digests that `open_bundle` has checked."""

@@ -76,6 +76,12 @@ class Manifest(_Strict):
         None, description="version of the runtime whose wheel is in the bundle"
     )
     models: dict[ModelRole, ModelRecord]
+    settings_sha256: dict[ModelRole, str] = Field(
+        default_factory=dict,
+        description="of models whose weights are not bundled: digest of what lies next to them "
+        "(configuration, tokenizer, chat template), as `pair_files.model_settings_digest` "
+        "computes it; checked under a key",
+    )
     origins: dict[ModelRole, str] = Field(
         default_factory=dict,
         description="where the weights of bundled models come from, worded as a source",

@@ -196,6 +196,20 @@ def test_under_a_key_weights_are_read_in_full(
     assert json.loads((weights.parent / SIDECAR).read_text()) == forged
 
 
+@pytest.mark.parametrize("name", ["config.json", "chat_template.jinja"])
+def test_under_a_key_what_lies_next_to_weights_is_what_was_signed(
+    signed: ServerSettings, name: str
+) -> None:
+    opened = open_bundle(signed.bundle)
+    assert set(opened.manifest.settings_sha256) == {"target", "draft"}
+    opened.files(models_root(), in_full=True)
+    draft = models_root() / opened.manifest.models["draft"].folder
+    (draft / name).write_text("{ }")
+    opened.files(models_root())
+    with raises_code("other_settings", str(draft), "draft"):
+        from_bundle(signed)
+
+
 VERIFY = re.findall(
     r"<!-- test: verify -->\n```bash\n(.*?)```",
     (REPO / "docs" / "deploying.md").read_text(encoding="utf-8"),
