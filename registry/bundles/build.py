@@ -43,15 +43,12 @@ from draftwell.registry.releases import (
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
-from draftwell.serving.artifacts.compiled_libraries import (
-    COMPILED,
-    libraries_folder,
-    wanted_mode,
-)
+from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
 from draftwell.serving.artifacts.pair_files import (
     PairFiles,
     combine_fingerprint,
     is_artifact,
+    model_settings_digest,
     models_root,
     tokenizer_digest,
 )
@@ -59,7 +56,7 @@ from draftwell.serving.bundle.bundle import MANIFEST, FileRecord, Manifest, Mode
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, sha256_file
 from draftwell.serving.number_format import FORMATS
-from draftwell.serving.runtime.models.native.library import find
+from draftwell.serving.runtime.models.native.library import own_library, verify
 
 
 def build_bundle(
@@ -274,10 +271,20 @@ def _write_bundle(
         for path in sorted(place.rglob("*"))
         if path.is_file()
     }
-    manifest = manifest.model_copy(update={"files": listed})
+    beside = _settings_digests(files, records)
+    manifest = manifest.model_copy(update={"files": listed, "settings_sha256": beside})
     manifest = manifest.model_copy(update={"digest": manifest.computed_digest()})
     (place / MANIFEST).write_text(manifest.to_json())
     set_rights(place)
+
+
+def _settings_digests(files: PairFiles, records: dict[str, ModelRecord]) -> dict[str, str]:
+    """Of models that the bundle leaves out."""
+    return {
+        role: model_settings_digest(folder)
+        for role, folder in files.roles().items()
+        if records[role].source != "bundled"
+    }
 
 
 def _made(artifact: Path) -> dict[str, Any]:
@@ -352,9 +359,11 @@ def _link_models(files: PairFiles, records: dict[str, ModelRecord]) -> None:
 
 
 def _put_libraries(place: Path, release: ReleaseVersion) -> None:
-    """Copy the compiled layers of this machine."""
-    library = find([libraries_folder()])
-    if release.device == "cpu" and wanted_mode() != "off" and library.is_file():
+    """Copy the compiled layers of this machine, unless others may have written them."""
+    if release.device != "cpu" or wanted_mode() == "off":
+        return
+    if (library := own_library()) is not None:
+        verify(library)
         kept = place / COMPILED / library.parent.name / library.name
         kept.parent.mkdir(parents=True)
         shutil.copyfile(library, kept)

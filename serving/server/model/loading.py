@@ -22,7 +22,7 @@ from draftwell.serving.artifacts.pair_files import (
     settings_digest,
 )
 from draftwell.serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
-from draftwell.serving.bundle.signature import check_signature, split_flags
+from draftwell.serving.bundle.signature import signature_check
 from draftwell.serving.device import cuda_problem, device_class, set_threads
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
@@ -69,7 +69,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     check_same_device(manifest.device, serving_now)
     check_device(manifest.device)
     log_other_libraries(bundle)
-    files = bundle.files(models_root())  # foreign weights are refused before anything loads
+    # foreign weights are refused before anything loads
+    files = bundle.files(models_root(), in_full=settings.signature_key is not None)
     artifacts = bundle.artifacts()
     config = tuned_config(bundle, artifacts)
     artifacts = own_artifacts(settings, artifacts, config)
@@ -97,13 +98,9 @@ def _checked_bundle(settings: ServerSettings) -> Bundle:
     path = settings.bundle
     # a draft's ONNX graph is cached there
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
-    bundle = open_bundle(path)
-    if settings.signature_key is not None:
-        check_signature(
-            bundle.path,
-            settings.signature_key,
-            split_flags(settings.signature_flags, "--signature-flags"),
-        )
+    key = settings.signature_key
+    verify = None if key is None else signature_check(key, settings.signature_flags)
+    bundle = open_bundle(path, verify=verify)
     dtype = bundle.manifest.dtype
     if settings.dtype not in (None, dtype):
         raise DraftwellError(

@@ -15,9 +15,9 @@ import pytest
 
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.compiled_libraries import libraries_folder
+from draftwell.serving.artifacts.compiled_libraries import own_folder
 from draftwell.serving.bundle.verdict import Check
-from draftwell.serving.runtime.models.native.library import find
+from draftwell.serving.runtime.models.native.library import key
 from tests.support.bench_reports import REPORT
 from tests.support.loop.publishing import release, table
 from tests.support.loop.refusals import refused
@@ -356,9 +356,7 @@ def test_doctor_says_whether_layers_can_be_compiled(
     said = " ".join(run("doctor").output.split())
     assert "not exact" in said
     assert "not yet" in said
-    file = find([libraries_folder()])
-    file.parent.mkdir(parents=True)
-    file.touch()
+    (own_folder("compiled", key()) / f"{'0' * 64}.so").touch()
     said = " ".join(run("doctor").output.split())
     assert "there" in said
     assert "not exact" not in said

@@ -1,5 +1,6 @@
 """`make deploy`: a bundle holds what the release pins, twice the same bytes, or nothing at all."""
 
+import hashlib
 import importlib.metadata
 import os
 import subprocess
@@ -22,7 +23,7 @@ from draftwell.registry.promotion import promote, rollback
 from draftwell.registry.releases import create_release, find_release, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import digest_of
-from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
+from draftwell.serving.artifacts.compiled_libraries import libraries_folder, own_folder
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, models_root
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.errors import DraftwellError
@@ -50,6 +51,15 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
         for p in folder.rglob("*")
         if p.is_file()
     }
+
+
+def put_library(name: str) -> Path:
+    """A compiled library in this machine's cache."""
+    data = b"machine code"
+    file = own_folder("compiled", name) / f"{hashlib.sha256(data).hexdigest()}.so"
+    file.write_bytes(data)
+    file.chmod(0o600)
+    return file
 
 
 def test_a_bundle_opens_and_finds_its_models(
@@ -90,17 +100,27 @@ def test_a_bundle_opens_and_finds_its_models(
 
 
 def test_the_compiled_layers_of_this_machine_come_along(build: Make, champion: Store) -> None:
-    for name in (key(), "of another machine"):
-        library = libraries_folder() / name / LIBRARY
-        library.parent.mkdir(parents=True)
-        library.write_bytes(b"machine code")
+    put_library("of another machine")
+    place = put_library(key()).relative_to(libraries_folder().parent)
     bundle = open_bundle(build())
-    assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {
-        f"compiled/{key()}/{LIBRARY}"
-    }
-    (bundle.path / "compiled" / key() / LIBRARY).write_bytes(b"other code")
+    assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {str(place)}
+    (bundle.path / place).write_bytes(b"other code")
     with raises_code("changed_file", f"compiled/{key()}"):
         open_bundle(bundle.path)
+
+
+def test_a_library_that_somebody_may_have_planted_enters_no_bundle(
+    build: Make, champion: Store, tmp_path: Path
+) -> None:
+    planted = put_library(key())
+    planted.chmod(0o666)
+    with raises_code("foreign_library", str(planted)):
+        build()
+    planted.chmod(0o600)
+    planted.write_bytes(b"other code")
+    with raises_code("forged_library", str(planted)):
+        build()
+    assert not (tmp_path / "dist" / "tiny" / "current").exists()
 
 
 @pytest.mark.slow
