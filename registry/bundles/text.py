@@ -60,11 +60,16 @@ def bundle_texts(manifest: Manifest, wheel: str, lock: Lock) -> dict[str, str]:
 
 
 def docker_commands(manifest: Manifest) -> str:
-    """Build and run the bundle's container."""
+    """Build and run the bundle's container, on this machine's own address, with the file of API
+    keys that $KEYS names."""
     name = f"draftwell-{manifest.pair}".lower()
     gpus = " --gpus all" if manifest.device == "cuda" else ""
     models = "" if is_whole(manifest) else ' -v "$DRAFTWELL_MODELS:/models:ro"'
-    return f"docker build -t {name} . && docker run --rm -p 8000:8000{gpus}{models} {name}"
+    keys = '-v "$KEYS:/keys:ro"'
+    return (
+        f"docker build -t {name} . && docker run --rm -p 127.0.0.1:8000:8000 {keys}{gpus}{models} "
+        f"{name} --api-key-file /keys"
+    )
 
 
 def is_whole(manifest: Manifest) -> bool:

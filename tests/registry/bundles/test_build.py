@@ -193,6 +193,17 @@ def test_people_shells_and_docker_are_told_the_same_installation(
     assert install in done.stderr
 
 
+def test_the_container_is_published_on_loopback_with_a_key(build: Make, champion: Store) -> None:
+    """It listens on all addresses inside; `-p 8000:8000` let everybody in, without a key."""
+    built = build()
+    for name in ("README.md", "Dockerfile"):
+        text = (built / name).read_text()
+        (line,) = [line for line in text.splitlines() if "docker run" in line]
+        assert "-p 127.0.0.1:8000:8000 " in line
+        assert line.endswith(" draftwell-tiny --api-key-file /keys")
+        assert '-v "$KEYS:/keys:ro"' in line
+
+
 def test_serve_sh_names_the_link_it_was_called_through(
     build: Make, champion: Store, tmp_path: Path
 ) -> None:
@@ -263,7 +274,7 @@ def test_a_bundle_for_cuda_says_so(
     pinned = pinned_torch({"torch": importlib.metadata.version("torch")}, "cuda", {})
     assert f"\ntorch=={pinned}\n" in (built / "requirements-cuda.txt").read_text()
     assert not (built / "requirements-cpu.txt").exists()
-    assert "docker run --rm -p 8000:8000 --gpus all" in (built / "README.md").read_text()
+    assert ' -v "$KEYS:/keys:ro" --gpus all ' in (built / "README.md").read_text()
     assert "NVIDIA_VISIBLE_DEVICES" in (built / "Dockerfile").read_text()
     assert "whl/cpu" not in (built / "README.md").read_text()
 

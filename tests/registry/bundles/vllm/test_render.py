@@ -322,6 +322,13 @@ def test_compose_reserves_what_a_replica_needs() -> None:
     assert on_cpu["deploy"]["resources"]["reservations"] == {"cpus": "4"}
 
 
+def test_the_container_is_published_on_loopback_with_a_key() -> None:
+    """It listens on all addresses inside."""
+    for name in ("README.md", "Dockerfile"):
+        (line,) = [line for line in rendered(serving())[name].splitlines() if "docker run" in line]
+        assert "-p 127.0.0.1:8000:8000 -e VLLM_API_KEY " in line
+
+
 def test_compose_has_two_replicas_with_gpus_or_cores_of_their_own_behind_one_port() -> None:
     """Reserved by number, both would be given the first GPUs."""
     services = yaml.safe_load(rendered(serving())["compose.yaml"])["services"]
