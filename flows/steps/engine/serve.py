@@ -77,7 +77,8 @@ def serve_and_ask(
         **server_environment(pair),
         "DRAFTWELL_SPOOL": str(spool),
     }
-    variables.pop("VLLM_API_KEY", None)  # only this process asks it
+    for name in ("VLLM_API_KEY", "VLLM_API_KEY_FILE"):  # only this process asks it
+        variables.pop(name, None)
     begun = time.monotonic()
     server = Server(
         f"{NAME} of {bundle}",

@@ -583,6 +583,7 @@ def run_bundle(
     version: str = "0.32.0",
     gpu: str = "A  GPU",
     python: Path | str = sys.executable,
+    options: str = "",
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """serve.sh with a stand-in for vLLM that prints its arguments, and on stderr our variables."""
@@ -596,7 +597,7 @@ def run_bundle(
         "shown = ('LD_PRELOAD', 'TORCHINDUCTOR_CACHE_DIR', 'VLLM_CACHE_ROOT', "
         "'VLLM_CPU_OMP_THREADS_BIND', 'VLLM_USE_AOT_COMPILE')\n"
         "print(json.dumps({k: v for k, v in os.environ.items() if "
-        "k.startswith('DRAFTWELL_') or k in shown}), file=sys.stderr)\n"
+        "k.startswith(('DRAFTWELL_', 'VLLM_API_KEY')) or k in shown}), file=sys.stderr)\n"
     )
     info = site / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
@@ -606,7 +607,7 @@ def run_bundle(
     tool.write_text(f"#!/bin/sh\necho '{gpu}'\n")
     tool.chmod(0o755)
     return subprocess.run(
-        [str(bundle / "serve.sh"), "--host", "0.0.0.0"],
+        [str(bundle / "serve.sh"), *shlex.split(options)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -737,13 +738,58 @@ def test_settings_that_need_more_than_vllms_image_get_no_container_without_an_im
 
 def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path) -> None:
     subprocess.run(["sh", "-n", str(bundle / "serve.sh")], check=True)
-    done = run_bundle(bundle, tmp_path)
+    done = run_bundle(bundle, tmp_path, options="--seed 'a b'")
     assert done.returncode == 0, done.stderr
     words = json.loads(done.stdout)
     assert words[:6] == ["--model", "some/target", "--port", "8000", "--host", "127.0.0.1"]
-    assert words[-2:] == ["--host", "0.0.0.0"]
+    assert words[-2:] == ["--seed", "a b"]
     assert json.loads(words[words.index("--speculative-config") + 1]) == DRAFTED
     assert run_bundle(bundle, tmp_path, version="0.32.0+cu130").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--host 0.0.0.0",
+        "--host=::",
+        "--host ''",
+        "--host 127.0.0.1 --host 10.0.0.7",
+        "--host 0.0.0.0 --api-key 'seen by ps'",
+    ],
+)
+def test_another_address_needs_a_key_or_insecure(
+    bundle: Path, tmp_path: Path, options: str
+) -> None:
+    done = run_bundle(bundle, tmp_path, options=options, VLLM_API_KEY="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("draftwell: --host ")
+    assert "VLLM_API_KEY" in done.stderr
+    assert done.stderr.count("\n") == 1
+    keyed = run_bundle(bundle, tmp_path, options=options, VLLM_API_KEY="mine")
+    words = shlex.split(options)
+    assert json.loads(keyed.stdout)[-len(words) :] == words
+    asked = run_bundle(bundle, tmp_path, options=f"--insecure {options}")
+    assert json.loads(asked.stdout) == json.loads(keyed.stdout), "vLLM does not know the word"
+
+
+def test_this_machines_own_address_needs_no_key(bundle: Path, tmp_path: Path) -> None:
+    for host in ("127.0.0.2", "localhost", "::1"):
+        options = f"--host 0.0.0.0 --host {host}"
+        assert run_bundle(bundle, tmp_path, options=options).returncode == 0
+
+
+def test_the_key_is_read_from_a_file_and_a_file_without_one_opens_nothing(
+    bundle: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "key file"
+    key.write_text("mine\n# the old one was another\n")
+    found = variables_of(run_bundle(bundle, tmp_path, VLLM_API_KEY_FILE="key file"))
+    assert found["VLLM_API_KEY"] == "mine"
+    for spoil in (lambda: key.write_text(""), key.unlink):
+        spoil()
+        done = run_bundle(bundle, tmp_path, VLLM_API_KEY_FILE=str(key), VLLM_API_KEY="old")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert f"{key}\n" in done.stderr
 
 
 def test_a_relative_spool_is_outside_the_bundle(bundle: Path, tmp_path: Path) -> None:
