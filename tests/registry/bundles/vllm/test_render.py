@@ -19,6 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from draftwell.registry.bundles.vllm.files import check, cpu
+from draftwell.registry.bundles.vllm.plugin.draftwell_vllm import access
 from draftwell.registry.bundles.vllm.render import HERE, OWN_FILES, rendered, write_bundle
 from draftwell.registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
 from tests.support.errors import raises_code
@@ -412,6 +413,9 @@ def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> N
     (config,) = ray_serve(serving(plugins=(wheel.name,)))["applications"][0]["args"]["llm_configs"]
     assert config["runtime_env"]["env_vars"]["PYTHONPATH"] == f"/bundle/{wheel.name}"
     assert "export PYTHONPATH" not in serve_script(serving())
+    options = itertools.pairwise(arguments((bundle / "serve.sh").read_text()))
+    assert ("--middleware", f"{access.__name__.partition('.plugin.')[2]}.KeyForAllPaths") in options
+    assert "--middleware" not in arguments(serve_script(serving()))
 
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
