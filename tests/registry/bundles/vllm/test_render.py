@@ -420,7 +420,7 @@ def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> N
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
     """The few forms of Helm's language that the chart uses; anything else stays, and is then an
-    error."""
+    error, as is a value that it requires and that is empty (ValueError)."""
 
     def value(path: str) -> Any:
         found: Any = values
@@ -432,11 +432,19 @@ def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "
     for line in text.splitlines():
         if found := re.fullmatch(r"\{\{- if (\.Values[\w.]+) \}\}", line):
             kept.append(bool(value(found[1])))
+        elif found := re.fullmatch(
+            r"\{\{- if or (\.Values[\w.]+) \(not (\.Values[\w.]+)\) \}\}", line
+        ):
+            kept.append(bool(value(found[1]) or not value(found[2])))
         elif line == "{{- else }}":
             kept[-1] = not kept[-1]
         elif line == "{{- end }}":
             kept.pop()
         elif all(kept):
+            if found := re.search(r"\{\{ required \"(.+)\" (\.Values[\w.]+) \| quote \}\}", line):
+                if not value(found[2]):
+                    raise ValueError(found[1])
+                line = line.replace(found[0], json.dumps(str(value(found[2]))))
             line = re.sub(
                 r"\{\{ toJson (\.Values[\w.]+) \}\}", lambda m: json.dumps(value(m[1])), line
             )
@@ -485,6 +493,8 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
             "apiKeySecret": "keys",
             "tolerations": [{"key": "gpu", "operator": "Exists"}],
         }
+    else:
+        values["insecure"] = True
     made = {path.stem: yaml.safe_load(expand(path.read_text(), values)) for path in TEMPLATES}
     assert {data["kind"] for data in made.values()} == {
         "Deployment",
@@ -502,7 +512,7 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
         == str(made["service"]["spec"]["ports"][0]["port"])
     )
     assert pod["spec"]["enableServiceLinks"] is False
-    assert container["args"] == ["--shutdown-timeout", "45"]
+    assert container["args"] == ["--shutdown-timeout", "45"] + ["--insecure"] * (not filled)
     assert int(container["args"][1]) + 5 < pod["spec"]["terminationGracePeriodSeconds"], (
         "with the seconds before it is told to stop"
     )
@@ -536,6 +546,16 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
     assert allowed["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_chart_wants_a_secret_with_a_key_or_insecure() -> None:
+    """Its server was open to the whole cluster by default."""
+    values = yaml.safe_load(rendered(serving())["chart/values.yaml"])
+    (deployment,) = (path.read_text() for path in TEMPLATES if path.stem == "deployment")
+    with pytest.raises(ValueError, match=r"apiKeySecret: .* or set insecure: true"):
+        expand(deployment, values)
+    both = yaml.safe_load(expand(deployment, {**values, "insecure": True, "apiKeySecret": "keys"}))
+    assert "VLLM_API_KEY" in str(both), "a key that is named is asked for"
+
+
 @pytest.mark.skipif(
     shutil.which("helm") is None,
     reason="helm is not on PATH: the chart was read, but not by Helm itself",
@@ -543,7 +563,7 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
 @pytest.mark.parametrize(
     "changes",
     [
-        (),
+        ("insecure=true",),
         (
             "port=9000",
             "replicas=3",
@@ -555,22 +575,27 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
             "tolerations[0].key=gpu,tolerations[0].operator=Exists",
         ),
     ],
-    ids=["as it is", "filled"],
+    ids=["open", "filled"],
 )
 def test_helm_renders_the_chart_and_kubernetes_schemas_take_it(
     bundle: Path, changes: tuple[str, ...]
 ) -> None:
     chart = str(bundle / "chart")
-    subprocess.run(["helm", "lint", chart], capture_output=True, check=True)
+    given = [word for one in changes for word in ("--set", one)]
+    subprocess.run(["helm", "lint", chart, *given], capture_output=True, check=True)
+    bare = subprocess.run(
+        ["helm", "template", "here", chart], capture_output=True, text=True, check=False
+    )
+    assert (bare.returncode != 0, "apiKeySecret: name a secret" in bare.stderr) == (True, True)
     done = subprocess.run(
-        ["helm", "template", "here", chart, *(word for one in changes for word in ("--set", one))],
+        ["helm", "template", "here", chart, *given],
         capture_output=True,
         text=True,
         check=True,
     )
     made = {data["kind"]: data for data in yaml.safe_load_all(done.stdout) if data}
     assert set(made) == {"Deployment", "Service", "PodDisruptionBudget"}
-    assert made["Deployment"]["spec"]["replicas"] == (3 if changes else 2)
+    assert made["Deployment"]["spec"]["replicas"] == (3 if "replicas=3" in changes else 2)
     kubernetes = pytest.importorskip(
         "kubernetes_validate",
         reason="kubernetes-validate is not installed: its schemas were not asked",
