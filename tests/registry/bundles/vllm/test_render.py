@@ -365,6 +365,7 @@ def test_ray_serve_has_replicas_and_its_own_schema_takes_it() -> None:
     assert data["applications"][0]["import_path"] == "ray.serve.llm:build_openai_app"
     assert config["model_loading_config"] == {"model_id": "my.pair", "model_source": "some/target"}
     assert config["deployment_config"]["num_replicas"] == 3
+    assert data["http_options"]["host"] == "127.0.0.1", "its proxies know no key"
     on_cpu = ray_serve(serving(**CPU))["applications"][0]["args"]["llm_configs"][0]
     assert on_cpu["placement_group_config"] == {"bundles": [{"CPU": 4}]}
     schema = pytest.importorskip(
