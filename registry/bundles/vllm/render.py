@@ -96,6 +96,7 @@ def rendered(settings: VllmServing) -> dict[str, str]:
         "settings": settings,
         "gate": settings.gate,
         "words": WORDS,
+        "signature": SIGNATURE,
         "replicas": replica_names(settings),
         "gpu_options": " --gpus all --ipc host" if on_gpu else "",
     }

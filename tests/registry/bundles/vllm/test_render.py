@@ -22,6 +22,7 @@ from draftwell.registry.bundles.vllm.files import check, cpu
 from draftwell.registry.bundles.vllm.plugin.draftwell_vllm import access
 from draftwell.registry.bundles.vllm.render import HERE, OWN_FILES, rendered, write_bundle
 from draftwell.registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
+from draftwell.serving.bundle.signature import SIGNATURE
 from tests.support.errors import raises_code
 
 DRAFTED = {"method": "draft_model", "model": "models/draft", "num_speculative_tokens": 3}
@@ -881,6 +882,36 @@ def test_another_gpu_is_refused(bundle: Path, tmp_path: Path) -> None:
         "the GPU here is cuda-other-gpu-9, the gate judged cuda-a-gpu" in done.stderr,
     ) == (2, True)
     assert run_bundle(bundle, tmp_path, gpu="").returncode == 0, "no name, nothing to compare"
+
+
+COSIGN = """#!/bin/sh
+# A "signature" is its key's text, then that of what was signed.
+echo noise
+[ "$1 $2 $4 $6 $7" = "verify-blob --key --bundle --offline manifest.json" ] || exit 9
+cat "$3" manifest.json | cmp -s - "$5" || { echo "Error: failed to verify signature"; exit 1; }
+"""
+
+
+def test_a_bundle_of_another_key_is_refused_before_anything_of_it_is_read(
+    bundle: Path, tmp_path: Path
+) -> None:
+    for name, text in (("mine.pub", "mine\n"), ("other.pub", "other\n")):
+        (tmp_path / name).write_text(text)
+    named = {"DRAFTWELL_SIGNATURE_KEY": "mine.pub", "DRAFTWELL_SIGNATURE_FLAGS": "--offline"}
+    without = run_bundle(bundle, tmp_path, **named)
+    assert (without.returncode, "cosign: not found" in without.stderr) == (2, True)
+    (tmp_path / "bin" / "cosign").write_text(COSIGN)
+    (tmp_path / "bin" / "cosign").chmod(0o755)
+    unsigned = run_bundle(bundle, tmp_path, **named)
+    assert (unsigned.returncode, unsigned.stdout) == (2, "")
+    manifest = (bundle / "manifest.json").read_text()
+    (bundle / SIGNATURE).write_text("mine\n" + manifest)
+    assert run_bundle(bundle, tmp_path, **named).returncode == 0
+    (bundle / "manifest.json").write_text("no JSON")
+    for key in ("mine.pub", str(tmp_path / "other.pub")):
+        done = run_bundle(bundle, tmp_path, **{**named, "DRAFTWELL_SIGNATURE_KEY": key})
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert f"DRAFTWELL_SIGNATURE_KEY ({tmp_path / key}): Error: failed to" in done.stderr
 
 
 @pytest.mark.parametrize(
