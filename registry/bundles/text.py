@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from draftwell.registry.bundles.requirements import Lock, requirements_name
+from draftwell.registry.bundles.requirements import TORCH_FILE, Lock, requirements_name
 from draftwell.serving.bundle.bundle import Manifest
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -29,22 +29,24 @@ def render(template: Path, **values: Any) -> str:
     return JINJA.from_string(template.read_text(encoding="utf-8")).render(**values)
 
 
-def install_command(device: str, wheel: str, lock: Lock) -> str:
-    """The one command that installs the runtime, run in the bundle's folder.
+def install_commands(device: str, wheel: str, lock: Lock) -> list[str]:
+    """The commands that install the runtime, run in the bundle's folder: PyTorch's build from its
+    own index, where it has one, and then the rest, which that index is not asked for.
 
     Args:
         wheel: file name of the runtime's wheel in it.
         lock: its requirements; those with hashes list the wheel too.
     """
-    index = f" --extra-index-url {lock.index}" if lock.index else ""
+    hashed = "--require-hashes " if "torch" in lock.hashes else ""
+    torch = [f"pip install --no-deps {hashed}-r {TORCH_FILE}"] if lock.index else []
     if not lock.missing:
-        return f"pip install --require-hashes -r {requirements_name(device)}{index}"
-    return f"pip install -r {requirements_name(device)} ./{wheel}{index}"
+        return [*torch, f"pip install --require-hashes -r {requirements_name(device)}"]
+    return [*torch, f"pip install -r {requirements_name(device)} ./{wheel}"]
 
 
 def bundle_texts(manifest: Manifest, wheel: str, lock: Lock) -> dict[str, str]:
-    """Name → text of README.md, serve.sh and Dockerfile of a bundle; arguments as in
-    `install_command`."""
+    """Name → text of README.md, serve.sh, Dockerfile and the requirements of PyTorch's own index
+    of a bundle; arguments as in `install_commands`."""
     values = {
         "manifest": manifest,
         "wheel": wheel,
@@ -52,11 +54,12 @@ def bundle_texts(manifest: Manifest, wheel: str, lock: Lock) -> dict[str, str]:
         # the one that the bundle is built with, hence the one that its requirements surely fit
         "python": ".".join(map(str, sys.version_info[:2])),
         "requirements": requirements_name(manifest.device),
-        "install": install_command(manifest.device, wheel, lock),
+        "install": install_commands(manifest.device, wheel, lock),
         "docker": docker_commands(manifest),
         "bundled": is_whole(manifest),
     }
-    return {path.stem: render(path, **values) for path in sorted(TEMPLATES.glob("*.j2"))}
+    texts = {path.stem: render(path, **values) for path in sorted(TEMPLATES.glob("*.j2"))}
+    return texts | ({TORCH_FILE: lock.torch_text} if lock.torch_text else {})
 
 
 def docker_commands(manifest: Manifest) -> str:

@@ -14,7 +14,7 @@ import pytest
 import draftwell.registry.bundles.build
 from draftwell.registry.bundles.build import build_bundle, relink
 from draftwell.registry.bundles.places import bundle_bytes, link_current
-from draftwell.registry.bundles.requirements import pinned_torch
+from draftwell.registry.bundles.requirements import locked, pinned_torch
 from draftwell.registry.bundles.retention import prune
 from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
 from draftwell.registry.pairs import PairSpec, fetch, model_records
@@ -74,6 +74,7 @@ def test_a_bundle_opens_and_finds_its_models(
         "README.md",
         "manifest.json",
         "requirements-cpu.txt",
+        "requirements-torch.txt",
         "sbom.cdx.json",
         "serve.sh",
         wheel.name,
@@ -152,7 +153,7 @@ def test_with_weights_it_needs_no_models_folder(
 def test_every_file_that_is_changed_cut_or_missing_is_named(build: Make, champion: Store) -> None:
     built = build(with_weights=True)
     names = sorted(contents(built))
-    assert len(names) == 17
+    assert len(names) == 18
     for name in names:
         file = built / name
         data = file.read_bytes()
@@ -174,12 +175,17 @@ def test_people_shells_and_docker_are_told_the_same_installation(
 ) -> None:
     built = build()
     wheel = runtime_wheel().name
-    install = (
-        f"pip install -r requirements-cpu.txt ./{wheel} --extra-index-url "
-        "https://download.pytorch.org/whl/cpu"
-    )
+    install = [
+        "pip install --no-deps -r requirements-torch.txt",
+        f"pip install -r requirements-cpu.txt ./{wheel}",
+    ]
     for name in ("README.md", "serve.sh", "Dockerfile"):
-        assert install in (built / name).read_text(), name
+        text = (built / name).read_text()
+        assert [text.count(command) for command in install] == [1, 1], name
+    index, pin = (built / "requirements-torch.txt").read_text().splitlines()[1::2]
+    assert index == "--index-url https://download.pytorch.org/whl/cpu"
+    assert pin == f"torch=={locked('cpu').versions['torch']}"
+    assert [name for name, (data, _) in contents(built).items() if b"extra-index" in data] == []
     subprocess.run(["sh", "-n", str(built / "serve.sh")], check=True)
     done = subprocess.run(
         [str(tmp_path / "dist" / "tiny" / "current" / "serve.sh")],
@@ -190,7 +196,7 @@ def test_people_shells_and_docker_are_told_the_same_installation(
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert install in done.stderr
+    assert " && ".join(install) in done.stderr
 
 
 def test_the_container_is_published_on_loopback_with_a_key(build: Make, champion: Store) -> None:
