@@ -190,7 +190,7 @@ def test_no_name_is_run_by_the_shell(model: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={"PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin", "VLLM_CACHE_ROOT": "/elsewhere"},
     )
     lines = done.stdout.splitlines()
     assert lines[lines.index("--model") + 1] == model
@@ -648,6 +648,7 @@ def run_bundle(
             "PYTHON": str(python),
             "PYTHONPATH": str(site),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": str(tmp_path / "home"),
             **variables,
         },
     )
@@ -674,11 +675,35 @@ def test_every_bundle_compiles_into_a_folder_of_its_own(bundle: Path, tmp_path: 
     """vLLM reads what it compiled with other settings, and with some ends with a recursion."""
     digest = json.loads((bundle / "manifest.json").read_text())["digest"]
     for given, found in (
-        ({"HOME": "/home/me"}, f"/home/me/.cache/vllm/draftwell-{digest[:12]}"),
-        ({"HOME": "/home/me", "XDG_CACHE_HOME": "/cache"}, f"/cache/vllm/draftwell-{digest[:12]}"),
+        ({}, f"{tmp_path}/home/.cache/vllm/draftwell-{digest[:12]}"),
+        ({"XDG_CACHE_HOME": f"{tmp_path}/x"}, f"{tmp_path}/x/vllm/draftwell-{digest[:12]}"),
         ({"VLLM_CACHE_ROOT": "/mine"}, "/mine"),
     ):
         assert variables_of(run_bundle(bundle, tmp_path, **given))["VLLM_CACHE_ROOT"] == found
+
+
+def test_what_vllm_compiles_is_in_folders_of_this_user_alone(bundle: Path, tmp_path: Path) -> None:
+    """It loads what it compiled; without a home that was in /tmp, where anybody may put it."""
+    place = tmp_path / "home" / ".cache" / "vllm"
+    found = variables_of(run_bundle(bundle, tmp_path))
+    assert found["TORCHINDUCTOR_CACHE_DIR"] == str(place / "inductor"), "on GPUs too"
+    made = (place, place / "inductor", Path(found["VLLM_CACHE_ROOT"]))
+    assert [folder.stat().st_mode & 0o777 for folder in made] == [0o700] * 3
+    place.chmod(0o777)
+    assert run_bundle(bundle, tmp_path).returncode == 0
+    assert place.stat().st_mode & 0o777 == 0o755
+    (place / "inductor").rmdir()
+    (place / "inductor").symlink_to(tmp_path)
+    refused = [run_bundle(bundle, tmp_path), run_bundle(bundle, tmp_path, HOME="")]
+    assert f"{place}/inductor, for what vLLM compiles" in refused[0].stderr
+    assert "HOME is not set" in refused[1].stderr
+    (place / "inductor").unlink()
+    if os.geteuid() == 0:
+        os.chown(place, 65534, 65534)
+        refused.append(run_bundle(bundle, tmp_path))
+        assert f"{place}, for what vLLM compiles" in refused[2].stderr
+    for done in refused:
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
 @pytest.fixture
@@ -842,9 +867,9 @@ def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(
     assert variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu"))[name] == "0"
     assert variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu", **{name: "1"}))[name] == "1"
     assert name not in variables_of(run_bundle(bundle, tmp_path)), "on GPUs it is vLLM's"
-    place = {"XDG_CACHE_HOME": "/my/cache"}
+    place = {"XDG_CACHE_HOME": f"{tmp_path}/cache"}
     for named, folder in (
-        ({}, "/my/cache/vllm/inductor"),
+        ({}, f"{tmp_path}/cache/vllm/inductor"),
         ({"VLLM_CACHE_ROOT": "/mine"}, "/mine/inductor"),
         ({"TORCHINDUCTOR_CACHE_DIR": "/own", "VLLM_CACHE_ROOT": "/mine"}, "/own"),
     ):
@@ -853,7 +878,10 @@ def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(
     configs = [
         ray_serve(serving(**one))["applications"][0]["args"]["llm_configs"][0] for one in (CPU, {})
     ]
-    assert [config["runtime_env"]["env_vars"].get(name) for config in configs] == ["0", None]
+    given = [config["runtime_env"]["env_vars"] for config in configs]
+    assert [one.get(name) for one in given] == ["0", None]
+    assert given[1]["VLLM_CACHE_ROOT"] == "${HOME}/.cache/vllm/draftwell-my.pair-7-cuda"
+    assert given[1]["TORCHINDUCTOR_CACHE_DIR"] == "${HOME}/.cache/vllm/inductor"
 
 
 @pytest.mark.parametrize(
