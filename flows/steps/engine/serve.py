@@ -76,9 +76,8 @@ def serve_and_ask(
         "DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS),
         **server_environment(pair),
         "DRAFTWELL_SPOOL": str(spool),
+        **dict.fromkeys(("VLLM_API_KEY", "VLLM_API_KEY_FILE"), ""),  # only this process asks
     }
-    for name in ("VLLM_API_KEY", "VLLM_API_KEY_FILE"):  # only this process asks it
-        variables.pop(name, None)
     begun = time.monotonic()
     server = Server(
         f"{NAME} of {bundle}",
