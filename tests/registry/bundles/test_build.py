@@ -52,6 +52,12 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
+def instructions(bundle: Path) -> str:
+    """The first words of a Dockerfile's instructions."""
+    lines = (bundle / "Dockerfile").read_text().replace("\\\n", "").splitlines()
+    return " ".join(line.partition(" ")[0] for line in lines if not line.startswith("#"))
+
+
 def test_a_bundle_opens_and_finds_its_models(
     build: Make, champion: Store, files: PairFiles, tmp_path: Path
 ) -> None:
@@ -186,6 +192,9 @@ def test_people_shells_and_docker_are_told_the_same_installation(
     assert index == "--index-url https://download.pytorch.org/whl/cpu"
     assert pin == f"torch=={locked('cpu').versions['torch']}"
     assert [name for name, (data, _) in contents(built).items() if b"extra-index" in data] == []
+    assert instructions(built) == (
+        "FROM RUN COPY WORKDIR RUN RUN COPY ENV USER WORKDIR EXPOSE HEALTHCHECK ENTRYPOINT"
+    )
     subprocess.run(["sh", "-n", str(built / "serve.sh")], check=True)
     done = subprocess.run(
         [str(tmp_path / "dist" / "tiny" / "current" / "serve.sh")],
@@ -282,6 +291,7 @@ def test_a_bundle_for_cuda_says_so(
     assert not (built / "requirements-cpu.txt").exists()
     assert ' -v "$KEYS:/keys:ro" --gpus all ' in (built / "README.md").read_text()
     assert "NVIDIA_VISIBLE_DEVICES" in (built / "Dockerfile").read_text()
+    assert instructions(built).startswith("FROM RUN RUN COPY WORKDIR RUN")
     assert "whl/cpu" not in (built / "README.md").read_text()
 
 
