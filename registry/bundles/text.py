@@ -13,6 +13,11 @@ import jinja2
 from draftwell.registry.bundles.requirements import TORCH_FILE, Lock, requirements_name
 from draftwell.serving.bundle.bundle import Manifest
 
+PYTHON_IMAGES = {
+    "3.11": "python:3.11.14-slim-bookworm@sha256:"
+    "65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d"
+}
+"""Version of Python → the image that a bundle's is made from; for others the newest of the tag."""
 TEMPLATES = Path(__file__).parent / "templates"
 JINJA = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
@@ -47,12 +52,14 @@ def install_commands(device: str, wheel: str, lock: Lock) -> list[str]:
 def bundle_texts(manifest: Manifest, wheel: str, lock: Lock) -> dict[str, str]:
     """Name → text of README.md, serve.sh, Dockerfile and the requirements of PyTorch's own index
     of a bundle; arguments as in `install_commands`."""
+    # the one that the bundle is built with, hence the one that its requirements surely fit
+    python = ".".join(map(str, sys.version_info[:2]))
     values = {
         "manifest": manifest,
         "wheel": wheel,
         "index": lock.index,
-        # the one that the bundle is built with, hence the one that its requirements surely fit
-        "python": ".".join(map(str, sys.version_info[:2])),
+        "python": python,
+        "image": PYTHON_IMAGES.get(python, f"python:{python}-slim"),
         "requirements": requirements_name(manifest.device),
         "install": install_commands(manifest.device, wheel, lock),
         "docker": docker_commands(manifest),

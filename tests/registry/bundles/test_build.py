@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -195,6 +196,9 @@ def test_people_shells_and_docker_are_told_the_same_installation(
     assert instructions(built) == (
         "FROM RUN COPY WORKDIR RUN RUN COPY ENV USER WORKDIR EXPOSE HEALTHCHECK ENTRYPOINT"
     )
+    (base,) = re.findall(r"^FROM (.+)$", (built / "Dockerfile").read_text(), re.MULTILINE)
+    pinned = re.fullmatch(r"python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}", base)
+    assert pinned or sys.version_info[:2] != (3, 11)
     subprocess.run(["sh", "-n", str(built / "serve.sh")], check=True)
     done = subprocess.run(
         [str(tmp_path / "dist" / "tiny" / "current" / "serve.sh")],

@@ -343,6 +343,7 @@ def test_compose_has_two_replicas_with_gpus_or_cores_of_their_own_behind_one_por
     assert [one for one in gpus if "count" in one] == [], "compose refuses both"
     assert [name for name, one in services.items() if "ports" in one] == ["proxy"]
     assert services["proxy"]["ports"] == ["127.0.0.1:8000:8000"]
+    assert re.fullmatch(r"caddy:[\w.-]+@sha256:[0-9a-f]{64}", services["proxy"]["image"])
     assert set(services["proxy"]["depends_on"]) == {"vllm-1", "vllm-2"}
     on_cpu = yaml.safe_load(rendered(serving(**CPU))["compose.yaml"])["services"]
     assert [on_cpu[name]["cpuset"] for name in ("vllm-1", "vllm-2")] == ["0-3", "4-7"]
