@@ -41,7 +41,7 @@ from draftwell.registry.bundles.vllm.build import (
     bundles_of,
     keep_own_files,
 )
-from draftwell.registry.bundles.vllm.render import ENGINE_LOCK, MANIFEST
+from draftwell.registry.bundles.vllm.render import MANIFEST
 from draftwell.registry.bundles.vllm.settings import (
     BUNDLED,
     COMMIT,
@@ -236,7 +236,7 @@ def deploy_on_engine(
         device,
         settings,
         models=placed.folders,
-        files={ENGINE_LOCK: lock.encode(), wheel.name: wheel.data},
+        files={**lock, wheel.name: wheel.data},
         activate=False,
     )
     take_own_files(space, bundles_of(out, pair), bundle)

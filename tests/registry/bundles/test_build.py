@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 import draftwell.registry.bundles.build
 from draftwell.registry.bundles.build import build_bundle, relink
 from draftwell.registry.bundles.places import bundle_bytes, link_current
-from draftwell.registry.bundles.requirements import pinned_torch
+from draftwell.registry.bundles.requirements import locked, pinned_torch
 from draftwell.registry.bundles.retention import prune
 from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
 from draftwell.registry.pairs import PairSpec, fetch, model_records
@@ -62,6 +63,12 @@ def put_library(name: str) -> Path:
     return file
 
 
+def instructions(bundle: Path) -> str:
+    """The first words of a Dockerfile's instructions."""
+    lines = (bundle / "Dockerfile").read_text().replace("\\\n", "").splitlines()
+    return " ".join(line.partition(" ")[0] for line in lines if not line.startswith("#"))
+
+
 def test_a_bundle_opens_and_finds_its_models(
     build: Make, champion: Store, files: PairFiles, tmp_path: Path
 ) -> None:
@@ -84,6 +91,7 @@ def test_a_bundle_opens_and_finds_its_models(
         "README.md",
         "manifest.json",
         "requirements-cpu.txt",
+        "requirements-torch.txt",
         "sbom.cdx.json",
         "serve.sh",
         wheel.name,
@@ -172,7 +180,7 @@ def test_with_weights_it_needs_no_models_folder(
 def test_every_file_that_is_changed_cut_or_missing_is_named(build: Make, champion: Store) -> None:
     built = build(with_weights=True)
     names = sorted(contents(built))
-    assert len(names) == 17
+    assert len(names) == 18
     for name in names:
         file = built / name
         data = file.read_bytes()
@@ -194,12 +202,23 @@ def test_people_shells_and_docker_are_told_the_same_installation(
 ) -> None:
     built = build()
     wheel = runtime_wheel().name
-    install = (
-        f"pip install -r requirements-cpu.txt ./{wheel} --extra-index-url "
-        "https://download.pytorch.org/whl/cpu"
-    )
+    install = [
+        "pip install --no-deps -r requirements-torch.txt",
+        f"pip install -r requirements-cpu.txt ./{wheel}",
+    ]
     for name in ("README.md", "serve.sh", "Dockerfile"):
-        assert install in (built / name).read_text(), name
+        text = (built / name).read_text()
+        assert [text.count(command) for command in install] == [1, 1], name
+    index, pin = (built / "requirements-torch.txt").read_text().splitlines()[1::2]
+    assert index == "--index-url https://download.pytorch.org/whl/cpu"
+    assert pin == f"torch=={locked('cpu').versions['torch']}"
+    assert [name for name, (data, _) in contents(built).items() if b"extra-index" in data] == []
+    assert instructions(built) == (
+        "FROM RUN COPY WORKDIR RUN RUN COPY ENV USER WORKDIR EXPOSE HEALTHCHECK ENTRYPOINT"
+    )
+    (base,) = re.findall(r"^FROM (.+)$", (built / "Dockerfile").read_text(), re.MULTILINE)
+    pinned = re.fullmatch(r"python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}", base)
+    assert pinned or sys.version_info[:2] != (3, 11)
     subprocess.run(["sh", "-n", str(built / "serve.sh")], check=True)
     done = subprocess.run(
         [str(tmp_path / "dist" / "tiny" / "current" / "serve.sh")],
@@ -210,7 +229,18 @@ def test_people_shells_and_docker_are_told_the_same_installation(
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert install in done.stderr
+    assert " && ".join(install) in done.stderr
+
+
+def test_the_container_is_published_on_loopback_with_a_key(build: Make, champion: Store) -> None:
+    """It listens on all addresses inside; `-p 8000:8000` let everybody in, without a key."""
+    built = build()
+    for name in ("README.md", "Dockerfile"):
+        text = (built / name).read_text()
+        (line,) = [line for line in text.splitlines() if "docker run" in line]
+        assert "-p 127.0.0.1:8000:8000 " in line
+        assert line.endswith(" draftwell-tiny --api-key-file /keys")
+        assert '-v "$KEYS:/keys:ro"' in line
 
 
 def test_serve_sh_names_the_link_it_was_called_through(
@@ -283,8 +313,9 @@ def test_a_bundle_for_cuda_says_so(
     pinned = pinned_torch({"torch": importlib.metadata.version("torch")}, "cuda", {})
     assert f"\ntorch=={pinned}\n" in (built / "requirements-cuda.txt").read_text()
     assert not (built / "requirements-cpu.txt").exists()
-    assert "docker run --rm -p 8000:8000 --gpus all" in (built / "README.md").read_text()
+    assert ' -v "$KEYS:/keys:ro" --gpus all ' in (built / "README.md").read_text()
     assert "NVIDIA_VISIBLE_DEVICES" in (built / "Dockerfile").read_text()
+    assert instructions(built).startswith("FROM RUN RUN COPY WORKDIR RUN")
     assert "whl/cpu" not in (built / "README.md").read_text()
 
 

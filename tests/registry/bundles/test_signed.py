@@ -17,7 +17,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from draftwell.registry.bundles.hashes import recorded_hashes
+from draftwell.registry.bundles.hashes import UNHASHED, recorded_hashes
 from draftwell.registry.bundles.requirements import locked
 from draftwell.registry.bundles.sbom import SBOM
 from draftwell.registry.bundles.signing import hashes_remark, sign, signature_remark
@@ -34,6 +34,7 @@ from draftwell.serving.bundle.signature import (
 )
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.settings import ServerSettings
+from tests.registry.bundles.test_hashes import reported
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import Make
 from tests.support.paths import REPO
@@ -65,6 +66,13 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     (tmp_path / "key").write_text("mine\n")
     return tmp_path / "key"
+
+
+@pytest.fixture
+def hashed(reports: Path) -> None:
+    """pip's report of every package that a bundle pins."""
+    packages = locked("cpu").versions
+    reported(reports, "1", {name: (version, "a" * 64) for name, version in packages.items()})
 
 
 @pytest.fixture
@@ -120,7 +128,12 @@ def test_without_cosign_a_line_says_that_nothing_is_signed(
 
 
 def test_a_bundle_is_signed_and_its_signature_checked(
-    build: Make, champion: Store, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+    build: Make,
+    champion: Store,
+    tmp_path: Path,
+    key: Path,
+    hashed: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unsigned = build(out=tmp_path / "unsigned")
     assert "DRAFTWELL_COSIGN_KEY" in str(signature_remark(unsigned))
@@ -347,8 +360,27 @@ def test_flags_with_an_open_quote_are_named(
     assert split_flags("--a 'b c'", "--signature-flags") == ["--a", "b c"]
 
 
-def test_what_cannot_be_signed_is_not_deployed(
+def test_a_bundle_without_hashes_is_not_signed(
     build: Make, champion: Store, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signature would cover requirements that any file of these versions fits."""
+    monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))
+    with raises_code("unlocked_requirements", "requirements-cpu.txt", "`make hashes`"):
+        build()
+    home = tmp_path / "dist" / "tiny"
+    assert (list(home.rglob(SIGNATURE)), (home / "current").exists()) == ([], False)
+    (tmp_path / "requirements-engine.txt").write_text(f"{UNHASHED}vllm\nvllm==1\n")
+    with raises_code("unlocked_requirements", "requirements-engine.txt", "`make peers`"):
+        sign(tmp_path)
+
+
+def test_what_cannot_be_signed_is_not_deployed(
+    build: Make,
+    champion: Store,
+    tmp_path: Path,
+    key: Path,
+    hashed: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(tmp_path / "nowhere"))
     with raises_code("not_signed", "no such file", "COSIGN_PASSWORD"):
