@@ -289,7 +289,7 @@ def database() -> Iterator[servers.Postgres]:
 def mlflow_on(database: servers.Postgres, folder: Path) -> dict[str, str]:
     """The environment of compose.yaml's MLflow, for a server on this machine."""
     if importlib.util.find_spec("psycopg2") is None:
-        pytest.skip("psycopg2 is not installed: pip install 'draftwell[remote]'")
+        pytest.skip("psycopg2 is not installed (make setup)")
     said = COMPOSE["services"]["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
     assert said == "postgresql://mlflow@postgres:5432/mlflow"
     return {

@@ -26,7 +26,7 @@ from draftwell.components.tune.evidence import Trial
 from draftwell.flows.failures import is_full
 from draftwell.flows.workers import worker_jobs
 from draftwell.serving.device import default_threads
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, missing_package
 
 if TYPE_CHECKING:
     from draftwell.components.collect.collect import Spread as ShardSpread
@@ -82,10 +82,7 @@ def worker_pool_for(
             f"unknown runner {runner!r}: choose {' or '.join(RUNNERS)}", code="unknown_runner"
         )
     if runner == "ray" and find_spec("ray") is None:
-        raise DraftwellError(
-            "--runner ray needs the package ray: pip install -c constraints.txt 'draftwell[ray]'",
-            code="ray_missing",
-        )
+        raise missing_package("--runner ray needs", "ray", "ray", code="ray_missing")
     if runner == "threads" and workers == 1:
         return None
     if runner == "threads" and device != "cpu":

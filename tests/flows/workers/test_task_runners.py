@@ -30,7 +30,7 @@ from tests.support.paths import REPO
 SHARD = "write a shard"
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
-    reason="ray is not installed: pip install -c constraints.txt 'draftwell[ray]'",
+    reason="ray is not installed: pip install -c constraints.txt -e '.[ray]'",
 )
 
 
@@ -45,7 +45,7 @@ def test_how_a_station_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     with raises_code("threads_share_gpu", "GPU"):
         worker_pool_for("threads", 2, device="cuda")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with raises_code("ray_missing", "draftwell[ray]"):
+    with raises_code("ray_missing", "-e '.[ray]'"):
         worker_pool_for("ray", 2)
 
 
