@@ -52,6 +52,8 @@ DATA ?=
 # are kept in files: a server that keeps them in memory, and is restarted while one is held, never frees it.
 PREFECT_HOST ?= 127.0.0.1
 PREFECT_PORT ?= 4200
+# 1: no password, although PREFECT_HOST lets other machines in.
+INSECURE ?=
 # Days after which the server forgets an ended run, with its logs; results, traces and the registry are not its own.
 RUN_DAYS ?= 90
 # Any other value makes `make reset` ask.
@@ -184,7 +186,13 @@ serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAG
 ui: $(RUN_STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui
 
-prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS=
+# With an address that others reach, whoever reaches it may run what they like on the workers: so a password is asked for.
+prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS= INSECURE=
+	@case "$(PREFECT_HOST)" in \
+	  127.*|localhost|::1) ;; \
+	  *) [ -n "$${PREFECT_SERVER_API_AUTH_STRING:-}" ] || [ "$(INSECURE)" = 1 ] \
+	    || { echo 'PREFECT_HOST=$(PREFECT_HOST) lets other machines in, and there is no password: set PREFECT_SERVER_API_AUTH_STRING=name:password (docs/schedules.md), leave PREFECT_HOST out, or say INSECURE=1'; exit 2; } ;; \
+	esac
 	$(prefect_env) $(BIN)/prefect server start --host $(PREFECT_HOST) --port $(PREFECT_PORT)
 
 worker: $(STAMP) ## run what is scheduled, in processes on this machine

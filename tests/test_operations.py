@@ -480,6 +480,16 @@ def test_no_secret_stands_in_deploy() -> None:
     assert ignored.returncode in (0, 128), "deploy/.env could be committed"
 
 
+def test_the_server_reads_its_keys_from_a_file_that_git_ignores() -> None:
+    """A variable would stand in `docker inspect`, and in each child's environment."""
+    server = COMPOSE["services"]["server"]
+    options = dict(itertools.pairwise(server["command"]))
+    assert (options["--api-key-file"], server["secrets"]) == ("/run/secrets/keys", ["keys"])
+    assert COMPOSE["secrets"] == {"keys": {"file": "./keys"}}
+    assert [name for name in server["environment"] if "KEY" in name] == []
+    assert "/deploy/keys" in (REPO / ".gitignore").read_text().splitlines()
+
+
 def test_addresses_carry_no_password_and_each_service_gets_its_own() -> None:
     for name, service in COMPOSE["services"].items():
         for value in service["environment"].values():

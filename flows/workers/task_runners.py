@@ -213,10 +213,12 @@ def on_ray(pool: WorkerPool) -> Iterator[Begin]:
     """Workers are processes of the Ray cluster of `$RAY_ADDRESS`, or of one on this machine for as
     long as the step runs."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no tool of the house reports home
-    import ray  # an extra
-
     local = {"num_cpus": pool.workers * pool.threads} if pool.threads else {}
     where = {} if os.environ.get("RAY_ADDRESS") else {**local, "include_dashboard": False}
+    if where:  # before Ray is imported; of 2.52 to 2.58 nobody else asks for a token
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    import ray  # an extra
+
     ray.init(log_to_driver=False, **where)
     try:
         cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
