@@ -22,6 +22,7 @@ TASKS = [
     "demo",
     "test",
     "test-all",
+    "test-gpu",
     "lint",
     "wording",
     "audit",
