@@ -33,6 +33,11 @@ OUT ?= .draftwell/bench.json
 # together, because they share what was loaded or trained for them.
 JOBS ?=
 side_by_side = -n $(or $(JOBS),$(1)) --dist loadfile
+# Files and folders of tests for `make test-all`; empty: all. And words, with commas between: a test that is skipped for a reason with
+# one of them has failed.
+TESTS ?=
+REQUIRE ?=
+require = $(if $(REQUIRE),--require "$(REQUIRE)")
 GATE_OUT ?= .draftwell/gate
 # Files and folders whose wording `make lint` checks; empty: all of the project.
 WORDING ?=
@@ -52,6 +57,8 @@ DATA ?=
 # are kept in files: a server that keeps them in memory, and is restarted while one is held, never frees it.
 PREFECT_HOST ?= 127.0.0.1
 PREFECT_PORT ?= 4200
+# 1: no password, although PREFECT_HOST lets other machines in.
+INSECURE ?=
 # Days after which the server forgets an ended run, with its logs; results, traces and the registry are not its own.
 RUN_DAYS ?= 90
 # Any other value makes `make reset` ask.
@@ -82,7 +89,7 @@ install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo papers test test-all test-timed soak lint wording audit docs bench gpu gpu-kit bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
+.PHONY: help setup demo papers test test-all test-gpu test-timed soak lint wording audit docs bench gpu gpu-kit bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,8 +115,11 @@ demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tu
 test: $(STAMP) ## run the quick tests: JOBS=
 	$(BIN)/python -m pytest $(call side_by_side,3) -m "not slow"
 
-test-all: $(STAMP) ## run every test, the slow ones too: JOBS=
-	$(BIN)/python -m pytest $(call side_by_side,2) --durations 40
+test-all: $(STAMP) ## run every test, the slow ones too: JOBS= TESTS= REQUIRE="helm,Chromium"
+	$(BIN)/python -m pytest $(call side_by_side,2) --durations 40 $(require) $(TESTS)
+
+test-gpu: $(STAMP) ## the tests that need an NVIDIA GPU; fails where there is none
+	$(BIN)/python -m pytest -m gpu --require "CUDA device,Triton"
 
 test-timed: $(STAMP) ## the tests that compare speeds, and counts in bfloat16, with limits; needs an idle machine
 	$(BIN)/python -m pytest -s --timed -m timed
@@ -184,7 +194,13 @@ serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAG
 ui: $(RUN_STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui
 
-prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS=
+# With an address that others reach, whoever reaches it may run what they like on the workers: so a password is asked for.
+prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS= INSECURE=
+	@case "$(PREFECT_HOST)" in \
+	  127.*|localhost|::1) ;; \
+	  *) [ -n "$${PREFECT_SERVER_API_AUTH_STRING:-}" ] || [ "$(INSECURE)" = 1 ] \
+	    || { echo 'PREFECT_HOST=$(PREFECT_HOST) lets other machines in, and there is no password: set PREFECT_SERVER_API_AUTH_STRING=name:password (docs/schedules.md), leave PREFECT_HOST out, or say INSECURE=1'; exit 2; } ;; \
+	esac
 	$(prefect_env) $(BIN)/prefect server start --host $(PREFECT_HOST) --port $(PREFECT_PORT)
 
 worker: $(STAMP) ## run what is scheduled, in processes on this machine

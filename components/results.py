@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -101,11 +101,12 @@ class Results(Generic[T]):
             return
         self._begun = True
         for row in map(object_of, lines):
-            try:
-                value = self._kind.validate_json(json.dumps(row["value"]))
-                self._found[cast("str", row["key"])] = value
-            except (KeyError, ValidationError):
+            if not isinstance(key := row.get("key"), str):
                 continue  # cut short, or not one of ours: it is made again
+            try:
+                self._found[key] = self._kind.validate_json(json.dumps(row["value"]))
+            except (KeyError, RecursionError, ValidationError):
+                continue
 
 
 def object_of(line: bytes) -> dict[str, Any]:
@@ -116,6 +117,6 @@ def object_of(line: bytes) -> dict[str, Any]:
     """
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return row if isinstance(row, dict) else {}

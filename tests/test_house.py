@@ -23,6 +23,7 @@ TASKS = [
     "demo",
     "test",
     "test-all",
+    "test-gpu",
     "lint",
     "wording",
     "audit",
@@ -179,6 +180,30 @@ def test_no_tracked_text_names_a_path_of_one_machine() -> None:
             content.decode("utf-8", errors="replace")
         ):
             found.append(str(path.relative_to(REPO)))
+    assert not found
+
+
+BY_NAME = re.compile(
+    r"pip install\b(?:[^\n`\"]|\"\n\s*f?\")*?[ '\"]draftwell(?:-(?:runtime|vllm))?"
+    r"(?=[\[ '\"`\n=<>])"
+)
+"""An installation of the project, or of a wheel of its bundles, by name from an index."""
+
+
+def test_no_text_tells_pip_to_install_the_project_by_its_name() -> None:
+    """No index has it: whoever takes the name there would be installed. A path, or `-e`, asks no
+    index."""
+    for told in ("pip install 'draftwell[server]'", "pip install -c a.txt draftwell-runtime==1\n"):
+        assert BY_NAME.search(told)
+    for told in ("pip install ./draftwell_runtime-1.whl", "pip install -e .\ndraftwell demo\n"):
+        assert not BY_NAME.search(told)
+    history = {REPO / "CHANGELOG.md", REPO / "docs" / "log.md", Path(__file__)}
+    found = [
+        f"{path.relative_to(REPO)}: {match[0]}"
+        for path in tracked_files()
+        if path not in history and b"\0" not in (content := path.read_bytes())[:8192]
+        for match in BY_NAME.finditer(content.decode("utf-8", errors="replace"))
+    ]
     assert not found
 
 

@@ -160,6 +160,34 @@ def test_versions_of_peers_are_exact(name: str) -> None:
     assert [line for line in pins if line.count("==") != 1] == []
 
 
+@pytest.mark.parametrize(
+    ("words", "password", "started"),
+    [
+        ((), "", True),
+        (("PREFECT_HOST=0.0.0.0",), "", False),
+        (("PREFECT_HOST=",), "", False),
+        (("PREFECT_HOST=10.0.0.7",), "ann:secret", True),
+        (("PREFECT_HOST=::", "INSECURE=1"), "", True),
+    ],
+)
+def test_prefects_server_lets_no_other_machine_in_without_a_password(
+    checkout: Path,
+    words: tuple[str, ...],
+    password: str,
+    started: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", password)
+    prefect = checkout / ".venv" / "bin" / "prefect"
+    prefect.parent.mkdir(parents=True)
+    prefect.write_text('#!/bin/sh\necho "$@" > started\n')
+    prefect.chmod(0o755)
+    (checkout / ".venv" / ".stamp").touch()
+    done = make(checkout, "--assume-old=.venv/.stamp", "prefect-server", *words)
+    assert (done.returncode == 0, (checkout / "started").exists()) == (started, started)
+    assert started or "PREFECT_SERVER_API_AUTH_STRING=name:password" in done.stdout
+
+
 # Where PyTorch comes from
 
 TORCH_INDEX = REPO / ".ci" / "torch-index"

@@ -109,6 +109,24 @@ def test_every_command_shows_an_example(help_pages: tuple[list[str], list[str]])
     ] == []
 
 
+def test_mlflows_ui_which_has_no_password_answers_this_machine_alone(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, run_process = list[str](), subprocess.run
+
+    def started(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        if "mlflow" not in command:
+            return run_process(command, **options)
+        asked.extend(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", started)
+    assert run("ui --host 0.0.0.0").exit_code == 2
+    assert asked == []
+    assert run("ui --port 5001").exit_code == 0
+    assert asked[asked.index("--host") + 1] == "127.0.0.1"
+
+
 def test_strategies_as_json(run: Any) -> None:
     done = run("strategies --json")
     rows = {row["name"]: row for row in json.loads(done.stdout)}
