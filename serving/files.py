@@ -25,6 +25,8 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Linux: paths are as usual; two files change places."""
 UNABLE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """What file systems answer that cannot do what they are asked for."""
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+"""What they answer where something is in the place of a folder."""
 
 
 def sha256_file(path: Path) -> str:
@@ -154,9 +156,19 @@ def put_folder(new: Path, folder: Path) -> None:
     folders change places (NFS), a kill may leave the old one just next to its place: `put_back`.
     """
     sync_tree(new)
-    if not folder.exists():
+    try:
         os.replace(new, folder)
-    elif not _exchange(new, folder):
+    except OSError as error:
+        if error.errno not in TAKEN:
+            raise
+        _take_place(new, folder)
+    sync(folder.parent)
+    shutil.rmtree(set_aside(folder), ignore_errors=True)
+
+
+def _take_place(new: Path, folder: Path) -> None:
+    """Put a folder in the place of one that is there."""
+    if not _exchange(new, folder):
         old = set_aside(folder)
         shutil.rmtree(old, ignore_errors=True)
         os.replace(folder, old)
@@ -165,8 +177,6 @@ def put_folder(new: Path, folder: Path) -> None:
         except BaseException:
             os.replace(old, folder)
             raise
-    sync(folder.parent)
-    shutil.rmtree(set_aside(folder), ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -201,12 +211,6 @@ def remove_folder(folder: Path, aside: Path) -> None:
     os.replace(folder, aside)
     sync(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def replace_folder(new: Path, folder: Path) -> None:
-    """`put_folder`."""
-    put_folder(new, folder)
-    shutil.rmtree(new, ignore_errors=True)
 
 
 def write_link(path: Path, to: Path | str) -> None:

@@ -3,6 +3,7 @@ or the new one is there, whole, and what was reported as done stays."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from draftwell.components.distil.corpus import read_corpus, save_shard
 from draftwell.components.export.checkpoint import new_folder
 from draftwell.components.results import Results
 from draftwell.components.train.checkpoint import Checkpoint
+from draftwell.registry.bundles.places import link_current
+from draftwell.registry.pairs.fetching import place
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from tests.support.lost_writes import outcomes
@@ -69,11 +72,36 @@ def export(root: Path, number: int) -> None:
 
 
 def exported(root: Path) -> int | None:
-    if not (root / "model").exists():
+    return number_of(root / "model")
+
+
+def number_of(folder: Path) -> int | None:
+    if not folder.exists():
         return None
-    first, second = (int((root / "model" / name).read_text()) for name in ("config", "weights"))
+    first, second = (int((folder / name).read_text()) for name in ("config", "weights"))
     assert first == second
     return first
+
+
+def build_model(root: Path, number: int) -> None:
+    def build(folder: Path) -> None:
+        for name in ("config", "weights"):
+            (folder / name).write_text(str(number))
+
+    place(root / "models" / "model", build)
+
+
+def built_model(root: Path) -> int | None:
+    return number_of(root / "models" / "model")
+
+
+def link_bundle(root: Path, number: int) -> None:
+    (root / str(number)).mkdir()
+    link_current(root, root / str(number))
+
+
+def linked_bundle(root: Path) -> int | None:
+    return int(os.readlink(root / "current")) if (root / "current").is_symlink() else None
 
 
 WRITERS: dict[str, Writer] = {
@@ -86,6 +114,8 @@ WRITERS: dict[str, Writer] = {
         read_shard,
     ),
     "results": Writer(put_result, result),
+    "model": Writer(build_model, built_model),
+    "link": Writer(link_bundle, linked_bundle),
     "export": Writer(export, exported, replaces=False),
 }
 
@@ -94,8 +124,7 @@ WRITERS: dict[str, Writer] = {
 def test_a_crash_leaves_the_old_or_the_new_one(tmp_path: Path, name: str) -> None:
     it: Any = WRITERS[name]
     root, scratch = tmp_path / "root", tmp_path / "left"
-    for folder in (root, scratch, scratch / "first", scratch / "second"):
-        folder.mkdir()
+    root.mkdir()
     first = outcomes(root, lambda: it.write(root, 1), it.read, scratch / "first")
     assert first == ({None, 1}, {1})
     if it.replaces:

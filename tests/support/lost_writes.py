@@ -36,7 +36,7 @@ class Crash:
     """What is left of a folder.
 
     Args:
-        when: the call that did not come to its end; None where all was done.
+        when: name of the call that did not begin; None where all was done.
         how: "killed", "not synced" or "names kept".
     """
 
@@ -124,21 +124,26 @@ def _entry(path: Path) -> Inode | str:
 
 
 @contextmanager
-def crashes(root: Path) -> Iterator[list[Crash]]:
-    """What would be left of `root` at each step of the block; each tree once for each way, those of
-    the end last."""
+def crashes(root: Path, *also: tuple[object, str]) -> Iterator[list[Crash]]:
+    """What would be left of `root` at each step of the block, each tree once, those of the end
+    last.
+
+    Args:
+        also: object and name of further calls before which it might crash.
+    """
     disk = Disk(root)
     left: list[Crash] = []
 
     def look(when: str | None) -> None:
         for how in ("killed", "not synced", "names kept"):
             crash = Crash(when, how, disk.image(how))
-            if when is None or all(crash.tree != other.tree for other in left):
+            new = all(crash.tree != other.tree for other in left)
+            if new or when is None or when in {name for _, name in also}:
                 left.append(crash)
 
     def watched(real: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            look(f"{name}{arguments}")
+            look(name)
             value = real(*arguments, **options)
             if name == "fsync":
                 disk.keep(Path(os.readlink(f"/proc/self/fd/{arguments[0]}")))
@@ -148,7 +153,7 @@ def crashes(root: Path) -> Iterator[list[Crash]]:
 
     try:
         with ExitStack() as patches:
-            for module, name in POINTS:
+            for module, name in (*POINTS, *also):
                 real = getattr(module, name)
                 patches.enter_context(patch.object(module, name, watched(real, name)))
             yield left
@@ -166,8 +171,9 @@ def outcomes(
     Args:
         root: all that `act` writes is in it.
         read: reads a copy of the root, in any way that a next run would.
-        scratch: an empty folder.
+        scratch: a new folder.
     """
+    scratch.mkdir(parents=True)
     with crashes(root) as left:
         act()
     found: tuple[set[T], set[T]] = (set(), set())
