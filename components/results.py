@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest, write_atomically
+from draftwell.serving.files import json_digest, sync, write_atomically
 
 VERSION = 1
 T = TypeVar("T")
@@ -87,6 +87,7 @@ class Results(Generic[T]):
             # after a line that was cut short
             file.write(b"" if file.read(1) == b"\n" else b"\n")
             file.write(line.encode())
+        sync(self.file)
 
     def _read(self, refusal: DraftwellError | None) -> None:
         try:

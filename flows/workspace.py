@@ -30,7 +30,7 @@ from draftwell.serving.device import (
     lacks_bfloat16,
 )
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import write_json
+from draftwell.serving.files import put_back, set_aside, write_json
 from draftwell.serving.format import FORMAT, check_format
 from draftwell.serving.number_format import dtype_of
 from draftwell.serving.temperature import class_of
@@ -93,7 +93,10 @@ class Workspace:
         )
 
     def begin(self) -> None:
-        """Note the format of a workspace that something is about to be written to."""
+        """Note the format of a workspace that something is about to be written to, and put back
+        what a killed command has left set aside."""
+        for artifacts in (self.artifacts, *self.root.glob("*/artifacts")):
+            put_back(artifacts)
         if not (self.root / MARK).is_file():
             write_json(self.root / MARK, {"format": FORMAT})
 
@@ -358,6 +361,12 @@ class Workspace:
             self.folder(kind, device_type(pair.device)),
             shipped,
         ):
+            if place is not None and not place.exists() and (old := set_aside(place)).is_dir():
+                raise DraftwellError(
+                    f"the {kind} was being replaced when a command was killed: rename {old} to "
+                    f"{place.name}, or run the command again",
+                    code="replacement_cut_off",
+                )
             if place is None or not (place / MANIFEST).is_file():
                 continue
             if place == shipped:

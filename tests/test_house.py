@@ -251,6 +251,43 @@ def test_the_product_itself_imports_what_it_is_built_on(library: str) -> None:
     ), f"nothing in {', '.join(product)} imports {library}"
 
 
+MOVES = {"rename", "renames", "symlink", "symlink_to", "mkdtemp"}
+MOVERS = {
+    "serving/files.py",
+    # its folder is the user's cache, and what is damaged there is compiled again
+    "serving/runtime/models/native/library.py",
+}
+
+
+def moves(tree: ast.Module) -> set[str]:
+    """Names of the calls of a file that rename, link or make a folder of a temporary name;
+    `replace` with one argument is a path's, with two or more a text's or `os.replace`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, of = node.func.attr, ast.unparse(node.func.value)
+            path = len(node.args) == 1 and not node.keywords
+            if name in MOVES or (name == "replace" and (of == "os" or path)):
+                found.add(f"{of}.{name}")
+        elif isinstance(node, ast.ImportFrom) and node.module in ("os", "tempfile"):
+            found |= {alias.name for alias in node.names} & {*MOVES, "replace"}
+    return found
+
+
+def test_one_module_alone_renames_and_links() -> None:
+    """Where it is done by hand, a kill or a loss of power finds a gap."""
+    product = ("components", "flows", "registry", "serving")
+    found = {
+        str(path.relative_to(REPO)): names
+        for folder in product
+        for path in (REPO / folder).rglob("*.py")
+        if (names := moves(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert set(found) <= MOVERS, found
+    example = "import os; os.replace(a, b); p.replace(q); q.rename(p); 'a'.replace('b', 'c')"
+    assert moves(ast.parse(example)) == {"os.replace", "p.replace", "q.rename"}
+
+
 def imported_names(tree: ast.Module) -> set[str]:
     """Modules that a file imports, at its top or inside functions."""
     found = set()

@@ -37,6 +37,7 @@ from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledC
 from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import move_file
 from draftwell.serving.runtime.strategies import PLAIN, STRATEGIES, find_strategy, served_choice
 from draftwell.serving.temperature import class_of
 
@@ -328,9 +329,8 @@ def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvide
     else:  # its plots, which the page contains, would replace those of the greedy choice
         folder = space.device_reports / "sampled"
         folder.mkdir(parents=True, exist_ok=True)
-        write_tuning_report(evidence, folder, pair=pair, plots=space.reports).replace(
-            space.device_reports / f"{name}.html"
-        )
+        made = write_tuning_report(evidence, folder, pair=pair, plots=space.reports)
+        move_file(made, space.device_reports / f"{name}.html")
 
 
 def champion_decoding(step: StepContext) -> DecodingConfig | None:

@@ -11,7 +11,6 @@ processors.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from draftwell.registry.bundles.signing import sign
 from draftwell.registry.bundles.text import bundle_texts
 from draftwell.registry.bundles.wheel import runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
-from draftwell.registry.pairs.fetching import link
 from draftwell.registry.pairs.records import model_records
 from draftwell.registry.promotion import adopt, withdrawal
 from draftwell.registry.releases import (
@@ -54,7 +52,7 @@ from draftwell.serving.artifacts.pair_files import (
 )
 from draftwell.serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import file_lock, sha256_file
+from draftwell.serving.files import file_lock, put_folder, sha256_file, write_link
 from draftwell.serving.number_format import FORMATS
 from draftwell.serving.runtime.models.native.library import own_library, verify
 
@@ -355,7 +353,7 @@ def _link_models(files: PairFiles, records: dict[str, ModelRecord]) -> None:
     for role, folder in files.roles().items():
         kept = models_root() / records[role].folder
         if records[role].source != "bundled" and not kept.exists():
-            link(kept, folder)
+            write_link(kept, folder.absolute())
 
 
 def _put_libraries(place: Path, release: ReleaseVersion) -> None:
@@ -380,5 +378,5 @@ def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
                 return bundle
     number = f".{earlier[-1][0] + 1}" if earlier else ""
     final = home / f"{release.version}-{release.device}{number}"
-    os.rename(place, final)
+    put_folder(place, final)
     return final

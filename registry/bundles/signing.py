@@ -11,6 +11,7 @@ from draftwell.registry.bundles.hashes import UNHASHED
 from draftwell.serving.bundle.manifest import MANIFEST
 from draftwell.serving.bundle.signature import COSIGN, SIGNATURE, run_cosign, split_flags
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import move_file
 
 KEY, FLAGS = "DRAFTWELL_COSIGN_KEY", "DRAFTWELL_COSIGN_FLAGS"
 """Variables that name the private key (a file, or an address that cosign knows) and further options
@@ -59,7 +60,7 @@ def sign(bundle: Path) -> None:
                 code="not_signed",
             )
         made.chmod(0o644)
-        os.replace(made, bundle / SIGNATURE)
+        move_file(made, bundle / SIGNATURE)
     finally:
         made.unlink(missing_ok=True)
 

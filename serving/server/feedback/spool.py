@@ -1,9 +1,10 @@
 """The spool: a folder of recorded requests that monitoring reads (docs/drift.md), written by its
 own thread.
 
-Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<pid>.parquet` in
-the trace schema and, if texts are kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies,
-which `draftwell collect --prompts` reads. Names sort by time. Invariants: `offer` never blocks;
+Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<run>.parquet` in
+the trace schema and, if texts are kept, `requests-<milliseconds>-<run>.jsonl` with request bodies,
+which `draftwell collect --prompts` reads. Names sort by time, and `run` is drawn by each server
+that starts. Invariants: `offer` never blocks;
 what does not fit into the queue is dropped and counted; the files never take more than
 `max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which a
 start removes an hour later.
@@ -13,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import re
+import secrets
 import threading
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import write_atomically
+from draftwell.serving.files import make_folder, write_atomically
 from draftwell.serving.server.feedback.record import Record, contents
 from draftwell.serving.server.settings import FEEDBACK_MEGABYTES
 
@@ -35,8 +36,8 @@ BATCH = 32
 """Most records in a shard."""
 QUEUE = 64
 """Records that may wait for the writer; one has a few kilobytes."""
-OURS = re.compile(r"(shard|requests)-(\d{15})-(\d+)\.(parquet|jsonl)")
-HALF = re.compile(r"\.(shard|requests)-(\d{15})-(\d+)\.(parquet|jsonl)\..+")
+OURS = re.compile(r"(shard|requests)-(\d{15})-([0-9a-f]+)\.(parquet|jsonl)")
+HALF = re.compile(r"\.(shard|requests)-(\d{15})-([0-9a-f]+)\.(parquet|jsonl)\..+")
 ABANDONED_SECONDS = 3600.0
 """A temporary file older than this is what a killed server left."""
 
@@ -67,6 +68,8 @@ class Spool:
         self.counts: Counter[str] = Counter()
         self._queue: queue.Queue[Record | None] = queue.Queue(queued)
         self._last = 0
+        # not the process's id: in a container that is 1 for every server
+        self._mark = secrets.token_hex(4)
         self._complained: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftwell-feedback", daemon=True)
@@ -117,7 +120,7 @@ class Spool:
             for kind, suffix, data in files:
                 if data:
                     write_atomically(
-                        self.folder / f"{kind}-{stamp:015d}-{os.getpid()}.{suffix}", data, mode=mode
+                        self.folder / f"{kind}-{stamp:015d}-{self._mark}.{suffix}", data, mode=mode
                     )
                     self.counts["bytes"] += len(data)
             self.counts["written"] += len(batch)
@@ -128,8 +131,8 @@ class Spool:
 
     def _open(self, mode: int) -> None:
         try:
-            self.folder.mkdir(mode, parents=True, exist_ok=True)
-            probe = self.folder / f"shard-{0:015d}-{os.getpid()}.parquet"
+            make_folder(self.folder, mode)
+            probe = self.folder / f"shard-{0:015d}-{self._mark}.parquet"
             write_atomically(probe.with_name(f".{probe.name}.probe"), b"")
             probe.with_name(f".{probe.name}.probe").unlink()
         except OSError as error:

@@ -456,6 +456,18 @@ def test_shards_sort_by_time_whatever_the_clock_does(
     assert names == ["other", "r1", "r2", "r3"]
 
 
+def test_two_servers_of_containers_never_write_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is process 1 there, and they may write in the same millisecond."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    for number, spool in enumerate([Spool(tmp_path), Spool(tmp_path)]):
+        spool.write([record(number, body={"prompt": "a"})])
+    assert len(files(tmp_path)) == 4
+    assert sorted(rows(tmp_path).column("prompt_id").unique().to_pylist()) == ["r0", "r1"]
+
+
 def _shard(folder: Path) -> Path:
     spool = Spool(folder)
     spool.write([record(id="other")])
