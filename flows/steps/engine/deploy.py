@@ -290,7 +290,7 @@ def judged(space: EngineSpace, released: EngineRelease, ungated: str | None) -> 
     before = released.release
     # as it is now: its gate may have been since it was looked up
     release = find_release(Store(), before.pair, before.device, before.version)
-    why = objection(release, gate_record(release)) or withdrawal(release)
+    why = objection(release, gate_record(release)) or withdrawal(Store(), release)
     if why and not ungated:
         raise DraftwellError(
             f"{release.name} is not deployed, {why}: run `draftwell gate --engine {NAME} --pair "
