@@ -34,6 +34,7 @@ from draftwell.flows.steps.engine.serve import serve_and_ask
 from draftwell.flows.steps.engine.served import OPTIONS
 from draftwell.flows.steps.engine.space import EngineSpace, deployment_of
 from draftwell.flows.steps.monitor import load_limits
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.bundles.requirements import engine_lock
 from draftwell.registry.bundles.vllm.build import (
     activate_vllm_bundle,
@@ -79,6 +80,7 @@ class Placed:
     folders: dict[str, Path] = field(default_factory=dict)
 
 
+@in_turn("draftwell deploy")
 def deploy_as(
     settings: PipelineSettings, space: EngineSpace, number: int, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
