@@ -338,6 +338,27 @@ class Store:
                 )
             )
 
+    def append(
+        self, kind: str, pair: str, about: Published, tags: Mapping[str, str], words: str
+    ) -> None:
+        """Add a version of `<kind>.<pair>` that has no files and leads to another version; its
+        number comes after all others, also after those that were deleted."""
+        from mlflow.exceptions import MlflowException
+
+        name, source = model_name(kind, pair), f"models:/{about.name}/{about.version}"
+        tags = {FORMAT_TAG: str(FORMAT), **tags}
+        with registry_errors(self.uri):
+            try:
+                self.client.create_registered_model(name, description=describe_model(kind))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            insert_or_change(
+                lambda: self.client.create_model_version(
+                    name, source, tags=tags, description=fitting(words)
+                )
+            )
+
     def describe(self, published: Published, words: str) -> None:
         """Replace a version's description."""
         with registry_errors(self.uri):

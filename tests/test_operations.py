@@ -603,7 +603,7 @@ class Users:
 
 class MlflowClient:
     def search_registered_models(self, max_results):
-        return [types.SimpleNamespace(name=name) for name in ("verifier.tiny", "release.tiny.cpu", "verifier.other", "release.tiny2.cpu")]
+        return [types.SimpleNamespace(name=name) for name in ("verifier.tiny", "release.tiny.cpu", "promotions.tiny.cpu", "verifier.other", "release.tiny2.cpu")]
 
     def get_experiment_by_name(self, name):
         return types.SimpleNamespace(experiment_id="7") if name == "draftwell/tiny" else None
@@ -641,7 +641,7 @@ def test_the_workers_user_is_made_and_may_edit_what_is_named(tmp_path: Path, kno
         *again,
         *(
             ["grant_user_permission", "worker", "registered_model", name, "EDIT"]
-            for name in ("verifier.tiny", "release.tiny.cpu")
+            for name in ("verifier.tiny", "release.tiny.cpu", "promotions.tiny.cpu")
         ),
         ["grant_user_permission", "worker", "experiment", "7", "EDIT"],
     ]

@@ -207,7 +207,7 @@ def rollback(
     reason: Annotated[
         str,
         typer.Option(
-            "--reason", help="Why the champion is rolled back; recorded with the release."
+            "--reason", help="Why the champion is rolled back; recorded."
         ),
     ],
     pair: Pair = "default",

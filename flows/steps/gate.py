@@ -23,7 +23,7 @@ from draftwell.flows.steps.gate_parts.checks import footprint_check, missing
 from draftwell.flows.steps.gate_parts.elsewhere import read_measurement
 from draftwell.flows.steps.gate_parts.judged import Candidate, Judged, judged
 from draftwell.flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
-from draftwell.flows.workspace import Workspace
+from draftwell.flows.workspace import Workspace, in_turn
 from draftwell.registry.bundles.build import build_to_judge
 from draftwell.registry.gates import load_gates
 from draftwell.registry.releases import ReleaseVersion, find_release
@@ -36,6 +36,7 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import StrategyResources
 
 
+@in_turn("draftwell gate")
 def gate_release(
     step: StepContext,
     prompts: Sequence[Prompt],
@@ -65,6 +66,7 @@ def gate_release(
     return concluded(step, store, (release, candidate), found, rival, settings, beside)
 
 
+@in_turn("draftwell gate")
 def gate_imported(
     space: Workspace,
     settings: GateSettings,

@@ -30,6 +30,7 @@ from draftwell.flows.steps.champion import champion_of
 from draftwell.flows.steps.picked import say_if_only_lossy, take_marked
 from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workers.task_runners import WorkerPool, spread_replays
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.releases import gate_record
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import ArtifactError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from draftwell.serving.recording.trace import TraceSet
 
 
+@in_turn("draftwell tune")
 def run_tune(
     step: StepContext,
     traces: TraceSet,
@@ -248,6 +250,7 @@ def inputs_of(
     return TuneInputs(pair, traces, prompts, resources, profile, served)
 
 
+@in_turn("draftwell tune")
 def tune_as(
     settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -355,6 +358,7 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
         return None
 
 
+@in_turn("draftwell tune")
 def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) -> dict[str, Any]:
     """Make plain decoding the workspace's choice, keeping the evidence of the tuning that it
     replaces; returns the choice.

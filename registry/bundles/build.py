@@ -91,7 +91,8 @@ def build_bundle(
     crowned = alias == "champion" or is_champion(store, release)
     record = gate_record(release)
     ungated = objection(release, record)
-    why = ungated or withdrawal(release)
+    withdrawn = withdrawal(store, release)
+    why = ungated or withdrawn
     if why and not ungated_reason:
         raise _not_deployable(pair_spec.name, release, why, gated=ungated is None)
     home = out / pair_spec.name
@@ -106,11 +107,11 @@ def build_bundle(
         open_bundle(place).files(models_root())
         final = _settle(place, home, release)
         sign(final)
-        _link(store, release, final, crowned=crowned)
+        _link(store, release, final, crowned=crowned, withdrawn=withdrawn)
     if alias == "champion":
         # the bundle is complete; a registry that only lets us read keeps its aliases
         with contextlib.suppress(DraftwellError):
-            adopt(store, release)
+            adopt(store, release.pair, device)
     return final
 
 
@@ -161,7 +162,7 @@ def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
         DraftwellError: the release is not the champion any more, or was rolled back; `current`
             stays.
     """
-    record = gate_record(release)
+    record, withdrawn = gate_record(release), withdrawal(store, release)
     found: list[tuple[bool, bool, int, Path]] = []
     for build, bundle in _bundles_of(out / release.pair, release):
         with contextlib.suppress(DraftwellError):  # a damaged one
@@ -172,11 +173,13 @@ def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
     if not found:
         return None
     best = max(found)[-1]
-    _link(store, release, best, crowned=True)
+    _link(store, release, best, crowned=True, withdrawn=withdrawn)
     return best
 
 
-def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool) -> None:
+def _link(
+    store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool, withdrawn: str | None
+) -> None:
     """Let `current` lead to a release's bundle, unless the release was taken back since it was
     looked up.
 
@@ -185,14 +188,14 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
     alone, it is seen here, or it links after this.
 
     Args:
-        crowned: whether the release was the champion when it was looked up.
+        crowned: whether the release was the champion when it was looked up; `withdrawn`: its
+            `withdrawal` then.
     Raises:
         DraftwellError: it was rolled back, or is not the champion any more; `current` stays.
     """
     with file_lock(bundle.parent.parent):
-        now = store.resolve("release", f"{release.pair}.{release.device}", release.version)
-        why = withdrawal(replace(release, published=now))
-        if why == withdrawal(release):
+        why = withdrawal(store, release)
+        if why == withdrawn:
             lost = crowned and not is_champion(store, release)
             why = "it is not the champion any more" if lost else None
         if why:

@@ -34,6 +34,7 @@ from draftwell.flows.steps.engine.serve import serve_and_ask
 from draftwell.flows.steps.engine.served import OPTIONS
 from draftwell.flows.steps.engine.space import EngineSpace, deployment_of
 from draftwell.flows.steps.monitor import load_limits
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.bundles.requirements import engine_lock
 from draftwell.registry.bundles.vllm.build import (
     activate_vllm_bundle,
@@ -79,6 +80,7 @@ class Placed:
     folders: dict[str, Path] = field(default_factory=dict)
 
 
+@in_turn("draftwell deploy")
 def deploy_as(
     settings: PipelineSettings, space: EngineSpace, number: int, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -290,7 +292,7 @@ def judged(space: EngineSpace, released: EngineRelease, ungated: str | None) -> 
     before = released.release
     # as it is now: its gate may have been since it was looked up
     release = find_release(Store(), before.pair, before.device, before.version)
-    why = objection(release, gate_record(release)) or withdrawal(release)
+    why = objection(release, gate_record(release)) or withdrawal(Store(), release)
     if why and not ungated:
         raise DraftwellError(
             f"{release.name} is not deployed, {why}: run `draftwell gate --engine {NAME} --pair "

@@ -19,6 +19,7 @@ from draftwell.flows.steps.engine.release import (
 )
 from draftwell.flows.steps.engine.space import EngineSpace, deployment_of, untouched
 from draftwell.flows.steps.gate_parts.record import record_of
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.gates import load_gates
 from draftwell.registry.promotion import outdated
 from draftwell.registry.releases import gate_record, objection, record_gate
@@ -64,6 +65,7 @@ def gate_as(
     }
 
 
+@in_turn("draftwell gate")
 def gate_on_engine(
     space: EngineSpace,
     released: EngineRelease,

@@ -18,7 +18,8 @@ from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.judged import keep_judged
 from draftwell.registry.gates import GateRecord
-from draftwell.registry.promotion import CHAMPION_SINCE, withdrawal
+from draftwell.registry.promotion import withdrawal
+from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import (
     ReleaseVersion,
     find_release,
@@ -130,8 +131,8 @@ def earlier_verdict(
     release = find_release(Store(), pair, device, number)
     record = gate_record(release)
     checks = [vars(check) for check in record.checks] if record else []
-    why = withdrawal(release)
-    if why is None and release.published.tags.get(CHAMPION_SINCE):
+    why = withdrawal(Store(), release)
+    if why is None and history(Store(), pair, device).became_champion(number):
         why = (
             f"it was champion before; `draftwell promote --pair {pair} --device {device} "
             f"--release {number}` to promote it again"

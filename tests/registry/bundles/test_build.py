@@ -21,6 +21,7 @@ from draftwell.registry.bundles.retention import prune
 from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
 from draftwell.registry.pairs import PairSpec, fetch, model_records
 from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import create_release, find_release, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import digest_of
@@ -503,11 +504,8 @@ def beside(work: Callable[[], object], seconds: float) -> threading.Thread:
     return worker
 
 
-def newest_champion(store: Store) -> int:
-    return max(
-        (each.tags.get("champion_since", ""), each.version)
-        for each in store.versions("release", "tiny.cpu")
-    )[1]
+def newest_champion(store: Store) -> int | None:
+    return history(store, "tiny", "cpu").champion
 
 
 @pytest.mark.parametrize("alias", ["champion", "2"])
