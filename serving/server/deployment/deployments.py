@@ -27,6 +27,7 @@ from draftwell.serving.server.http.errors import without_paths
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import CANCELLED, Cancelled, Failure
 from draftwell.serving.server.settings import QUEUE
 
 log = logging.getLogger(__name__)
@@ -77,8 +78,9 @@ class Deployments:
 
     @property
     def ready(self) -> bool:
-        """Whether new requests are accepted."""
-        return not self._draining and self.current.scheduler.accepts
+        """Whether new requests are accepted, and no device is stuck."""
+        stuck = any(scheduler.stalled for scheduler in list(self._pins))
+        return not self._draining and self.current.scheduler.accepts and not stuck
 
     @property
     def device_lost(self) -> DeviceLost | None:
@@ -87,12 +89,17 @@ class Deployments:
             (scheduler.device_lost for scheduler in list(self._pins) if scheduler.device_lost), None
         )
 
+    @property
+    def hung_seconds(self) -> float | None:
+        """How long a round has taken that will hardly end, of any deployment; None without one."""
+        return next((it.busy_seconds for it in list(self._pins) if it.hung), None)
+
     def health(self) -> dict[str, Any]:
         """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": only a
         restart helps."""
         now = self.current
         ended = not now.scheduler.alive and not self._draining  # a drain ends it
-        failed = ended or self.device_lost or now.scheduler.hung
+        failed = ended or self.device_lost or self.hung_seconds is not None
         status = "failed" if failed else "draining" if self._draining else "ok"
         return {
             "status": status,
@@ -120,19 +127,23 @@ class Deployments:
         for scheduler in schedulers:
             scheduler.stop_taking()
 
-    def abort(self) -> None:
+    def abort(self, event: Failure | Cancelled = CANCELLED) -> None:
         """Refuse new requests, and answer those already accepted with a 503, or with an error at
         the end of their stream."""
         self.drain()
         for scheduler in list(self._pins):
-            scheduler.abort()
+            scheduler.abort(event)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Finish accepted requests, for `timeout` seconds at most, and end."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Finish accepted requests, for `timeout` seconds at most, and end; False if a pass hangs
+        that cannot be ended."""
         self.drain()
         until = None if timeout is None else time.monotonic() + timeout
-        for scheduler in list(self._pins):
+        ended = [
             scheduler.close(None if until is None else max(0.0, until - time.monotonic()))
+            for scheduler in list(self._pins)
+        ]
+        return all(ended)
 
     def switch(
         self, load: Load, follow: Callable[[ServedModel], object] = lambda served: None
@@ -190,9 +201,12 @@ class Deployments:
             new.scheduler.start()
         try:
             new.check()
-        except BaseException:
-            if not shared:
-                new.scheduler.close(0)
+        except BaseException as error:
+            if not shared and not new.scheduler.close(0):
+                raise DraftwellError(
+                    "the new model's passes do not end: restart the server to try it again",
+                    code="new_model_hangs",
+                ) from error
             raise
         return new
 

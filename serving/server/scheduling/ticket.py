@@ -53,6 +53,7 @@ class Cancelled:
 
 
 Event = Delta | End | Failure | Cancelled
+CANCELLED = Cancelled()
 
 
 class SchedulerClosed(Exception):
@@ -80,7 +81,8 @@ class Ticket:
     Args:
         prompt: token ids.
         text: turns the request's tokens into text.
-        deliver: receives the events, on the scheduler's thread.
+        deliver: receives the events, on the scheduler's thread (the last one of `give_up` on
+            another).
         client: name by which the queue is fair between clients; "": unknown.
         deadline: `time.monotonic` seconds at which the request ends in Failure(DeadlineExceeded),
             waiting or running.
@@ -121,3 +123,9 @@ class Ticket:
     def cancel(self) -> None:
         """Cancel the request, from any thread; its slot is free before the next round."""
         self.cancelled = True
+
+    def give_up(self, event: Failure | Cancelled) -> None:
+        """Deliver the last event now, from any thread; what the scheduler delivers later is
+        dropped."""
+        deliver, self.deliver = self.deliver, lambda event: None
+        deliver(event)

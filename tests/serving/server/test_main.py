@@ -142,15 +142,20 @@ def test_models_are_loaded_on_a_thread_that_ends(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["loading", "True False True"]
 
 
-def test_a_server_that_still_loads_can_be_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_server_that_still_loads_can_be_ended(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """By a code of its own: a container's first process ignores signals that it has not asked
+    for."""
     with subprocess.Popen(
         [sys.executable, "-c", LOADING, str(tmp_path), "600"], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            process.send_signal(number)
+            assert process.wait(60) == code
         finally:
             process.kill()
 
