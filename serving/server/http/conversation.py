@@ -130,7 +130,7 @@ class Conversation:
 
     Args:
         client: name by which the queue is fair between clients.
-        owner: as in `Ticket`.
+        owner, served: as in `Ticket`.
     """
 
     def __init__(
@@ -142,6 +142,7 @@ class Conversation:
         deadline: Deadline,
         client: str,
         owner: Hashable,
+        served: object = None,
     ):
         self.choices = choices
         self._scheduler, self._request, self._deadline = scheduler, request, deadline
@@ -159,7 +160,7 @@ class Conversation:
                 strategy=choice.strategy,
                 body=choice.body,
             )
-            choice.ticket.owner = owner
+            choice.ticket.owner, choice.ticket.served = owner, served
 
     def submit(self) -> None:
         """Queue all choices, or none.

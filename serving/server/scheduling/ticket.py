@@ -91,9 +91,9 @@ class Ticket:
             kept.
 
     Tickets of the same `owner` need not read again what slots hold of each other's prompts and
-    answers. `own` is true of the server's own check, which no observer counts or records.
-    `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None
-    until then.
+    answers. `served` is the model that it was sent to. `own` is true of the server's own check,
+    which no observer counts or records. `arrived`, `admitted_at`, `first_token_at` and `ended_at`
+    are `time.monotonic` seconds, None until then.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Ticket:
         self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
         self.own = False
         self.owner: Hashable = ""
+        self.served: object = None
         self.cancelled = False
         self.together = TicketGroup()
         self.job: Job | None = None

@@ -153,7 +153,7 @@ def test_a_hang_of_the_bundle_before_is_one_too(
     assert http.post("/v1/completions", json=BODY | {"max_tokens": 2}).status_code == 200
     assert http.get("/health").json()["status"] == "failed"
     device.released.set()
-    wait_until(lambda: http.get("/health").json()["status"] == "ok", "the old one ends", 30)
+    wait_until(lambda: http.get("/health").json()["status"] == "ok", "its pass ends", 30)
 
 
 @pytest.mark.usefixtures("hung_soon")
@@ -205,7 +205,7 @@ def test_a_new_model_that_hangs_does_not_hold_up_the_next_switch(
     device = FakeDevice(bad)
     device.released.clear()
 
-    def check(new: Deployment) -> None:
+    def check(new: Deployment, mirrored: object) -> None:
         served = new.served
         sampling = served.pair.sampling(max_tokens=2)
         text = TextStream(served.decode)
