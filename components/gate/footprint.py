@@ -11,6 +11,7 @@ from pathlib import Path
 
 from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.memory import LOADING, free_memory, weight_bytes
 
 CHILD = """
 import pathlib, sys
@@ -105,19 +106,5 @@ def startup_seconds(bundle: Path, *, limit: float) -> tuple[float, str | None]:
 def room_for_another(files: PairFiles) -> bool:
     """Whether memory is enough for a pair's models once more: their weights on disk, packed, and in
     another dtype."""
-    weights = sum(
-        path.stat().st_size
-        for folder in files.roles().values()
-        for path in folder.glob("*.safetensors")
-    )
-    return 3 * weights < available_memory()
-
-
-def available_memory() -> int:
-    """Bytes that new processes may take, as Linux estimates them; elsewhere without a limit."""
-    info = Path("/proc/meminfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next(
-        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")),
-        sys.maxsize,
-    )
+    free = free_memory()
+    return free is None or LOADING["cpu"] * weight_bytes(files) < free

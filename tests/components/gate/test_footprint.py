@@ -202,5 +202,5 @@ def test_a_start_that_cannot_be_measured_is_said(
     assert (on_gpu.bundle_mb, on_gpu.startup_seconds) == (5.0, None)
     assert "cuda" in str(on_gpu.note)
     assert footprint(tmp_path, 1, files, "cpu", limit=60).startup_seconds is not None
-    monkeypatch.setattr(draftwell.components.gate.footprint, "available_memory", lambda: 2000)
+    monkeypatch.setattr(draftwell.components.gate.footprint, "free_memory", lambda: 2000)
     assert "memory" in str(footprint(tmp_path, 1, files, "cpu", limit=60).note)

@@ -122,7 +122,7 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
     promote(store, "drafted", "cpu", 1, verdict(find_release(store, "drafted", "cpu", 1)))
     step = release_with(0.1)
     # no room for a second pair
-    monkeypatch.setattr(draftwell.components.gate.footprint, "available_memory", lambda: 0)
+    monkeypatch.setattr(draftwell.components.gate.footprint, "free_memory", lambda: 0)
     found = gate_release(step, ROWS[:2], GateSettings(max_tokens=8), alias=2)["verdict"]
     assert "regression" not in {check.name for check in found.checks}
     assert [check.name for check in found.checks if not check.passed] == ["champion measured"]
