@@ -134,10 +134,8 @@ def judge_sampled(
         entry, reference: its entry there, and plain decoding's.
     """
     both = verdict + likelihood(entry, reference, thresholds.max_surprisal_shift)
-    return GateVerdict(
-        tuple(replace(check, name=f"sampled {check.name}") for check in both.checks),
-        tuple(f"at temperature {temperature:g}: {note}" for note in both.notes),
-    )
+    notes = tuple(f"at temperature {temperature:g}: {note}" for note in both.notes)
+    return replace(both.renamed("sampled {}"), notes=notes)
 
 
 def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) -> GateVerdict:

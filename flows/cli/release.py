@@ -85,9 +85,8 @@ Unmeasured = Annotated[
     str | None,
     typer.Option(
         "--unmeasured",
-        help="Reason to pass a release although the champion or the traces cannot be "
-        "measured on this machine; "
-        "stored with the verdict.",
+        help="Reason to pass a release although a check that gates.yaml requires cannot run on "
+        "this machine; stored with the verdict.",
     ),
 ]
 Markdown = Annotated[

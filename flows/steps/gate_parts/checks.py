@@ -26,7 +26,7 @@ from draftwell.registry.releases import ReleaseVersion
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import temperature_of
-from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of, in_dtype, weights_of
 from draftwell.serving.runtime.pair import LoadedPair
@@ -61,36 +61,23 @@ SHOWABLE = (
 registry."""
 
 
-def missing(name: str, why: str, reason: str | None, *, enough: bool = True) -> GateVerdict:
-    """What could not be measured does not pass, unless a person gives a reason, which becomes a
-    note.
-
-    Args:
-        enough: False calls it not enough evidence instead of failed: something on this machine
-            would supply it.
-    """
-    if reason:
-        return GateVerdict((), (f"{why}; let pass: {reason}",))
-    detail = f"{why}; `draftwell gate --unmeasured REASON` lets it pass"
-    return GateVerdict((Check(name, 0, 1, False, detail, transient=True, enough=enough),))
-
-
 def prediction_check(
     step: StepContext,
     mine: dict[str, Artifact],
     theirs: dict[str, Artifact],
     thresholds: Thresholds,
-    unmeasured: str | None = None,
 ) -> GateVerdict:
-    """How well table and verifier predict, compared with the champion's; nothing for a release
-    without both.
+    """How well table and verifier predict, compared with the champion's.
 
     Each is judged on the workspace's traces of its own class of temperatures: what it learnt from
     says nothing about the other class. A table with counts for both is judged twice, those for
     sampled requests under a name of their own.
     """
-    verdict, lacking = GateVerdict(()), []
-    for name, part in predicting_parts(mine):
+    verdict, parts = GateVerdict(()), list(predicting_parts(mine))
+    if not parts:
+        why = "the release has neither table nor verifier"
+        return GateVerdict.of([Skipped("predicts", why, applies=False)])
+    for name, part in parts:
         temperature = temperature_of(part) or 0.0
         rivals = {kind: artifact.at(temperature) for kind, artifact in theirs.items()}
         try:
@@ -99,13 +86,10 @@ def prediction_check(
         except DraftwellError as error:
             step.workspace.say(str(error))
             why = why_unusable(error, step.workspace.spec.name, temperature)
-            lacking.append(f"{name} not judged: {why}")
+            verdict += GateVerdict.of([Skipped(f"{name} predicts", why)])
             continue
-        judged = judge_predictions(found, thresholds)
-        named = (replace(check, name=f"{name} predicts") for check in judged.checks)
-        verdict += GateVerdict.of([*named, *judged.notes, *notes])
-    if lacking:
-        verdict += missing("predictions measured", "; ".join(lacking), unmeasured, enough=False)
+        named = [replace(one, kind=name) for one in found]
+        verdict += judge_predictions(named, thresholds) + GateVerdict((), tuple(notes))
     return verdict
 
 
@@ -156,7 +140,8 @@ def identity_verdict(
         if find_strategy(choice.name).lossless and choice.name != PLAIN.name
     ]
     if not classes:
-        return GateVerdict(())
+        why = "no choice but plain decoding claims to be lossless"
+        return GateVerdict.of([Skipped("identical outputs", why, applies=False)])
     pair = identity_pair(step)
     found = {
         choice: identity_check(pair, choice, resources, prompts[:IDENTITY_PROMPTS])

@@ -22,7 +22,6 @@ from draftwell.flows.steps.gate_parts.bench import (
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.steps.gate_parts.checks import (
     identity_verdict,
-    missing,
     prediction_check,
     weights_check,
 )
@@ -95,9 +94,5 @@ def judged(
     if thresholds.lossless_identical:
         verdict += identity_verdict(step, config, resources, rows.prompts)
     verdict += weights_check(step, rows.prompts, thresholds)
-    if rival.unmeasured:
-        verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
-    verdict += prediction_check(
-        step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured
-    )
+    verdict += prediction_check(step, candidate.artifacts, rival.comparable, thresholds)
     return Judged(report, verdict, sampled)

@@ -37,7 +37,7 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.bundle.verdict import UNDECIDED, Thresholds
+from draftwell.serving.bundle.verdict import Thresholds
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
@@ -96,18 +96,18 @@ def collect(step: StepContext, temperature: float) -> None:
 def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext) -> None:
     """The greedy ones of the same workspace say nothing about it."""
     collect(step, 0.0)
-    [check] = prediction_check(step, verifier(0.7), {}, LIMIT).checks
-    assert (check.name, check.result, check.transient) == ("predictions measured", UNDECIDED, True)
-    assert "`draftwell collect --pair tiny --temperature 0.7` collects them" in check.detail
+    [lacking] = prediction_check(step, verifier(0.7), {}, LIMIT).skipped
+    assert (lacking.name, lacking.applies) == ("verifier predicts", True)
+    assert "`draftwell collect --pair tiny --temperature 0.7` collects them" in lacking.why
     assert [one.name for one in prediction_check(step, verifier(0.0), {}, LIMIT).checks] == [
         "verifier predicts"
     ]
     both = prediction_check(
         step, {**verifier(0.7), "acceptance_table": AcceptanceTable.empty(ORIGIN)}, {}, LIMIT
     )
-    assert [one.name for one in both.checks] == [
+    assert [one.name for one in (*both.checks, *both.skipped)] == [
         "acceptance_table predicts",
-        "predictions measured",
+        "verifier predicts",
     ], "what can be judged is judged"
     collect(step, 0.7)
     [check] = prediction_check(step, verifier(0.7), {}, LIMIT).checks
@@ -121,13 +121,10 @@ def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) ->
         verifier(None),
         {"acceptance_table": AcceptanceTable.empty(ORIGIN)},
     ):
-        [check] = prediction_check(step, artifacts, {}, LIMIT).checks
-        assert (check.name, check.result) == ("predictions measured", UNDECIDED)
-        assert "`draftwell collect --pair tiny` collects them" in check.detail
-        assert str(step.workspace.root) not in check.detail
-    waived = prediction_check(step, verifier(0.0), {}, LIMIT, "the traces are on another machine")
-    assert waived.checks == ()
-    assert waived.notes[0].endswith("let pass: the traces are on another machine")
+        [lacking] = prediction_check(step, artifacts, {}, LIMIT).skipped
+        assert lacking.name == f"{next(iter(artifacts))} predicts"
+        assert "`draftwell collect --pair tiny` collects them" in lacking.why
+        assert str(step.workspace.root) not in lacking.why
 
 
 def test_both_counts_of_a_table_are_judged_each_on_traces_of_its_class(step: StepContext) -> None:
@@ -146,10 +143,12 @@ def test_both_counts_of_a_table_are_judged_each_on_traces_of_its_class(step: Ste
     )
     table = build_acceptance_table(TraceSet(step.workspace.traces_at(0.0)), greedy)
     wrong = {"acceptance_table": with_sampled(table, AcceptanceTable([10**6] * 20, [0] * 20, warm))}
-    names = [check.name for check in prediction_check(step, wrong, {}, LIMIT).checks]
-    assert names == ["acceptance_table predicts", "predictions measured"], (
-        "there are no sampled traces yet"
-    )
+    found = prediction_check(step, wrong, {}, LIMIT)
+    assert [one.name for one in (*found.checks, *found.skipped)] == [
+        "acceptance_table predicts",
+        "acceptance_table for sampled requests predicts",
+    ]
+    assert len(found.skipped) == 1, "there are no sampled traces yet"
     collect(step, 0.7)
     sampled = build_sampled_table(TraceSet(step.workspace.traces_at(0.7)), warm, 0.7)
     right = {"acceptance_table": with_sampled(table, sampled)}
@@ -176,11 +175,10 @@ def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not
     made = ORIGIN.model_copy(
         update={"trace_digest": "0" * 64, "training_prompts": sorted(hashes.values())}
     )
-    [check] = prediction_check(
+    [lacking] = prediction_check(
         step, {"acceptance_table": AcceptanceTable.empty(made)}, {}, LIMIT
-    ).checks
-    assert check.result == UNDECIDED
-    assert "`draftwell calibrate`" in check.detail
+    ).skipped
+    assert "`draftwell calibrate`" in lacking.why
 
 
 def config(
