@@ -8,15 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftwell.components.bench.engines.measure import groups_of
+from draftwell.components.bench.interleaved import REFERENCE
+from draftwell.components.collect.decoding import room
 from draftwell.components.gate.baseline_checks import compare_with_baseline
 from draftwell.components.gate.baseline_counts import CountsReport, deterministic_report
 from draftwell.components.gate.bench_checks import identity
-from draftwell.components.gate.footprint import footprint, judge_footprint
+from draftwell.components.gate.evidence import Interval, at_least, surely
+from draftwell.components.gate.footprint import footprint, judge_footprint, room_for_another
 from draftwell.components.gate.losslessness import identity_entry, judge_texts
 from draftwell.components.gate.predictions import judge_predictions, predictions
 from draftwell.components.gate.temperatures import tuned_classes
-from draftwell.components.gate.weights_check import judge_weights, weights_agreement
-from draftwell.components.prompts.prompt import Prompt, demo_prompts
+from draftwell.components.gate.weights_check import (
+    LAYERS,
+    judge_layers,
+    judge_weights,
+    weights_agreement,
+)
+from draftwell.components.prompts.prompt import Prompt, demo_prompts, ids_of
+from draftwell.components.tune.by_batch import GROUPS, MOST_TOKENS, beside_plain
 from draftwell.flows.context import StepContext, open_trace
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.places import bundle_bytes
@@ -34,6 +44,7 @@ from draftwell.serving.runtime.strategies import (
     PLAIN,
     StrategyChoice,
     StrategyResources,
+    build_strategy,
     find_strategy,
 )
 
@@ -41,6 +52,7 @@ IDENTITY_PROMPTS, IDENTITY_TOKENS, IDENTITY_SLOTS = 8, 64, 4
 """Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a
 hundred. In float32, so many requests at once: a batch of four takes hardly longer than one of
 them."""
+LAYERS_PROMPTS = 4
 START_LIMIT = 120.0
 """Seconds that a start may take where the thresholds name none."""
 PREDICTING = ("acceptance_table", "verifier")
@@ -179,6 +191,51 @@ def weights_check(
     full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load(device=step.pair.device)
     read = weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS)
     return judge_weights(read, weights, thresholds)
+
+
+def layers_check(
+    step: StepContext, prompts: Sequence[Prompt], thresholds: Thresholds
+) -> GateVerdict:
+    """How the library that computes the layers compares with torch's."""
+    if getattr(step.pair.models["target"], "library", None) is None:
+        return GateVerdict.of([Skipped(LAYERS, "no library computes them", applies=False)])
+    if not room_for_another(step.workspace.files()):
+        why = "there is too little memory to load the models once more"
+        return GateVerdict.of([Skipped(LAYERS, why)])
+    torchs = step.workspace.load(device=step.pair.device, compile="off")
+    some = prompts[:LAYERS_PROMPTS]
+    read = weights_agreement(step.pair, torchs, some, max_tokens=IDENTITY_TOKENS)
+    return judge_layers(read, thresholds)
+
+
+def load_check(
+    step: StepContext,
+    choice: StrategyChoice,
+    resources: StrategyResources,
+    prompts: Sequence[Prompt],
+    thresholds: Thresholds,
+) -> GateVerdict:
+    """The speed over plain decoding of the most requests at once that a choice still drafts for,
+    as a server decodes them; it fails where that is surely too slow."""
+    floor, table = thresholds.min_speedup_lower_bound, choice.draft_length_by_batch
+    most = max((size for size, length in table.items() if size > 1 and length), default=None)
+    if floor is None or most is None:
+        return GateVerdict(())
+    name = f"speed at {most} at once"
+    if room(step.pair.engine(), most) < most:
+        return GateVerdict.of([Skipped(name, "the models are loaded for fewer requests")])
+    plain, served = (
+        build_strategy(one.name, dict(one.parameters), resources.private())
+        for one in (PLAIN, choice)
+    )
+    served.draft_length_by_batch = table
+    groups = groups_of([ids_of(step.pair, prompt) for prompt in prompts], most, GROUPS)
+    sampling = step.pair.sampling(max_tokens=MOST_TOKENS)
+    sides = {REFERENCE: plain, str(most): served}
+    figure = beside_plain(step.pair, sides, groups, sampling, None)[most]
+    found = Interval(figure.ratio, figure.low, figure.high, figure.prompts)
+    text = f"{found.value:.2f} x autoregressive {found} (upper end at least {floor:.2f})"
+    return GateVerdict((surely(at_least(name, found, floor, text), text),))
 
 
 def identity_pair(step: StepContext) -> LoadedPair:
