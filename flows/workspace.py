@@ -283,9 +283,10 @@ class Workspace:
         pad_target: float | None = None,
         strategies: Iterable[StrategyChoice] = (),
         keep_modules: bool = False,
+        compile: str | None = None,
     ) -> LoadedPair:
-        """The pair's models, ready to run; `draft_device`, `pad_target` and `keep_modules` as in
-        `load_pair`.
+        """The pair's models, ready to run; `draft_device`, `pad_target`, `keep_modules` and
+        `compile` as in `load_pair`.
 
         Args:
             strategies: those that will run, empty if any may: some prefer the draft in ONNX
@@ -324,7 +325,7 @@ class Workspace:
                     "draft_device": draft_device,
                     "keep_modules": keep_modules,
                     "qualifier": qualifier,
-                    "compile": wanted_mode(),
+                    "compile": compile or wanted_mode(),
                 }
             ),
         )

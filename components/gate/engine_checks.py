@@ -20,7 +20,7 @@ from draftwell.components.engines.port import Engine, Message
 from draftwell.components.gate.bench_checks import speed_check
 from draftwell.components.gate.evidence import Interval
 from draftwell.components.report.intervals import FEWEST_PROMPTS
-from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 from draftwell.serving.runtime.requests import Sampling
@@ -32,6 +32,7 @@ because engines give log-probabilities and no logits."""
 TOP = 5
 
 
+OUTPUTS = "greedy outputs as plain decoding's"
 LOSSLESS_REJECTION = "standard"
 """The one of vLLM's `rejection_sample_method` that keeps the target's distribution."""
 
@@ -149,7 +150,7 @@ def judge_engine(
     if not figures:
         why = "plain decoding was chosen: nothing to compare"
         return GateVerdict((Check("plain decoding", 1.0, 1.0, True, why),))
-    parts: list[Check | str] = [
+    parts: list[Check | Skipped] = [
         engine_speed(figure, least, drafts=figure.at_once not in idle) for figure in figures
     ]
     rejection = (settings or {}).get("rejection_sample_method", LOSSLESS_REJECTION)
@@ -160,7 +161,7 @@ def judge_engine(
         )
         parts.append(Check("lossless settings", 0, 1, False, why))
     if unlike is None:
-        parts.append("sampled outputs are not compared")
+        parts.append(Skipped(OUTPUTS, "sampled outputs are not compared"))
     else:
         parts += [
             output_check([one for one in unlike if one.at_once == figure.at_once], figure)
@@ -176,7 +177,7 @@ def output_check(unlike: Sequence[Difference], figure: Figure) -> Check:
     first = wrong[min(wrong)] if wrong else None
     where = f": the first in prompt {first.prompt} at token {first.at}" if first else ""
     return Check(
-        f"greedy outputs as plain decoding's, {figure.at_once} at once",
+        f"{OUTPUTS}, {figure.at_once} at once",
         len(wrong),
         0,
         not wrong,

@@ -85,9 +85,8 @@ Unmeasured = Annotated[
     str | None,
     typer.Option(
         "--unmeasured",
-        help="Reason to pass a release although the champion or the traces cannot be "
-        "measured on this machine; "
-        "stored with the verdict.",
+        help="Reason to pass a release although a check that gates.yaml requires cannot run on "
+        "this machine; stored with the verdict.",
     ),
 ]
 Markdown = Annotated[
@@ -206,9 +205,7 @@ def rollback(
     context: typer.Context,
     reason: Annotated[
         str,
-        typer.Option(
-            "--reason", help="Why the champion is rolled back; recorded."
-        ),
+        typer.Option("--reason", help="Why the champion is rolled back; recorded."),
     ],
     pair: Pair = "default",
     device: DeviceOption = None,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.engines.vllm import NAME
 from draftwell.components.engines.vllm_methods import OFF
 from draftwell.components.gate.engine_checks import differences, judge_engine
 from draftwell.components.gate.verdict_report import verdict_markdown
@@ -24,6 +25,7 @@ from draftwell.registry.gates import load_gates
 from draftwell.registry.promotion import outdated
 from draftwell.registry.releases import gate_record, objection, record_gate
 from draftwell.registry.store import Store
+from draftwell.serving.bundle.verdict import settled
 from draftwell.serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
@@ -124,7 +126,9 @@ def judge(
     idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
     settings = choice.chosen.speculative_config(space.files)
     compared = None if temperature else unlike
-    return judge_engine(figures, compared, load_gates(), settings, idle), figures
+    thresholds = load_gates()
+    verdict = judge_engine(figures, compared, thresholds, settings, idle)
+    return settled(verdict, thresholds, NAME), figures
 
 
 def keep_verdict(record: GateRecord, verdict: GateVerdict, figures: Sequence[Figure]) -> None:

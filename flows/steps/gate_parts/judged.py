@@ -22,14 +22,15 @@ from draftwell.flows.steps.gate_parts.bench import (
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.steps.gate_parts.checks import (
     identity_verdict,
-    missing,
+    layers_check,
+    load_check,
     prediction_check,
     weights_check,
 )
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
-from draftwell.serving.runtime.strategies import StrategyResources
+from draftwell.serving.runtime.strategies import StrategyResources, served_choice
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,7 @@ def judged(
     if thresholds.lossless_identical:
         verdict += identity_verdict(step, config, resources, rows.prompts)
     verdict += weights_check(step, rows.prompts, thresholds)
-    if rival.unmeasured:
-        verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
-    verdict += prediction_check(
-        step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured
-    )
+    verdict += layers_check(step, rows.prompts, thresholds)
+    verdict += load_check(step, served_choice(config, 0.0), resources, rows.prompts, thresholds)
+    verdict += prediction_check(step, candidate.artifacts, rival.comparable, thresholds)
     return Judged(report, verdict, sampled)
