@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import subprocess
 import sys
 import zipfile
@@ -18,6 +17,7 @@ from draftwell.registry.bundles import requirements
 from draftwell.registry.bundles.hashes import recorded_hashes
 from draftwell.registry.bundles.requirements import closure, locked, runtime_requirements
 from draftwell.registry.bundles.text import install_commands
+from tests.support.loop.pip_reports import reported
 
 
 def tiny_wheel(
@@ -62,18 +62,6 @@ def pip(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         check=False,
         env={"PATH": "/usr/bin:/bin", "HOME": str(cwd)},
     )
-
-
-def reported(folder: Path, name: str, packages: dict[str, tuple[str, str]]) -> None:
-    """Write a report of pip's form: name → version and sha256."""
-    items = [
-        {
-            "metadata": {"name": package, "version": version},
-            "download_info": {"archive_info": {"hashes": {"sha256": sha}}},
-        }
-        for package, (version, sha) in packages.items()
-    ]
-    (folder / f"{name}.json").write_text(json.dumps({"version": "1", "install": items}))
 
 
 @pytest.mark.slow

@@ -34,8 +34,8 @@ from draftwell.serving.bundle.signature import (
 )
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.settings import ServerSettings
-from tests.registry.bundles.test_hashes import reported
 from tests.support.errors import raises_code
+from tests.support.loop.pip_reports import reported
 from tests.support.loop.publishing import Make
 from tests.support.paths import REPO
 
