@@ -4,10 +4,10 @@ own thread.
 Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<run>.parquet` in
 the trace schema and, if texts are kept, `requests-<milliseconds>-<run>.jsonl` with request bodies,
 which `draftwell collect --prompts` reads. Names sort by time, and `run` is drawn by each server
-that starts. Invariants: `offer` never blocks;
-what does not fit into the queue is dropped and counted; the files never take more than
-`max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which a
-start removes an hour later.
+that starts. Invariants: `offer` never blocks; what does not fit into the queue is dropped and
+counted; the files never take more than `max_bytes`, the oldest are deleted first, and none gets
+much older than `days`; a kill leaves at most a hidden temporary file, which a start removes an hour
+later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import make_folder, write_atomically
 from draftwell.serving.server.feedback.record import Record, contents
-from draftwell.serving.server.settings import FEEDBACK_MEGABYTES
+from draftwell.serving.server.settings import FEEDBACK_DAYS, FEEDBACK_MEGABYTES
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ QUEUE = 64
 """Records that may wait for the writer; one has a few kilobytes."""
 OURS = re.compile(r"(shard|requests)-(\d{15})-([0-9a-f]+)\.(parquet|jsonl)")
 HALF = re.compile(r"\.(shard|requests)-(\d{15})-([0-9a-f]+)\.(parquet|jsonl)\..+")
+IDLE_SECONDS = 3600.0
+"""After which a spool without records looks for files that have become too old."""
 ABANDONED_SECONDS = 3600.0
 """A temporary file older than this is what a killed server left."""
 
@@ -47,6 +49,7 @@ class Spool:
 
     Args:
         max_bytes: size of all files that servers have written to the folder.
+        days: age at which such a file is deleted.
         flush_seconds: longest time that a record waits for others.
         queued: records that may wait for the writer.
         private: only this user may read the files, and the folder if it is created.
@@ -59,12 +62,13 @@ class Spool:
         folder: Path,
         *,
         max_bytes: int = FEEDBACK_MEGABYTES << 20,
+        days: float = FEEDBACK_DAYS,
         flush_seconds: float = FLUSH_SECONDS,
         queued: int = QUEUE,
         private: bool = False,
     ):
         self.folder, self.max_bytes, self.flush_seconds = folder, max_bytes, flush_seconds
-        self.private = private
+        self.days, self.private = days, private
         self.counts: Counter[str] = Counter()
         self._queue: queue.Queue[Record | None] = queue.Queue(queued)
         self._last = 0
@@ -74,6 +78,7 @@ class Spool:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftwell-feedback", daemon=True)
         self._open(0o700 if private else 0o777)
+        self._remove_old()
 
     def start(self) -> None:
         """Start the thread."""
@@ -107,10 +112,7 @@ class Spool:
         ordered = sorted(records, key=lambda record: record.settings)
         for _, group in groupby(ordered, key=lambda record: record.settings):
             self._write_batch(list(group))
-        try:
-            self._make_room()
-        except OSError as error:
-            self._complain(f"old feedback could not be removed: {error.strerror}")
+        self._remove_old()
 
     def _write_batch(self, batch: Sequence[Record]) -> None:
         """Write records of the same settings as one shard."""
@@ -163,13 +165,16 @@ class Spool:
         while True:
             closing = self._closing.is_set()
             try:
-                wait = 0.0 if closing else (max(0.01, due - time.monotonic()) if batch else None)
+                left = max(0.01, due - time.monotonic()) if batch else IDLE_SECONDS
+                wait = 0.0 if closing else left
                 record = self._queue.get(timeout=wait) if wait != 0.0 else self._queue.get_nowait()
                 if record is not None:
                     due = due if batch else time.monotonic() + self.flush_seconds
                     batch.append(record)
             except queue.Empty:
                 due = 0.0
+                if not batch:
+                    self._remove_old()
             if batch and (len(batch) >= BATCH or time.monotonic() >= due):
                 self.write(batch)
                 batch = []
@@ -182,22 +187,28 @@ class Spool:
         self._last = max(int(time.time() * 1000), self._last + 1)
         return self._last
 
-    def _make_room(self) -> None:
-        """Delete the oldest files until the others fit."""
+    def _remove_old(self) -> None:
+        """Delete the oldest files: those that are too old, and until the others fit."""
+        try:
+            self._make_room(too_old=int(1000 * (time.time() - self.days * 86_400)))
+        except OSError as error:
+            self._complain(f"old feedback could not be removed: {error.strerror}")
+
+    def _make_room(self, too_old: int) -> None:
         files = sorted(
-            (found[2], path)
+            (int(found[2]), path)
             for path in self.folder.iterdir()
             if (found := OURS.fullmatch(path.name))
         )
         sizes = {path: size_of(path) for _, path in files}
         total = sum(sizes.values())
-        for _, path in files:
-            if total <= self.max_bytes:
+        for stamp, path in files:
+            if total <= self.max_bytes and stamp >= too_old:
                 return
             path.unlink(missing_ok=True)
             total -= sizes[path]
             self.counts["removed_files"] += 1
-            if "room" not in self._complained:
+            if stamp >= too_old and "room" not in self._complained:
                 self._complained.add("room")
                 log.info(
                     "the spool is full (%d bytes): the oldest feedback is deleted", self.max_bytes

@@ -59,6 +59,7 @@ def test_every_option_of_the_server_reaches_it(
         "feedback_rate": 0.5,
         "feedback_per_minute": 7,
         "feedback_megabytes": 9,
+        "feedback_days": 3,
     }
     words = [
         word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
@@ -90,6 +91,7 @@ def test_every_option_of_the_server_reaches_it(
         True,
     )
     assert (given.feedback.per_minute, given.feedback.max_bytes) == (7, 9 << 20)
+    assert given.feedback.days == 3
     assert options.keys() == ServerSettings.model_fields.keys(), "none was forgotten here"
 
 
