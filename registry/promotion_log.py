@@ -117,26 +117,21 @@ def history(store: Store, pair: str, device: str) -> History:
     """All changes of a pair's champion on a device.
 
     Raises:
-        DraftwellError: an entry was deleted (`promotions_incomplete`) or is none of ours
-            (`promotions_unreadable`).
+        DraftwellError: an entry was deleted, or is none of ours (`promotions_damaged`).
     """
     found: list[Entry] = []
     for number, kept in enumerate(store.versions(KIND, f"{pair}.{device}"), start=1):
-        mend = f"delete the registered model {kept.name} in MLflow: a new record begins with the "
-        mend += "champion that the alias names"
-        if kept.version != number:
-            raise DraftwellError(
-                f"version {number} of {kept.name}, which records who was champion, was deleted: "
-                f"{mend}",
-                code="promotions_incomplete",
-            )
         try:
             change = Change.model_validate_json(kept.tags.get(CHANGE, ""))
-        except ValidationError as error:
+        except ValidationError:
+            change = None
+        if change is None or kept.version != number:
             raise DraftwellError(
-                f"version {number} of {kept.name} is no change of a champion: {mend}",
-                code="promotions_unreadable",
-            ) from error
+                f"version {number} of {kept.name}, which records who was champion, was deleted or "
+                "changed: delete that registered model in MLflow; a new record begins with the "
+                "champion that the alias names",
+                code="promotions_damaged",
+            )
         if change.after == (found[-1].number if found else 0):
             found.append(Entry(change, found[-1].change.release if found else None, kept))
     return History(found)

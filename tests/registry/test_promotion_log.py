@@ -135,8 +135,14 @@ def test_a_hands_move_is_recorded_and_a_registry_without_record_begins_with_its_
 def test_a_record_with_a_hole_is_not_believed(store: Store, three: list[ReleaseVersion]) -> None:
     promote(store, "tiny", "cpu", 2)
     store.client.delete_model_version("promotions.tiny.cpu", "1")
-    with raises_code("promotions_incomplete", "version 1 of promotions.tiny.cpu", "delete"):
+    with raises_code("promotions_damaged", "version 1 of promotions.tiny.cpu", "delete"):
         rollback(store, "tiny", "cpu", "a trial")
+    store.client.delete_registered_model("promotions.tiny.cpu")
+    promote(store, "tiny", "cpu", 2)
+    assert [e.change.what for e in history(store, "tiny", "cpu")] == ["by hand"]
+    store.set_tag(history(store, "tiny", "cpu")[0].kept, "change", "{}")
+    with raises_code("promotions_damaged", "version 1"):
+        history(store, "tiny", "cpu")
     store.client.delete_registered_model("promotions.tiny.cpu")
     promote(store, "tiny", "cpu", 3, verdict(three[2], beside=2))
     assert rollback(store, "tiny", "cpu", "a trial")[1].version == 2
