@@ -266,6 +266,7 @@ class Scheduler:
             yield
         finally:
             took, reading = self.busy_seconds, self.engine.reading
+            self._rate.worked(took)
             if reading:
                 slowest = max(took / reading, FORGET * self._token_seconds)
                 self._token_seconds = min(TOKEN_SECONDS, slowest)
