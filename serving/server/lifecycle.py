@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -28,6 +29,7 @@ from draftwell.serving.server.http.security import Security, hosts_of, origins, 
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.process import DEVICE_FAILED, HUNG, address_of, ended_by_signals
+from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.settings import DRAIN_SECONDS, STEADY_PROMPT_TOKENS, ServerSettings
 from draftwell.serving.server.watchdog import Watchdog
 
@@ -155,17 +157,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
     with Watchdog() as watchdog:
         with ended_by_signals():
             # no other reference to the models stays: they can be freed
-            app = create_app(
-                load(settings.bundle),
-                # `DrainingServer` has drained when the application ends
-                drain_seconds=0.0,
-                capacity=settings.queue,
-                observers=persistence.observers,
-                security=security,
-                request_timeout=settings.request_timeout,
-                allow_parameters=settings.allow_parameters,
-                prompt_tokens=_prompt_tokens(settings),
-            )
+            app = _application(load(settings.bundle), settings, security, persistence.observers)
         deployments: Deployments = app.state.deployments
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: watch.ask())
@@ -182,6 +174,22 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
             watch.close()
             _write(deployments, persistence)
     return DEVICE_FAILED if server.device_lost else 0
+
+
+def _application(
+    served: ServedModel, settings: ServerSettings, security: Security, observers: Sequence[Observer]
+) -> FastAPI:
+    """What answers requests, with the options of the settings."""
+    return create_app(
+        served,
+        drain_seconds=0.0,  # `DrainingServer` has drained when the application ends
+        capacity=settings.queue,
+        observers=observers,
+        security=security,
+        request_timeout=settings.request_timeout,
+        allow_parameters=settings.allow_parameters,
+        prompt_tokens=_prompt_tokens(settings),
+    )
 
 
 def _write(deployments: Deployments, persistence: Persistence) -> None:
