@@ -18,8 +18,8 @@ from fastapi import FastAPI
 
 from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
 from draftwell.serving.bundle.bundle import refuse_inside
-from draftwell.serving.errors import DeviceLost
-from draftwell.serving.runtime.engine.workers import on_own_thread
+from draftwell.serving.errors import DeviceLost, DraftwellError
+from draftwell.serving.runtime.engine.workers import StillRunning, on_own_thread
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.bundle_watch import BundleWatch
 from draftwell.serving.server.deployment.deployments import Deployments
@@ -46,6 +46,8 @@ FLUSH_SECONDS = 5
 WRITE_SECONDS = 3
 """For online state and feedback behind that; with the default drain and the watchdog's second the
 process has ended after 29 s, before the 30 s that Kubernetes waits."""
+LOAD_SECONDS = 1800.0
+"""Longest time in which a bundle is loaded beside the one that serves."""
 BACKLOG = 1024
 KEEP_ALIVE_SECONDS = 75
 """How long a connection may stay open between two requests. Longer than proxies keep theirs
@@ -143,9 +145,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
 
     def load(folder: Path, serving_now: ServedModel | None = None) -> ServedModel:
         hide_folders(folder)
-        return persistence.prepare(
-            on_own_thread(from_bundle, settings.for_bundle(folder), serving_now)
-        )
+        return persistence.prepare(_loaded(settings.for_bundle(folder), serving_now))
 
     def take_over(folder: Path) -> bool:
         """False: not now, try again later."""
@@ -174,6 +174,24 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
             watch.close()
             _write(deployments, persistence)
     return DEVICE_FAILED if server.device_lost else 0
+
+
+def _loaded(settings: ServerSettings, serving_now: ServedModel | None) -> ServedModel:
+    """A bundle's models, loaded on a thread of its own. Another switch can follow a load that hangs
+    beside a model that serves; one at the start is the watchdog's.
+
+    Raises:
+        DraftwellError: it has not ended in time (`load_hangs`).
+    """
+    limit = None if serving_now is None else LOAD_SECONDS
+    try:
+        return on_own_thread(from_bundle, settings, serving_now, limit=limit)
+    except StillRunning as error:
+        raise DraftwellError(
+            f"the bundle was not loaded within {LOAD_SECONDS:g} s: look at its storage, and send "
+            "SIGHUP to try it again",
+            code="load_hangs",
+        ) from error
 
 
 def _application(
