@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +19,7 @@ from fastapi import FastAPI
 from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
 from draftwell.serving.bundle.bundle import refuse_inside
 from draftwell.serving.errors import DeviceLost, DraftwellError
-from draftwell.serving.runtime.engine.workers import on_own_thread
+from draftwell.serving.runtime.engine.workers import StillRunning, on_own_thread
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.bundle_watch import BundleWatch
 from draftwell.serving.server.deployment.deployments import Deployments
@@ -29,6 +30,7 @@ from draftwell.serving.server.http.security import Security, hosts_of, is_loopba
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.process import DEVICE_FAILED, HUNG, address_of, ended_by_signals
+from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.settings import DRAIN_SECONDS, STEADY_PROMPT_TOKENS, ServerSettings
 from draftwell.serving.server.watchdog import Watchdog
 
@@ -45,6 +47,8 @@ FLUSH_SECONDS = 5
 WRITE_SECONDS = 3
 """For online state and feedback behind that; with the default drain and the watchdog's second the
 process has ended after 29 s, before the 30 s that Kubernetes waits."""
+LOAD_SECONDS = 1800.0
+"""Longest time in which a bundle is loaded beside the one that serves."""
 BACKLOG = 1024
 KEEP_ALIVE_SECONDS = 75
 """How long a connection may stay open between two requests. Longer than proxies keep theirs
@@ -142,9 +146,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
 
     def load(folder: Path, serving_now: ServedModel | None = None) -> ServedModel:
         hide_folders(folder)
-        return persistence.prepare(
-            on_own_thread(from_bundle, settings.for_bundle(folder), serving_now)
-        )
+        return persistence.prepare(_loaded(settings.for_bundle(folder), serving_now))
 
     def take_over(folder: Path) -> bool:
         """False: not now, try again later."""
@@ -156,17 +158,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
     with Watchdog() as watchdog:
         with ended_by_signals():
             # no other reference to the models stays: they can be freed
-            app = create_app(
-                load(settings.bundle),
-                # `DrainingServer` has drained when the application ends
-                drain_seconds=0.0,
-                capacity=settings.queue,
-                observers=persistence.observers,
-                security=security,
-                request_timeout=settings.request_timeout,
-                allow_parameters=settings.allow_parameters,
-                prompt_tokens=_prompt_tokens(settings),
-            )
+            app = _application(load(settings.bundle), settings, security, persistence.observers)
         deployments: Deployments = app.state.deployments
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: watch.ask())
@@ -183,6 +175,40 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
             watch.close()
             _write(deployments, persistence)
     return DEVICE_FAILED if server.device_lost else 0
+
+
+def _loaded(settings: ServerSettings, serving_now: ServedModel | None) -> ServedModel:
+    """A bundle's models, loaded on a thread of its own. Another switch can follow a load that hangs
+    beside a model that serves; one at the start is the watchdog's.
+
+    Raises:
+        DraftwellError: it has not ended in time (`load_hangs`).
+    """
+    limit = None if serving_now is None else LOAD_SECONDS
+    try:
+        return on_own_thread(from_bundle, settings, serving_now, limit=limit)
+    except StillRunning as error:
+        raise DraftwellError(
+            f"the bundle was not loaded within {LOAD_SECONDS:g} s: look at its storage, and send "
+            "SIGHUP to try it again",
+            code="load_hangs",
+        ) from error
+
+
+def _application(
+    served: ServedModel, settings: ServerSettings, security: Security, observers: Sequence[Observer]
+) -> FastAPI:
+    """What answers requests, with the options of the settings."""
+    return create_app(
+        served,
+        drain_seconds=0.0,  # `DrainingServer` has drained when the application ends
+        capacity=settings.queue,
+        observers=observers,
+        security=security,
+        request_timeout=settings.request_timeout,
+        allow_parameters=settings.allow_parameters,
+        prompt_tokens=_prompt_tokens(settings),
+    )
 
 
 def _write(deployments: Deployments, persistence: Persistence) -> None:

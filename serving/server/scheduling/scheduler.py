@@ -272,6 +272,7 @@ class Scheduler:
             yield
         finally:
             took, reading = self.busy_seconds, self.engine.reading
+            self._rate.worked(took)
             if reading:
                 slowest = max(took / reading, FORGET * self._token_seconds)
                 self._token_seconds = min(TOKEN_SECONDS, slowest)
@@ -295,9 +296,7 @@ class Scheduler:
         limit_drafts(self.engine, sessions, probe=self._rounds % PROBE_EVERY == 0)
         started = time.perf_counter()
         self.engine.step()
-        seconds = time.perf_counter() - started
-        self._rate.worked(seconds)
-        self._observers.notify("stepped", len(running), self.waiting, seconds)
+        self._observers.notify("stepped", len(running), self.waiting, time.perf_counter() - started)
         for ticket in running:
             self._publish(ticket)
 

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from draftwell.serving.server import watchdog as watchdog_module
+from draftwell.serving.server import lifecycle, watchdog as watchdog_module
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.deployment import Deployment, NoAnswerInTime
 from draftwell.serving.server.deployment.deployments import Deployments
@@ -25,8 +26,9 @@ from draftwell.serving.server.process import HUNG
 from draftwell.serving.server.scheduling import scheduler as scheduler_module
 from draftwell.serving.server.scheduling.detokenize import TextStream
 from draftwell.serving.server.scheduling.ticket import Ticket
-from draftwell.serving.server.settings import DRAIN_SECONDS
+from draftwell.serving.server.settings import DRAIN_SECONDS, ServerSettings
 from draftwell.serving.server.watchdog import Watchdog
+from tests.support.errors import raises_code
 from tests.support.server.served_pair import running, served_pair
 from tests.support.server.server_process import server_process, wait_until
 
@@ -223,6 +225,28 @@ def test_a_new_model_that_hangs_does_not_hold_up_the_next_switch(
             assert deployments.switch(lambda old: served_pair("vanilla_sd", slots=1))
         finally:
             device.released.set()
+
+
+def test_a_load_that_hangs_beside_a_model_that_serves_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(lifecycle, "from_bundle", lambda settings, serving_now: over.wait(60))
+    monkeypatch.setattr(lifecycle, "LOAD_SECONDS", 0.1)
+    settings, serving_now = ServerSettings(bundle=tmp_path), served_pair("autoregressive")
+    with raises_code("load_hangs", "SIGHUP"):
+        lifecycle._loaded(settings, serving_now)
+    monkeypatch.setattr(lifecycle, "LOAD_SECONDS", 60.0)
+    over.set()
+    assert lifecycle._loaded(settings, serving_now) is True  # type: ignore[comparison-overlap]
+    assert lifecycle._loaded(settings, None) is True  # type: ignore[comparison-overlap]
+
+    def refuse(settings: object, serving_now: object) -> None:
+        raise TimeoutError("the disk is slow")
+
+    monkeypatch.setattr(lifecycle, "from_bundle", refuse)
+    with pytest.raises(TimeoutError, match="the disk is slow"):
+        lifecycle._loaded(settings, serving_now)
 
 
 class Found:
