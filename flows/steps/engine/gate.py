@@ -11,7 +11,6 @@ from draftwell.components.engines.vllm import NAME
 from draftwell.components.engines.vllm_methods import OFF
 from draftwell.components.gate.engine_checks import differences, judge_engine
 from draftwell.components.gate.verdict_report import verdict_markdown
-from draftwell.components.prompts.overlap import hashes_of
 from draftwell.flows.steps.champion import champion_number
 from draftwell.flows.steps.engine.release import (
     EngineRelease,
@@ -19,13 +18,13 @@ from draftwell.flows.steps.engine.release import (
     refuse_elsewhere,
 )
 from draftwell.flows.steps.engine.space import EngineSpace, deployment_of, untouched
-from draftwell.flows.steps.gate_parts.record import record_of
+from draftwell.flows.steps.gate_parts.record import judged_digest, record_of, record_stays
 from draftwell.registry.gates import load_gates
 from draftwell.registry.promotion import outdated
 from draftwell.registry.releases import gate_record, objection, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import settled
-from draftwell.serving.files import json_digest, write_json
+from draftwell.serving.files import write_json
 
 if TYPE_CHECKING:
     from draftwell.components.bench.engines.figures import Figure
@@ -78,7 +77,7 @@ def gate_on_engine(
     outputs are compared at 0.
 
     Args:
-        keep: whether the verdict is recorded with the release; that of a champion stays.
+        keep: whether the verdict is recorded with the release (`record_stays`).
     Returns:
         the verdict, and the figures that speed was judged by, one for each load.
     Raises:
@@ -88,9 +87,7 @@ def gate_on_engine(
     verdict, figures = judge(space, released, prompts, max_tokens)
     release = released.release
     champion = champion_number(space.workspace, release.device)
-    # one slow minute of the machine must not withdraw what serves
-    serves = champion == release.version and objection(release, gate_record(release)) is None
-    if keep and not serves:
+    if keep and not record_stays(space.workspace, release, verdict):
         judged = judged_digest(prompts, max_tokens)
         keep_verdict(record_of(release, verdict, champion, judged=judged), verdict, figures)
     return verdict, figures
@@ -136,8 +133,3 @@ def keep_verdict(record: GateRecord, verdict: GateVerdict, figures: Sequence[Fig
             Path(place) / "figures.json", [figure.model_dump(mode="json") for figure in figures]
         )
         record_gate(Store(), record, words=verdict_markdown(verdict), files=[file])
-
-
-def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
-    """Digest of what a gate judges with."""
-    return json_digest([sorted(hashes_of(prompts)), max_tokens])
