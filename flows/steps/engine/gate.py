@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.bench.engines.figures import figure_of
 from draftwell.components.engines.vllm import NAME
 from draftwell.components.engines.vllm_methods import OFF
-from draftwell.components.gate.engine_checks import differences, judge_engine
+from draftwell.components.gate.engine_checks import differences, judge_engine, judge_regression
 from draftwell.components.gate.verdict_report import verdict_markdown
+from draftwell.components.tune.engines.lab import Lab, MethodFails
 from draftwell.flows.steps.champion import champion_number
 from draftwell.flows.steps.engine.release import (
     EngineRelease,
@@ -23,7 +25,8 @@ from draftwell.registry.gates import load_gates
 from draftwell.registry.promotion import outdated
 from draftwell.registry.releases import gate_record, objection, record_gate
 from draftwell.registry.store import Store
-from draftwell.serving.bundle.verdict import settled
+from draftwell.serving.bundle.verdict import GateVerdict, Skipped, settled
+from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.flows.settings import PipelineSettings
     from draftwell.registry.gates import GateRecord
-    from draftwell.serving.bundle.verdict import GateVerdict
 
 
 def gate_as(
@@ -118,12 +120,39 @@ def judge(
                 sampling,
             )
         ]
+        regression = beside_champion(space, released, lab, levels)
     idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
     settings = choice.chosen.speculative_config(space.files)
     compared = None if temperature else unlike
     thresholds = load_gates()
-    verdict = judge_engine(figures, compared, thresholds, settings, idle)
+    verdict = judge_engine(figures, compared, thresholds, settings, idle) + regression
     return settled(verdict, thresholds, NAME), figures
+
+
+def beside_champion(
+    space: EngineSpace, released: EngineRelease, lab: Lab, levels: Sequence[int]
+) -> GateVerdict:
+    """How a release compares with what the champion decodes with, at the levels of the release."""
+    release, choice = released.release, released.choice.chosen
+    number = champion_number(space.workspace, release.device)
+    if number is None or number == release.version:
+        why = "there is no other champion"
+        return GateVerdict.of([Skipped("regression", why, applies=False)])
+    champion = find_engine_release(space, number, released.config.contents.temperature)
+    rival, name = champion.choice.chosen, f"{champion.release.name}, the champion,"
+    try:
+        refuse_elsewhere(space, champion.config)
+        if rival == choice:
+            why = f"{name} decodes in the same way"
+            return GateVerdict.of([Skipped("regression", why, applies=False)])
+        found = [
+            figure_of(choice.label, lab.between(rival, choice, "gate", level)) for level in levels
+        ]
+    except DraftwellError as error:
+        if error.code != "tuned_elsewhere" and not isinstance(error, MethodFails):
+            raise
+        return GateVerdict.of([Skipped("regression", f"{name} cannot be measured here: {error}")])
+    return judge_regression(found, load_gates())
 
 
 def keep_verdict(record: GateRecord, verdict: GateVerdict, figures: Sequence[Figure]) -> None:
