@@ -1,5 +1,5 @@
-"""The gate for another engine's settings: are they faster than its plain decoding, and do they
-leave greedy outputs as they are?
+"""The gate for another engine's settings: are they faster than its plain decoding, no slower than
+the champion's, and do they leave greedy outputs as they are?
 
 A setting is judged on the engine, its version, the device and the models that it was measured with;
 the release's `engine_config` names them, and gate and deployment refuse it elsewhere.
@@ -170,6 +170,17 @@ def judge_engine(
     return GateVerdict.of(parts)
 
 
+def judge_regression(figures: Sequence[Figure], thresholds: Thresholds) -> GateVerdict:
+    """The verdict on a setting beside the champion's, at each load; a threshold that is None is not
+    checked."""
+    allowed = thresholds.max_regression
+    if allowed is None:
+        return GateVerdict(())
+    return GateVerdict(
+        tuple(load_speed("regression", one, 1 - allowed, "the champion") for one in figures)
+    )
+
+
 def output_check(unlike: Sequence[Difference], figure: Figure) -> Check:
     """Whether greedy outputs of one load are plain decoding's but for near-ties."""
     wrong = {one.prompt: one for one in reversed(unlike) if not one.near_tie}
@@ -188,14 +199,21 @@ def output_check(unlike: Sequence[Difference], figure: Figure) -> Check:
 
 def engine_speed(figure: Figure, least: float, *, drafts: bool = True) -> Check:
     """Whether the lower bound of a setting's speed reaches the threshold; where nothing is drafted,
-    whether the upper one does.
+    whether the upper one does."""
+    name, against = "speed over plain decoding", "plain decoding"
+    return load_speed(name, figure, least, against, low=figure.low if drafts else figure.high)
+
+
+def load_speed(
+    name: str, figure: Figure, least: float, against: str, *, low: float | None = None
+) -> Check:
+    """Whether the lower bound of a figure's speed, or `low`, reaches a threshold.
 
     Fewer than `FEWEST_PROMPTS` distinct prompts are not enough evidence.
     """
-    low = figure.low if drafts else figure.high
+    low = figure.low if low is None else low
     found = Interval(figure.ratio, low, figure.high, figure.prompts)
-    name = f"speed over plain decoding, {figure.at_once} at once"
-    check = speed_check(name, found, least, "plain decoding")
+    check = speed_check(f"{name}, {figure.at_once} at once", found, least, against)
     if figure.prompts >= FEWEST_PROMPTS:
         return check
     why = f"{check.detail}; fewer than {FEWEST_PROMPTS} prompts decide nothing"

@@ -21,7 +21,12 @@ from draftwell.flows.steps.gate_parts.champion import ChampionComparison, find_r
 from draftwell.flows.steps.gate_parts.checks import footprint_check
 from draftwell.flows.steps.gate_parts.elsewhere import read_measurement
 from draftwell.flows.steps.gate_parts.judged import Candidate, Judged, judged
-from draftwell.flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
+from draftwell.flows.steps.gate_parts.record import (
+    keep_bundle,
+    keep_verdict,
+    record_of,
+    record_stays,
+)
 from draftwell.flows.workspace import Workspace, in_turn
 from draftwell.registry.bundles.build import build_to_judge
 from draftwell.registry.gates import load_gates
@@ -47,7 +52,8 @@ def gate_release(
     """Measure a release, judge it and keep the verdict with it.
 
     Candidate and champion are measured in one run, prompt by prompt in turn, together with
-    autoregressive decoding. The champion itself can be judged again; its record stays.
+    autoregressive decoding. The champion itself can be judged again; its record stays unless it
+    fails.
 
     Args:
         prompts: candidates: those that the release's artifacts were made from are left out, and of
@@ -117,13 +123,11 @@ def concluded(
         )
         verdict += rival.skipped() + footprint_check(step, bundle, release, thresholds)
         verdict = settled(verdict, thresholds, release.device, settings.unmeasured)
-        if not settings.dry_run and serves(step, release):
-            step.workspace.say(f"{release.name} is the champion: its record, from before, is kept")
-        elif not settings.dry_run:
-            total = sum(beside, start=verdict)
+        total = sum(beside, start=verdict)
+        if not settings.dry_run and not record_stays(step.workspace, release, total):
             digest = open_bundle(bundle).manifest.digest
             champion = rival.release.version if rival.release else None
-            record = record_of(release, total, champion, digest, found.sampled)
+            record = record_of(release, total, champion, digest, found.sampled, found.judged)
             entry = candidate.greedy(thresholds).entry(found.report.strategies)
             keep_verdict(store, record, total, found.report, entry, written)
             if total.passed:

@@ -40,6 +40,7 @@ class GateMeasurement(Frozen):
     artifacts: dict[str, str]
     """Kind → digest of all that a release of it pins, but a draft."""
     thresholds: Thresholds
+    judged: str
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
     skipped: tuple[Skipped, ...]
@@ -51,7 +52,8 @@ class GateMeasurement(Frozen):
         """The same as the gate has it on one machine."""
         notes = (*self.notes, f"measured on {self.device_class}")
         sampled = SampledVerdict(GateVerdict(()), self.sampled_lower_bound, self.sampled_as_greedy)
-        return Judged(self.bench, GateVerdict(self.checks, notes, self.skipped), sampled)
+        verdict = GateVerdict(self.checks, notes, self.skipped)
+        return Judged(self.bench, verdict, sampled, self.judged)
 
     def refuse_other(
         self, name: str, artifacts: Mapping[str, Artifact], thresholds: Thresholds
@@ -102,6 +104,7 @@ def measure_candidate(
         device_class=str(candidate.config.provenance.device_class),
         artifacts={kind: str(artifact.digest) for kind, artifact in artifacts.items()},
         thresholds=thresholds,
+        judged=found.judged,
         checks=found.verdict.checks,
         notes=found.verdict.notes,
         skipped=found.verdict.skipped,

@@ -27,6 +27,7 @@ from draftwell.flows.steps.gate_parts.checks import (
     prediction_check,
     weights_check,
 )
+from draftwell.flows.steps.gate_parts.record import judged_digest
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
@@ -64,11 +65,13 @@ class Judged:
         report: the bench of greedy requests that its speed was judged by.
         verdict: on all but the bundle.
         sampled: what was found out about sampled requests; its verdict is part of the other.
+        judged: digest of what it was measured on (`judged_digest`).
     """
 
     report: BenchReport
     verdict: GateVerdict
     sampled: SampledVerdict
+    judged: str
 
 
 def judged(
@@ -99,4 +102,4 @@ def judged(
     verdict += layers_check(step, rows.prompts, thresholds)
     verdict += load_check(step, served_choice(config, 0.0), resources, rows.prompts, thresholds)
     verdict += prediction_check(step, candidate.artifacts, rival.comparable, thresholds)
-    return Judged(report, verdict, sampled)
+    return Judged(report, verdict, sampled, judged_digest(rows.prompts, settings.max_tokens))

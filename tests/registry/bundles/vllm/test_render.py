@@ -33,6 +33,8 @@ GATE = {
     "dtype": "bfloat16",
     "fingerprint": "f" * 64,
     "settings": {**DRAFTED, "model": "/where/it/was/measured"},
+    "gpus": 2,
+    "at_once": 64,
     "passed": True,
 }
 TEMPLATES = sorted((HERE / "chart" / "templates").glob("*.yaml"))
@@ -56,7 +58,7 @@ def serving(**changes: Any) -> VllmServing:
 
 
 CPU: dict[str, Any] = {
-    "gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2"},
+    "gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2", "gpus": 1},
     "image": "some/vllm-cpu:0.32.0",
     "gpus": 1,
 }
@@ -263,6 +265,7 @@ def test_the_gates_record_becomes_the_settings() -> None:
     record = {
         "engine": "vllm",
         **GATE,
+        "gpus": 1,
         "dtype": "bfloat16-int8",
     }
     made: dict[str, Any] = {
@@ -286,6 +289,10 @@ def test_the_gates_record_becomes_the_settings() -> None:
     ):
         with raises_code("bad_value", said):
             gated_serving({**record, **changed}, **made)
+    with raises_code("bad_value", "gpus 4 is not what the gate judged"):
+        gated_serving(record, **made, gpus=4)
+    ungated = {**record, "passed": False}
+    assert gated_serving(ungated, **made, gpus=4, ungated_reason="a trial").gpus == 4
 
 
 def test_nothing_is_drafted_at_loads_that_were_not_measured() -> None:
@@ -298,6 +305,19 @@ def test_nothing_is_drafted_at_loads_that_were_not_measured() -> None:
     ]
     few = serving(speculative=config, gate={**GATE, "settings": config}, max_num_seqs=16)
     assert few.engine_arguments()["speculative_config"] == config
+
+
+def test_a_single_length_is_drafted_at_measured_loads_alone() -> None:
+    """Where a method has one length at all loads, no more requests are served at once."""
+    settings = serving(gate={**GATE, "at_once": 8})
+    assert settings.engine_arguments()["speculative_config"][SCHEDULE] == [[1, 8, 3], [9, 64, 0]]
+    assert SCHEDULE not in serving().engine_arguments()["speculative_config"]
+    suffix = {"method": "suffix", "num_speculative_tokens": 8}
+    gate = {**GATE, "at_once": 8, "settings": suffix}
+    config = serving(gate=gate, speculative=suffix, max_num_seqs=8).engine_arguments()
+    assert config["speculative_config"] == suffix
+    with pytest.raises(ValidationError, match=r"max_num_seqs 64 \(measured with up to 8"):
+        serving(gate=gate, speculative=suffix)
 
 
 def test_compose_reserves_what_a_replica_needs() -> None:
