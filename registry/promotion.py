@@ -1,25 +1,19 @@
 """Which release serves: promotion to champion, and rollback.
 
-Promotion is one change of one alias, the release's. The aliases of what it pins follow for people
-to see; a process that is killed between the two leaves a complete promotion, and the next
-promotion, rollback or deployment moves the others.
+A change of the champion is first written to its record (`draftwell.registry.promotion_log`), which
+decides between two at once; then the release's alias follows, and after it those of what it pins,
+for people to see. What a killed process has begun is finished by the next promotion, rollback or
+deployment.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Mapping
-from typing import Any
-
-from pydantic import Field, ValidationError
-
 from draftwell.registry.gates import GateRecord
+from draftwell.registry.promotion_log import DONE, Entry, History, What, append, history
 from draftwell.registry.releases import (
     ReleaseVersion,
     device_options,
     find_release,
-    follow_alias,
     gate_record,
     is_champion,
     move_alias,
@@ -27,33 +21,13 @@ from draftwell.registry.releases import (
     record_gate,
 )
 from draftwell.registry.store import Store
-from draftwell.registry.strict import Strict
 from draftwell.serving.errors import DraftwellError
 
-CHAMPION_SINCE = "champion_since"
-"""Tag: when a release last became champion, ISO 8601; a rollback goes by it."""
-ROLLED_BACK = "rolled_back"
-"""Tag: a `Withdrawal` as JSON, on a champion that was rolled back."""
 
-
-class Withdrawal(Strict):
-    """Why a champion was rolled back."""
-
-    reason: str = Field(min_length=1)
-    to: int = Field(ge=1, description="release that became champion instead")
-    at: str = Field(description="when, ISO 8601")
-
-
-def withdrawal(release: ReleaseVersion) -> str | None:
+def withdrawal(store: Store, release: ReleaseVersion) -> str | None:
     """Why and when a release was rolled back, or None."""
-    text = release.published.tags.get(ROLLED_BACK)
-    if not text:
-        return None
-    try:
-        note = Withdrawal.model_validate_json(text)
-    except ValidationError:
-        return "it was rolled back"
-    return f"it was rolled back on {note.at[:10]} ({note.reason})"
+    entry = history(store, release.pair, release.device).rolled_back(release.version)
+    return f"it was rolled back on {entry.at:%Y-%m-%d} ({entry.change.reason})" if entry else None
 
 
 def promote(
@@ -69,11 +43,12 @@ def promote(
 
     Args:
         record: the verdict; None takes the one that is kept with the release.
-        reason: kept with the release; required for one that was rolled back, and for one whose gate
-            compared it with another champion than today's.
+        reason: kept in the record; required for a release that was rolled back, and for one whose
+            gate compared it with another champion than today's.
     Raises:
         DraftwellError: there is no passed verdict that names exactly these versions and today's
-            champion, or it was rolled back; nothing was changed.
+            champion, or it was rolled back, or another became champion meanwhile
+            (`promotion_lost`); the champion stays.
     """
     release = find_release(store, pair, device, version)
     judged = record or gate_record(release)
@@ -84,6 +59,7 @@ def promote(
             f"{release.version}`",
             code="not_gated",
         )
+    seen = adopt(store, pair, device)
     if (why := outdated(store, release, judged)) and not reason:
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} "
@@ -91,7 +67,7 @@ def promote(
             f"{release.version}`, or give a --reason to promote it all the same",
             code="gated_against_another_champion",
         )
-    if (why := withdrawal(release)) and not reason:
+    if (why := withdrawal(store, release)) and not reason:
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: publish another release, or promote "
             "this one again with "
@@ -101,10 +77,8 @@ def promote(
         )
     if record is not None:
         record_gate(store, record)
-    if reason:
-        _keep_note(store, release, "promotions", {"reason": reason})
-        store.set_tag(release.published, ROLLED_BACK, "")
-    _crown(store, release)
+    if reason or not (seen.champion == release.version and is_champion(store, release)):
+        _change(store, seen, release, "promotion", reason, judged)
     return release
 
 
@@ -129,9 +103,9 @@ def rollback(
 ) -> tuple[ReleaseVersion, ReleaseVersion]:
     """Make the previous champion the champion again.
 
-    The release that is rolled back keeps the reason; it is not deployed, nor promoted again without
-    another reason. A rollback that was killed is finished when it is run again, and rolls nothing
-    else back.
+    The record keeps the reason. The release that is rolled back is not deployed, nor promoted again
+    without another reason. A rollback that was killed is finished when it is run again, and rolls
+    nothing else back.
 
     Args:
         to: number of the release to make champion; None takes the previous champion, leaving out
@@ -140,62 +114,50 @@ def rollback(
     Returns:
         the release that was rolled back, and the champion now.
     Raises:
-        DraftwellError: no reason, no champion, none before it, or no passed gate record of that;
-            nothing was changed.
+        DraftwellError: no reason, no champion, none before it, or no passed gate record of that,
+            or another became champion meanwhile; the champion stays.
     """
     if not reason.strip():
         raise DraftwellError(
-            "a rollback needs a reason, which is kept with the release: give one with --reason",
+            "a rollback needs a reason, which is recorded: give one with --reason",
             code="no_reason",
         )
-    bad = find_release(store, pair, device, "champion")
-    if (cut_off := _cut_off_rollback(store, bad)) is not None and to in (None, bad.version):
-        _crown(store, bad)
-        return cut_off, bad
-    good = find_release(store, pair, device, to if to is not None else _champion_before(store, bad))
+    cut_off = _cut_off_rollback(history(store, pair, device))
+    seen = adopt(store, pair, device)
+    if (
+        cut_off
+        and cut_off.before
+        and cut_off.number == seen[-1].number
+        and to in (None, seen.champion)
+    ):
+        good = find_release(store, pair, device, cut_off.change.release)
+        return find_release(store, pair, device, cut_off.before), good
+    bad = find_release(store, pair, device, seen.champion or "champion")
+    good = find_release(store, pair, device, to if to is not None else _way_back(store, bad, seen))
     if good.version == bad.version:
         raise DraftwellError(
             f"{good.name} is the champion already: name another release with --to",
             code="already_champion",
         )
-    if why := objection(good, gate_record(good)) or withdrawal(good):
+    if why := objection(good, gate_record(good)) or withdrawal(store, good):
         raise DraftwellError(
             f"{good.name} cannot be made champion again, {why}: name another release with --to",
             code="no_way_back",
         )
-    note = Withdrawal(reason=reason.strip(), to=good.version, at=_now())
-    # first: killed after this, the bad one is still not deployed
-    store.set_tag(bad.published, ROLLED_BACK, note.model_dump_json())
-    _keep_note(store, bad, "rollbacks", note.model_dump())
-    _crown(store, good)
+    _change(store, seen, good, "rollback", reason.strip(), gate_record(good))
     return bad, good
 
 
-def _cut_off_rollback(store: Store, champion: ReleaseVersion) -> ReleaseVersion | None:
-    """The release whose rollback made this one champion and was killed before its last change, the
-    date; None where there is none."""
-    since = champion.published.tags.get(CHAMPION_SINCE, "")
-    for published in store.versions("release", f"{champion.pair}.{champion.device}"):
-        try:
-            note = Withdrawal.model_validate_json(published.tags.get(ROLLED_BACK, ""))
-        except ValidationError:
-            continue
-        if note.to == champion.version and note.at > since:
-            return find_release(store, champion.pair, champion.device, published.version)
-    return None
+def _cut_off_rollback(seen: History) -> Entry | None:
+    """The last change, if it is a rollback whose process was killed before its end."""
+    last = seen[-1] if seen else None
+    return last if last and not last.done and last.change.what == "rollback" else None
 
 
-def _champion_before(store: Store, champion: ReleaseVersion) -> int:
+def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
     """Number of the release that was champion last among those whose gate record stands and that
     were not rolled back."""
-    others = [
-        (p.tags[CHAMPION_SINCE], p.version)
-        for p in store.versions("release", f"{champion.pair}.{champion.device}")
-        if p.version != champion.version
-        and p.tags.get(CHAMPION_SINCE)
-        and not p.tags.get(ROLLED_BACK)
-    ]
-    for _, version in sorted(others, reverse=True):
+    for version in seen.earlier_champions():
         release = find_release(store, champion.pair, champion.device, version)
         if objection(release, gate_record(release)) is None:
             return version
@@ -205,34 +167,43 @@ def _champion_before(store: Store, champion: ReleaseVersion) -> int:
     )
 
 
-def adopt(store: Store, release: ReleaseVersion) -> None:
-    """Treat a champion that was named by hand as if it had been promoted; nothing changes for one
-    that was promoted, or that is no longer the champion."""
-    dated = [
-        p.tags.get(CHAMPION_SINCE, "")
-        for p in store.versions("release", f"{release.pair}.{release.device}")
-    ]
-    since = release.published.tags.get(CHAMPION_SINCE)
-    follow_alias(store, release, "champion")
-    if is_champion(store, release) and (not since or since < max(dated)):
-        store.set_tag(release.published, CHAMPION_SINCE, _now())
+def adopt(store: Store, pair: str, device: str) -> History:
+    """Make alias and record agree: finish a change whose process was killed, or record a champion
+    that a person named by hand; returns the record."""
+    moved = 0
+    while True:
+        seen = history(store, pair, device)
+        last = seen[-1] if seen else None
+        # Whoever has set the alias looks again: another may have come after it, and been faster.
+        if last is not None and (not last.done or moved not in (0, last.number)):
+            move_alias(store, find_release(store, pair, device, last.change.release), "champion")
+            store.set_tag(last.kept, DONE, "yes")
+            moved = last.number
+            continue
+        # Read after the record: an alias that another has moved since belongs to a later change.
+        alias = store.get_aliases("release", f"{pair}.{device}").get("champion")
+        if alias in (None, seen.champion):
+            return seen
+        append(store, find_release(store, pair, device, alias), seen, "by hand")
 
 
-def _crown(store: Store, release: ReleaseVersion) -> None:
-    move_alias(store, release, "champion")
-    store.set_tag(release.published, CHAMPION_SINCE, _now())
-
-
-def _keep_note(store: Store, release: ReleaseVersion, folder: str, note: Mapping[str, Any]) -> None:
-    """Keep what a person decided with the release's run; tags hold only the last word."""
-    at = _now()
-    store.log_text(
-        release.published,
-        json.dumps({"at": at, **note}, indent=2) + "\n",
-        f"{folder}/{at.replace(':', '')}.json",
+def _change(
+    store: Store,
+    seen: History,
+    release: ReleaseVersion,
+    what: What,
+    reason: str | None,
+    record: GateRecord | None,
+) -> None:
+    """Make a release champion, if no change has come after those that were seen."""
+    change = append(store, release, seen, what, reason, record)
+    now = adopt(store, release.pair, release.device)
+    if now.champion == release.version or any(e.change.mark == change.mark for e in now):
+        return
+    last = now[-1].change
+    raise DraftwellError(
+        f"{release.name} did not become champion: version {last.release} did meanwhile "
+        f"({last.what} {last.by}): run `draftwell gate --pair {release.pair} "
+        f"{device_options(release.device)} --release {release.version}` to compare the two",
+        code="promotion_lost",
     )
-
-
-def _now() -> str:
-    """This moment, to the microsecond, so that two in a row differ."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")

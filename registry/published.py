@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 FORMAT_TAG = "format"
 """Tag of a version that says which format of `draftwell.serving.format` it was published in."""
 
-TAKEN = ("IntegrityError", "UniqueViolation", "UNIQUE constraint", "duplicate key")
+TAKEN = (
+    "IntegrityError",
+    "UniqueViolation",
+    "UNIQUE constraint",
+    "duplicate key",
+    "Model Version creation error",
+)
 """What errors of MLflow's databases say of a row that another process has inserted."""
 
 
@@ -32,6 +38,7 @@ class Published:
         source: where its files are stored.
         tags: digest, fingerprint, trace_digest, parents (JSON, kind → digest), git_commit and what
             was added later.
+        created: when it was registered, in milliseconds since 1970 by the registry's clock.
     """
 
     kind: str
@@ -41,6 +48,7 @@ class Published:
     digest: str
     source: str = ""
     tags: Mapping[str, str] = field(default_factory=dict, compare=False)
+    created: int = field(default=0, compare=False)
 
     @property
     def fingerprint(self) -> str:
@@ -54,8 +62,8 @@ class Published:
 
 
 def insert_or_change(write: Callable[[], object]) -> None:
-    """Write an alias, a tag or a dataset: MLflow looks first and inserts then, and the slower of
-    two processes finds the row taken."""
+    """Write an alias, a tag, a dataset or a version: MLflow looks first and inserts then, and the
+    slower of two processes finds the row taken."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -88,4 +96,5 @@ def published_of(version: ModelVersion) -> Published:
         version.tags.get("digest", ""),
         version.source or "",
         dict(version.tags),
+        version.creation_timestamp,
     )

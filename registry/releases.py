@@ -10,6 +10,7 @@ verifiers and tables.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tempfile
@@ -21,6 +22,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from draftwell.registry.gates import GateRecord
+from draftwell.registry.record_signature import check_record, sign_record
 from draftwell.registry.store import Published, Store
 from draftwell.registry.strict import Strict, validate
 from draftwell.serving.artifacts.base import Artifact, Provenance
@@ -299,11 +301,17 @@ def record_gate(
         words: the verdict in Markdown; it becomes the end of the release's description.
         figures: further metrics of the bench for MLflow to compare, in addition to every check as
             `gate.<name>`.
-        files: reports and plots, kept with the release's run.
+        files: reports and plots, kept with the release's run; their digests become part of the
+            record, which is signed where a key is named (`record_signature`).
     """
+    files = list(files)
+    reports = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    record = record.model_copy(update={"reports": reports or record.reports})
+    text = record.model_dump_json()
+    signature = sign_record(text)
     release = find_release(store, record.pair, record.device, record.release_version)
     folder = f"gates/{record.created.replace(':', '')}"
-    store.log_text(release.published, record.model_dump_json(indent=2), f"{folder}.json")
+    store.log_text(release.published, text, f"{folder}.json")
     store.log_files(release.published, files, folder)
     store.log_metrics(
         release.published,
@@ -314,7 +322,10 @@ def record_gate(
         about = store.description(release.published).partition(GATE_HEADING)[0].rstrip()
         store.describe(release.published, f"{about}\n\n{GATE_HEADING}\n\n{words}")
     store.set_tag(release.published, "gate", record.result)
-    store.set_tag(release.published, "gate_record", record.model_dump_json())
+    if signature is not None:
+        store.log_text(release.published, signature, f"{folder}.json.sigstore.json")
+        store.set_tag(release.published, signature_tag(text), signature)
+    store.set_tag(release.published, "gate_record", text)
     if record.objection(release.version, release.pins) is None:
         move_alias(store, release, "challenger")
 
@@ -328,11 +339,24 @@ def metric_name(check: str) -> str:
     return "gate." + re.sub(r"[^A-Za-z0-9_.-]+", "_", check)
 
 
+def signature_tag(text: str) -> str:
+    """The tag of a record's signature: one of its own for each, so that a process that is killed
+    between both tags leaves the earlier record with its signature."""
+    return f"gate_signature.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
 def gate_record(release: ReleaseVersion) -> GateRecord | None:
-    """The release's last verdict, or None."""
-    text = release.published.tags.get("gate_record")
+    """The release's last verdict, or None.
+
+    Raises:
+        DraftwellError: it cannot be read, or is not signed although a public key is named
+            (`check_record`).
+    """
+    tags = release.published.tags
+    text = tags.get("gate_record")
     if not text:
         return None
+    check_record(text, tags.get(signature_tag(text)), release.name)
     try:
         return GateRecord.model_validate_json(text)
     except ValidationError as error:

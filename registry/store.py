@@ -9,8 +9,6 @@ data: this project never calls `load_model`.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,9 +36,11 @@ from draftwell.serving.artifacts.base import (
     read_manifest,
 )
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import make_folder, sync_tree, whole_folder
 from draftwell.serving.format import FORMAT
 
 if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
 
 __all__ = ["Published", "Store"]
@@ -172,7 +172,7 @@ class Store:
                     run_id=run_id,
                     model_id=model.model_id,
                 )
-                client.log_model_artifacts(model.model_id, str(Path(place) / "model"))
+                self._upload(model, Path(place) / "model")
             if (traces := trace_input(kind, manifest["provenance"])) is not None:
                 insert_or_change(lambda: client.log_inputs(run_id, [traces]))
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
@@ -193,6 +193,20 @@ class Store:
             raise
         client.set_terminated(run_id)
         return run_id, model.model_id, model.artifact_location
+
+    def _upload(self, model: LoggedModel, folder: Path) -> None:
+        """Hand a model's files to MLflow. Those that it keeps in a folder are on disk before a
+        version names them, as its database is."""
+        from mlflow.utils.file_utils import local_file_uri_to_path
+        from mlflow.utils.uri import is_local_uri
+
+        local = is_local_uri(model.artifact_location, is_tracking_or_registry_uri=False)
+        kept = Path(local_file_uri_to_path(model.artifact_location)) if local else None
+        if kept is not None:
+            make_folder(kept)
+        self.client.log_model_artifacts(model.model_id, str(folder))
+        if kept is not None:
+            sync_tree(kept)
 
     def _register(
         self, name: str, source: str, run_id: str, model_id: str, tags: dict[str, str], words: str
@@ -289,9 +303,8 @@ class Store:
                     "were published (digest differs): publish it again",
                     code="published_files_changed",
                 )
-            clean = copy_artifact(raw, Path(place) / "clean")
-            shutil.rmtree(into, ignore_errors=True)
-            os.replace(clean, into)
+            with whole_folder(into) as clean:
+                copy_artifact(raw, clean)
         return into
 
     def set_alias(self, published: Published, alias: str) -> None:
@@ -322,6 +335,27 @@ class Store:
             insert_or_change(
                 lambda: self.client.set_model_version_tag(
                     published.name, str(published.version), key, value
+                )
+            )
+
+    def append(
+        self, kind: str, pair: str, about: Published, tags: Mapping[str, str], words: str
+    ) -> None:
+        """Add a version of `<kind>.<pair>` that has no files and leads to another version; its
+        number comes after all others, also after those that were deleted."""
+        from mlflow.exceptions import MlflowException
+
+        name, source = model_name(kind, pair), f"models:/{about.name}/{about.version}"
+        tags = {FORMAT_TAG: str(FORMAT), **tags}
+        with registry_errors(self.uri):
+            try:
+                self.client.create_registered_model(name, description=describe_model(kind))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            insert_or_change(
+                lambda: self.client.create_model_version(
+                    name, source, tags=tags, description=fitting(words)
                 )
             )
 

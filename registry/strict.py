@@ -56,7 +56,7 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
     text = read_text(path, "check the path")
     try:
         data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 13, say
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise DraftwellError(
@@ -70,7 +70,7 @@ def read_json(path: Path, model: type[Model]) -> Model:
     text = read_text(path, "check the path")
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DraftwellError(
             f"{path} is not valid JSON: write it again", code="bad_json"
         ) from error

@@ -22,8 +22,9 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(limits, default=None)
 
 
-def group_folders(root: Path) -> Iterator[Path]:
-    """Folders of the groups that limit this process.
+def group_folders(root: Path, controller: str = "cpu") -> Iterator[Path]:
+    """Folders of the groups that limit what this process may take of `controller`: "cpu" or
+    "memory".
 
     In a container /proc may name a path of the host, while the container's own group is mounted as
     the top: the top is always among them.
@@ -36,8 +37,8 @@ def group_folders(root: Path) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             mounts = {"", "unified"}
-        elif "cpu" in controllers.split(","):
-            mounts = {"cpu", controllers}
+        elif controller in controllers.split(","):
+            mounts = {controller, controllers}
         else:
             continue
         for mount in mounts:

@@ -27,6 +27,29 @@ class DraftwellError(Exception):
             self.code = code
 
 
+def missing_package(
+    what: str, package: str | None, extra: str, *, code: str = "missing_package"
+) -> DraftwellError:
+    """The error where a package is not installed.
+
+    No index has the project, so no line may name it to pip: what an index has by that name is
+    somebody else's.
+
+    Args:
+        what: what needs it, with its verb: "the server needs".
+        extra: the extra of pyproject.toml that brings it.
+
+    >>> print(missing_package("this needs", "gguf", "pipeline"))
+    this needs the package gguf: in the checkout pip install -c constraints.txt -e '.[pipeline]'
+    """
+    bundle = ", beside a bundle pip install -r its requirements" if extra == "server" else ""
+    return DraftwellError(
+        f"{what} the package {package}: in the checkout pip install -c constraints.txt "
+        f"-e '.[{extra}]'{bundle}",
+        code=code,
+    )
+
+
 class InvalidRequest(DraftwellError):
     """A prompt or a sampling parameter that no model could serve."""
 

@@ -8,7 +8,7 @@ converting the default pair's target takes tens of seconds and its result never 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the long trials of whole loops (idle machine, up to an hour)",
     )
+    parser.addoption(
+        "--require",
+        default="",
+        metavar="WORDS",
+        help="a test that is skipped for a reason with one of these words has failed "
+        "(commas between them; upper and lower case are one)",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With `--require`: what is missing turns a run red, instead of a test into a skip."""
+    report = yield
+    words = [word.strip().lower() for word in item.config.getoption("--require").split(",")]
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+    if report.skipped and any(word and word in reason.lower() for word in words):
+        report.outcome = "failed"
+        report.longrepr = f"--require: {reason}"
+    return report
 
 
 TIMEOUTS = {"soak": 7200, "timed": 3600, "slow": 1800}

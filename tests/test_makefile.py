@@ -1,6 +1,7 @@
 """What `make clean` keeps, that `make reset` asks, and where `make setup` gets PyTorch."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,15 +67,20 @@ def test_the_demo_installs_what_the_loop_needs_and_a_test_all_of_it(checkout: Pa
     imported."""
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copyfile(REPO / name, checkout / name)
+    installs = re.compile(r"pip install|\.ci/install")
     loop, everything = (
-        [line for line in make(checkout, "-n", task).stdout.splitlines() if "pip install" in line]
+        [line for line in make(checkout, "-n", task).stdout.splitlines() if installs.search(line)]
         for task in ("demo", "test")
     )
-    assert any(".[pipeline,server]" in line for line in loop)
+    assert any(".ci/install run pipeline,server;" in line for line in loop)
     assert [line for line in loop if "dev" in line] == []
     assert everything[: len(loop)] == loop
-    assert ["remote,dev" in line for line in everything[len(loop) :]] == [True]
-    assert [line for line in everything if "--no-compile" not in line] == []
+    assert [
+        "install dev pipeline,server,remote,dev;" in line for line in everything[len(loop) :]
+    ] == [True]
+    script = (REPO / ".ci" / "install").read_text()
+    for text in (*(line for line in everything if "pip install" in line), script):
+        assert "--no-compile" in text
 
 
 def present(folder: Path, names: tuple[str, ...]) -> list[str]:
@@ -158,6 +164,34 @@ def test_versions_of_peers_are_exact(name: str) -> None:
     pins = [line for line in lines if not line.startswith("#")]
     assert pins
     assert [line for line in pins if line.count("==") != 1] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "password", "started"),
+    [
+        ((), "", True),
+        (("PREFECT_HOST=0.0.0.0",), "", False),
+        (("PREFECT_HOST=",), "", False),
+        (("PREFECT_HOST=10.0.0.7",), "ann:secret", True),
+        (("PREFECT_HOST=::", "INSECURE=1"), "", True),
+    ],
+)
+def test_prefects_server_lets_no_other_machine_in_without_a_password(
+    checkout: Path,
+    words: tuple[str, ...],
+    password: str,
+    started: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", password)
+    prefect = checkout / ".venv" / "bin" / "prefect"
+    prefect.parent.mkdir(parents=True)
+    prefect.write_text('#!/bin/sh\necho "$@" > started\n')
+    prefect.chmod(0o755)
+    (checkout / ".venv" / ".stamp").touch()
+    done = make(checkout, "--assume-old=.venv/.stamp", "prefect-server", *words)
+    assert (done.returncode == 0, (checkout / "started").exists()) == (started, started)
+    assert started or "PREFECT_SERVER_API_AUTH_STRING=name:password" in done.stdout
 
 
 # Where PyTorch comes from
@@ -272,6 +306,46 @@ def test_no_other_package_is_looked_for_in_pytorchs_index(checkout: Path) -> Non
         (False, False),
     ]
     assert [line for line in lines if "--report " not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("build", "lock", "files"),
+    [
+        ("2.13.0+cpu", "", True),
+        ("2.13.0+cpu", "off", False),
+        ("2.13.0", "", False),
+        ("2.13.0+cu130", "", False),
+    ],
+)
+def test_what_is_installed_has_the_hash_of_the_lock(
+    tmp_path: Path, build: str, lock: str, files: bool
+) -> None:
+    """A stand-in for Python notes what pip is asked for; a build for CUDA brings libraries that no
+    lock has."""
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(
+        '#!/bin/sh\ncase "$2" in *sysconfig*) echo here ;; '
+        f'*torch*) echo "{build.partition("+")[2]}" ;; *) echo "$@" >> {log} ;; esac\n'
+    )
+    python.chmod(0o755)
+    locks = tmp_path / ".ci" / "locks" / "here"
+    locks.mkdir(parents=True)
+    (locks / "run.txt").write_text("numpy==1 --hash=sha256:a\nsetuptools==2 --hash=sha256:b\n")
+    subprocess.run(
+        [str(REPO / ".ci" / "install"), "run", "pipeline,server"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": str(python), "REPORTS": str(tmp_path / "r"), "LOCK": lock},
+        check=True,
+    )
+    asked = [line.split(".json ")[1] for line in log.read_text().splitlines()]
+    if not files:
+        assert asked == ["-c constraints.txt -e .[pipeline,server]"]
+        return
+    assert asked == [
+        f"--require-hashes --no-deps -r {tmp_path}/r/.first",
+        "--require-hashes --no-deps --no-build-isolation -r .ci/locks/here/run.txt",
+        "--no-deps --no-build-isolation -e .",
+    ]
 
 
 def test_only_a_run_with_the_papers_data_sets_writes_their_page(checkout: Path) -> None:

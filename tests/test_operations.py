@@ -289,7 +289,7 @@ def database() -> Iterator[servers.Postgres]:
 def mlflow_on(database: servers.Postgres, folder: Path) -> dict[str, str]:
     """The environment of compose.yaml's MLflow, for a server on this machine."""
     if importlib.util.find_spec("psycopg2") is None:
-        pytest.skip("psycopg2 is not installed: pip install 'draftwell[remote]'")
+        pytest.skip("psycopg2 is not installed (make setup)")
     said = COMPOSE["services"]["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
     assert said == "postgresql://mlflow@postgres:5432/mlflow"
     return {
@@ -434,7 +434,8 @@ def test_prefect_on_postgresql(database: servers.Postgres, tmp_path: Path) -> No
 # ------------------------------------------------------------
 
 
-def test_images_are_pinned_by_version() -> None:
+def test_images_are_pinned_by_digest() -> None:
+    """A tag can be moved; that of an image of our own names its version."""
     images = {name: service["image"] for name, service in COMPOSE["services"].items()}
     assert set(images) == {
         "postgres",
@@ -446,13 +447,14 @@ def test_images_are_pinned_by_version() -> None:
         "worker",
         "server",
     }
-    for image in images.values():
-        tag = image.rpartition(":")[2]
-        assert re.search(r"\d+\.\d+|RELEASE\.\d{4}-\d\d-\d\d", tag), f"{image} is not pinned"
+    pinned = re.compile(r"[\w./-]+:(RELEASE\.)?\d[\w.-]+@sha256:[0-9a-f]{64}")
+    for name, image in images.items():
+        built = "build" in COMPOSE["services"][name]
+        assert re.fullmatch(r"draftwell:\d+\.\d+\.\d+", image) if built else pinned.fullmatch(image)
     (base,) = re.findall(
         r"^FROM (\S+)$", (REPO / "deploy" / "Dockerfile").read_text(), re.MULTILINE
     )
-    assert re.search(r":\d+\.\d+\.\d+", base)
+    assert pinned.fullmatch(base)
 
 
 def test_no_secret_stands_in_deploy() -> None:
@@ -478,6 +480,16 @@ def test_no_secret_stands_in_deploy() -> None:
         check=False,
     )
     assert ignored.returncode in (0, 128), "deploy/.env could be committed"
+
+
+def test_the_server_reads_its_keys_from_a_file_that_git_ignores() -> None:
+    """A variable would stand in `docker inspect`, and in each child's environment."""
+    server = COMPOSE["services"]["server"]
+    options = dict(itertools.pairwise(server["command"]))
+    assert (options["--api-key-file"], server["secrets"]) == ("/run/secrets/keys", ["keys"])
+    assert COMPOSE["secrets"] == {"keys": {"file": "./keys"}}
+    assert [name for name in server["environment"] if "KEY" in name] == []
+    assert "/deploy/keys" in (REPO / ".gitignore").read_text().splitlines()
 
 
 def test_addresses_carry_no_password_and_each_service_gets_its_own() -> None:
@@ -591,7 +603,7 @@ class Users:
 
 class MlflowClient:
     def search_registered_models(self, max_results):
-        return [types.SimpleNamespace(name=name) for name in ("verifier.tiny", "release.tiny.cpu", "verifier.other", "release.tiny2.cpu")]
+        return [types.SimpleNamespace(name=name) for name in ("verifier.tiny", "release.tiny.cpu", "promotions.tiny.cpu", "verifier.other", "release.tiny2.cpu")]
 
     def get_experiment_by_name(self, name):
         return types.SimpleNamespace(experiment_id="7") if name == "draftwell/tiny" else None
@@ -629,7 +641,7 @@ def test_the_workers_user_is_made_and_may_edit_what_is_named(tmp_path: Path, kno
         *again,
         *(
             ["grant_user_permission", "worker", "registered_model", name, "EDIT"]
-            for name in ("verifier.tiny", "release.tiny.cpu")
+            for name in ("verifier.tiny", "release.tiny.cpu", "promotions.tiny.cpu")
         ),
         ["grant_user_permission", "worker", "experiment", "7", "EDIT"],
     ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from draftwell.components.distil.writers import Writer
 from draftwell.components.train.checkpoint import Checkpoint
 from draftwell.components.train.fit import Budget, Passes
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import put_file
 
 HELD_OUT = 50
 """Conversations of every prompt with such a number are measured on, not learned from."""
@@ -103,9 +103,7 @@ def save_shard(
         "total": torch.tensor([len(p) + len(out) for p, out in rows]),
         "hidden": torch.cat(list(states)),
     }
-    partial = path.with_suffix(".partial")
-    save_file(shard, partial)
-    os.replace(partial, path)
+    put_file(path, lambda file: save_file(shard, file))
 
 
 def read_corpus(shards: Iterable[Path]) -> list[Conversation]:

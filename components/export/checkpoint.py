@@ -3,7 +3,6 @@ target."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from draftwell.serving.artifacts.distilled_draft import DistilledDraft
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.artifacts.pair_files import weights_digest
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import replace_folder
+from draftwell.serving.files import whole_folder
 from draftwell.serving.runtime.model_files import build_distilled, load_module, load_tokenizer
 
 
@@ -28,12 +27,8 @@ def new_folder(out: Path, what: str) -> Iterator[Path]:
         raise DraftwellError(
             f"{out} exists already: name a new folder for the {what}", code="folder_exists"
         )
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
-        into = Path(place) / what
-        yield into
-        for file in into.iterdir():
-            file.chmod(0o644)  # safetensors writes files that only their owner may read
-        replace_folder(into, out)
+    with whole_folder(out) as place:
+        yield place
 
 
 def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> Path:

@@ -20,7 +20,7 @@ from draftwell.components.report.intervals import (
     ratio_of,
     resamples_for,
 )
-from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 
@@ -82,7 +82,7 @@ def speed_check(name: str, found: Interval, floor: float, against: str) -> Check
     return at_least(name, found, floor, detail)
 
 
-def identity(candidate: BenchEntry) -> Check | str | None:
+def identity(candidate: BenchEntry) -> Check | Skipped | None:
     """A lossless strategy gives autoregressive's tokens; where it does not, forward passes are not
     exact, and the target stood at a near-tie. And it keeps no token that the target did not
     choose: a lossy one may have been right
@@ -90,17 +90,16 @@ def identity(candidate: BenchEntry) -> Check | str | None:
     if not candidate.lossless:
         return None
     if candidate.identical_outputs is None:
-        return "identity not checked: sampled outputs cannot be compared token by token"
+        why = "sampled outputs cannot be compared token by token"
+        return Skipped("identical outputs", why, applies=False)
     total, same = len(candidate.per_prompt), candidate.identical_outputs
     wrong, text = total - same, f"{same} of {total} outputs identical"
     if not candidate.exact:
         wrong -= candidate.near_ties or 0
         text += f", {candidate.near_ties} first differ at near-ties"
         if candidate.dtype is None or dtype_of(candidate.dtype) != "float32":
-            return (
-                f"{text} in {candidate.dtype}, whose forward passes are not exact; identity is "
-                "judged in float32"
-            )
+            why = f"its forward passes are not exact; identity is judged in float32 ({text})"
+            return Skipped(f"identical outputs in {candidate.dtype}", why)
     if candidate.rescued:
         wrong += candidate.rescued
         text += f", {candidate.rescued} tokens were kept that the target did not choose"
@@ -126,7 +125,7 @@ def quality(
 
 def pace(
     candidate: BenchEntry, reference: BenchEntry | None, limit: float | None
-) -> Check | str | None:
+) -> Check | Skipped | None:
     """The time per token of a request over plain decoding's, in the mean over requests.
 
     Every request counts the same, however short, and a slow one for as much as it is slower. A 95th
@@ -136,7 +135,7 @@ def pace(
         return None
     found = mean_pace_ratio(candidate.per_prompt, reference.per_prompt)
     if found is None:
-        return "time per token not checked: no output has two tokens"
+        return Skipped("time per token", "no output has two tokens")
     detail = (
         f"{found.value:.2f} x autoregressive's, the mean over requests {found} "
         f"(upper end at most {limit:.2f})"

@@ -1,5 +1,5 @@
-"""The gate for another engine's settings: are they faster than its plain decoding, and do they
-leave greedy outputs as they are?
+"""The gate for another engine's settings: are they faster than its plain decoding, no slower than
+the champion's, and do they leave greedy outputs as they are?
 
 A setting is judged on the engine, its version, the device and the models that it was measured with;
 the release's `engine_config` names them, and gate and deployment refuse it elsewhere.
@@ -20,7 +20,7 @@ from draftwell.components.engines.port import Engine, Message
 from draftwell.components.gate.bench_checks import speed_check
 from draftwell.components.gate.evidence import Interval
 from draftwell.components.report.intervals import FEWEST_PROMPTS
-from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
 from draftwell.serving.runtime.requests import Sampling
@@ -32,6 +32,7 @@ because engines give log-probabilities and no logits."""
 TOP = 5
 
 
+OUTPUTS = "greedy outputs as plain decoding's"
 LOSSLESS_REJECTION = "standard"
 """The one of vLLM's `rejection_sample_method` that keeps the target's distribution."""
 
@@ -149,7 +150,7 @@ def judge_engine(
     if not figures:
         why = "plain decoding was chosen: nothing to compare"
         return GateVerdict((Check("plain decoding", 1.0, 1.0, True, why),))
-    parts: list[Check | str] = [
+    parts: list[Check | Skipped] = [
         engine_speed(figure, least, drafts=figure.at_once not in idle) for figure in figures
     ]
     rejection = (settings or {}).get("rejection_sample_method", LOSSLESS_REJECTION)
@@ -160,13 +161,24 @@ def judge_engine(
         )
         parts.append(Check("lossless settings", 0, 1, False, why))
     if unlike is None:
-        parts.append("sampled outputs are not compared")
+        parts.append(Skipped(OUTPUTS, "sampled outputs are not compared"))
     else:
         parts += [
             output_check([one for one in unlike if one.at_once == figure.at_once], figure)
             for figure in figures
         ]
     return GateVerdict.of(parts)
+
+
+def judge_regression(figures: Sequence[Figure], thresholds: Thresholds) -> GateVerdict:
+    """The verdict on a setting beside the champion's, at each load; a threshold that is None is not
+    checked."""
+    allowed = thresholds.max_regression
+    if allowed is None:
+        return GateVerdict(())
+    return GateVerdict(
+        tuple(load_speed("regression", one, 1 - allowed, "the champion") for one in figures)
+    )
 
 
 def output_check(unlike: Sequence[Difference], figure: Figure) -> Check:
@@ -176,7 +188,7 @@ def output_check(unlike: Sequence[Difference], figure: Figure) -> Check:
     first = wrong[min(wrong)] if wrong else None
     where = f": the first in prompt {first.prompt} at token {first.at}" if first else ""
     return Check(
-        f"greedy outputs as plain decoding's, {figure.at_once} at once",
+        f"{OUTPUTS}, {figure.at_once} at once",
         len(wrong),
         0,
         not wrong,
@@ -187,14 +199,21 @@ def output_check(unlike: Sequence[Difference], figure: Figure) -> Check:
 
 def engine_speed(figure: Figure, least: float, *, drafts: bool = True) -> Check:
     """Whether the lower bound of a setting's speed reaches the threshold; where nothing is drafted,
-    whether the upper one does.
+    whether the upper one does."""
+    name, against = "speed over plain decoding", "plain decoding"
+    return load_speed(name, figure, least, against, low=figure.low if drafts else figure.high)
+
+
+def load_speed(
+    name: str, figure: Figure, least: float, against: str, *, low: float | None = None
+) -> Check:
+    """Whether the lower bound of a figure's speed, or `low`, reaches a threshold.
 
     Fewer than `FEWEST_PROMPTS` distinct prompts are not enough evidence.
     """
-    low = figure.low if drafts else figure.high
+    low = figure.low if low is None else low
     found = Interval(figure.ratio, low, figure.high, figure.prompts)
-    name = f"speed over plain decoding, {figure.at_once} at once"
-    check = speed_check(name, found, least, "plain decoding")
+    check = speed_check(f"{name}, {figure.at_once} at once", found, least, against)
     if figure.prompts >= FEWEST_PROMPTS:
         return check
     why = f"{check.detail}; fewer than {FEWEST_PROMPTS} prompts decide nothing"

@@ -4,7 +4,7 @@ else not enough evidence."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftwell.serving.bundle.verdict import Check
 
@@ -53,6 +53,17 @@ def within(name: str, found: Interval, limit: float, detail: str) -> Check:
     if found.low > limit or found.high < -limit:
         return Check(name, min(abs(found.low), abs(found.high)), limit, False, detail)
     return undecided(name, found, detail, limit, -limit)
+
+
+def surely(check: Check, detail: str) -> Check:
+    """A check that fails beyond doubt only: where there is not enough evidence it passes.
+
+    Args:
+        detail: what is said of it then.
+    """
+    if check.enough:
+        return check
+    return replace(check, passed=True, enough=True, detail=detail, prompts_needed=None)
 
 
 def undecided(name: str, found: Interval, detail: str, *thresholds: float) -> Check:

@@ -9,8 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from draftwell.serving.artifacts.pair_files import PairFiles
-from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
+from draftwell.serving.device import cuda_available
+from draftwell.serving.memory import LOADING, free_memory, weight_bytes
 
 CHILD = """
 import pathlib, sys
@@ -31,13 +35,13 @@ class Footprint:
         startup_seconds: from the start of a process to its first tokens; None where that was not
             measured.
         failure: why the bundle did not start, in a line.
-        note: why the start was not measured.
+        unmeasured: why the start was not measured.
     """
 
     bundle_mb: float
     startup_seconds: float | None = None
     failure: str | None = None
-    note: str | None = None
+    unmeasured: str | None = None
 
 
 def judge_footprint(found: Footprint, thresholds: Thresholds) -> GateVerdict:
@@ -57,7 +61,8 @@ def judge_footprint(found: Footprint, thresholds: Thresholds) -> GateVerdict:
         late = seconds > start
         passed = not found.failure and not late
         slow = Check("start-up", seconds, start, passed, found.failure or took, late)
-    return GateVerdict.of([large, slow, found.note])
+    why = found.unmeasured
+    return GateVerdict.of([large, slow, Skipped("start-up", why) if why else None])
 
 
 def footprint(bundle: Path, size: int, files: PairFiles, device: str, *, limit: float) -> Footprint:
@@ -68,15 +73,11 @@ def footprint(bundle: Path, size: int, files: PairFiles, device: str, *, limit: 
         limit: seconds after which a start has failed.
     """
     megabytes = size / 1e6
-    if device != "cpu":
-        return Footprint(
-            megabytes, note=f"start-up not measured: the gate's own models hold the {device} device"
-        )
-    if not room_for_another(files):
-        return Footprint(
-            megabytes,
-            note="start-up not measured: there is too little memory to load the models once more",
-        )
+    if device != "cpu" and not cuda_available():
+        return Footprint(megabytes, unmeasured=f"there is no {device} device here")
+    if not room_for_another(files) or (device != "cpu" and not room_on_card()):
+        why = f"there is too little memory on {device} to load the models once more"
+        return Footprint(megabytes, unmeasured=why)
     seconds, failure = startup_seconds(bundle, limit=limit)
     return Footprint(megabytes, seconds, failure)
 
@@ -102,22 +103,15 @@ def startup_seconds(bundle: Path, *, limit: float) -> tuple[float, str | None]:
     )
 
 
+def room_on_card() -> bool:
+    """Whether a CUDA device has as much memory free as this process, with the gate's own models,
+    holds of it."""
+    free, _ = torch.cuda.mem_get_info()
+    return free > torch.cuda.memory_reserved()
+
+
 def room_for_another(files: PairFiles) -> bool:
     """Whether memory is enough for a pair's models once more: their weights on disk, packed, and in
     another dtype."""
-    weights = sum(
-        path.stat().st_size
-        for folder in files.roles().values()
-        for path in folder.glob("*.safetensors")
-    )
-    return 3 * weights < available_memory()
-
-
-def available_memory() -> int:
-    """Bytes that new processes may take, as Linux estimates them; elsewhere without a limit."""
-    info = Path("/proc/meminfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next(
-        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")),
-        sys.maxsize,
-    )
+    free = free_memory()
+    return free is None or LOADING["cpu"] * weight_bytes(files) < free

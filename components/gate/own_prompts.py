@@ -116,7 +116,7 @@ class JudgingPrompts:
             else check
             for check in verdict.checks
         )
-        return GateVerdict(checks, verdict.notes)
+        return replace(verdict, checks=checks)
 
 
 def too_few(left: int, own: Sequence[Prompt], least: int, used: TrainingPrompts) -> Check:

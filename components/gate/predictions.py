@@ -33,7 +33,7 @@ from draftwell.serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.kinds import find_kind, temperature_of
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.temperature import class_of
@@ -74,10 +74,10 @@ def judge_predictions(found: Sequence[PredictiveLoss], thresholds: Thresholds) -
     limit = thresholds.max_prediction_loss_ratio
     if limit is None:
         return GateVerdict(())
-    checks, notes = [], []
+    parts: list[Check | Skipped] = []
     for one in found:
         if len(one.tokens) < 2:
-            notes.append(f"{one.kind} predicts: not judged, one prompt decides nothing")
+            parts.append(Skipped(f"{one.kind} on a single prompt", "it decides nothing"))
             continue
         ratio = over_sums(
             list(zip(one.losses, one.reference, strict=True)), lambda s: s[..., 0] / s[..., 1]
@@ -93,8 +93,8 @@ def judge_predictions(found: Sequence[PredictiveLoss], thresholds: Thresholds) -
                 "(collect traces of others)"
             )
             check = replace(check, enough=False, detail=detail + why)
-        checks.append(check)
-    return GateVerdict(tuple(checks), tuple(notes))
+        parts.append(check)
+    return GateVerdict.of(parts)
 
 
 def predictions(

@@ -38,9 +38,8 @@ class GateSettings(Settings):
     dry_run: bool = Field(False, description="keep nothing in the registry, and move no alias")
     unmeasured: str | None = Field(
         None,
-        description="why a release may pass although the champion or traces cannot be measured "
-        "here; "
-        "kept with the verdict. None fails the gate then",
+        description="why a release may pass although a required check cannot run here; kept with "
+        "the verdict. None: not enough evidence then",
     )
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from draftwell.components.bench.schema import BenchEntry
 from draftwell.components.gate.bench_checks import surprisal_shift
-from draftwell.components.gate.evidence import within
+from draftwell.components.gate.evidence import surely, within
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import other_temperature
-from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy, served_choice
 
 
@@ -134,19 +134,17 @@ def judge_sampled(
         entry, reference: its entry there, and plain decoding's.
     """
     both = verdict + likelihood(entry, reference, thresholds.max_surprisal_shift)
-    return GateVerdict(
-        tuple(replace(check, name=f"sampled {check.name}") for check in both.checks),
-        tuple(f"at temperature {temperature:g}: {note}" for note in both.notes),
-    )
+    notes = tuple(f"at temperature {temperature:g}: {note}" for note in both.notes)
+    return replace(both.renamed("sampled {}"), notes=notes)
 
 
 def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) -> GateVerdict:
     """How likely the target finds a choice's samples, compared with plain decoding's in the same
     run.
 
-    Of a lossy choice it is judged by its interval over prompts. A lossless one draws from the
-    target's own distribution, which is proved of its strategy: whatever it shows on some prompts is
-    chance, and is reported only.
+    It is judged by its interval over prompts. A lossless choice draws from the target's own
+    distribution, by proof: of it only an interval that is wholly beyond the limit is no chance, but
+    a fault of what draws.
     """
     if limit is None or entry.strategy == reference.strategy:
         return GateVerdict(())
@@ -154,16 +152,16 @@ def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) ->
     if shift is None:
         why = "how likely the target finds its samples was not measured"
         return GateVerdict.of(
-            [None if entry.lossless else Check("likelihood", 0, limit, False, why)]
+            [
+                Skipped("likelihood", why)
+                if entry.lossless
+                else Check("likelihood", 0, limit, False, why)
+            ]
         )
     text = (
         f"the target finds its samples {shift.value:+.3f} nats a token less likely than "
         f"plain decoding's [{shift.low:+.3f}, {shift.high:+.3f}]"
     )
-    return GateVerdict.of(
-        [
-            f"likelihood, not judged of a lossless choice: {text}"
-            if entry.lossless
-            else within("likelihood", shift, limit, f"{text} (both ends within {limit:g})")
-        ]
-    )
+    check = within("likelihood", shift, limit, f"{text} (both ends within {limit:g})")
+    lenient = f"{text} (not wholly beyond {limit:g})"
+    return GateVerdict((surely(check, lenient) if entry.lossless else check,))

@@ -25,7 +25,7 @@ from draftwell.components.prompts.prompt import (
     window,
 )
 from draftwell.serving.artifacts.pair_files import draftwell_home
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, missing_package
 
 COLUMNS = ("turns", "prompt", "messages", "conversations", "instruction", "question", "text")
 """Columns that may hold prompts, in this order; `instruction` is followed by the row's `input`."""
@@ -225,10 +225,7 @@ def _datasets() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise DraftwellError(
-            "this source needs the package datasets: pip install 'draftwell[pipeline]'",
-            code="missing_package",
-        ) from error
+        raise missing_package("this source needs", "datasets", "pipeline") from error
     datasets.disable_progress_bars()
     return datasets
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import missing_package
 from draftwell.serving.files import write_atomically
 
 INK, SECOND, FAINT = "#1f4e79", "#c55a11", "#9aa5b1"
@@ -29,9 +29,8 @@ def check_drawing() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise DraftwellError(
-            "plots need the package matplotlib: pip install 'draftwell[pipeline]'",
-            code="missing_extra",
+        raise missing_package(
+            "plots need", "matplotlib", "pipeline", code="missing_extra"
         ) from error
 
 

@@ -4,7 +4,6 @@ own, named by all that its weights depend on: another one in the same folder beg
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest
+from draftwell.serving.files import json_digest, put_file
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps of every weight."""
@@ -42,16 +41,14 @@ class Checkpoint:
     def save(self, model: nn.Module, optimizer: Optimizer, progress: Mapping[str, Any]) -> None:
         """Write it atomically: weights and both Adam moments in one safetensors file, progress in
         its metadata."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         tensors: dict[str, Tensor] = {}
         for name, weight in model.named_parameters():
             if weight.requires_grad:
                 moments = optimizer.state.get(weight, {})
                 tensors[name] = weight.detach()
                 tensors |= {f"{name}#{key}": moments[key] for key in MOMENTS if key in moments}
-        partial = self.path.with_suffix(".partial")
-        save_file(tensors, partial, metadata={"progress": json.dumps(progress)})
-        os.replace(partial, self.path)
+        written = {"progress": json.dumps(progress)}
+        put_file(self.path, lambda file: save_file(tensors, file, metadata=written))
 
     def restore(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any] | None:
         """Load it and return its progress; None where there is none.

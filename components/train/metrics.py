@@ -16,7 +16,7 @@ from draftwell.components.train.reports import (
     RocCurve,
     VerifierMetrics,
 )
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import missing_package
 
 if TYPE_CHECKING:
     from draftwell.components.train.examples import Examples, VerifierLabel
@@ -216,7 +216,4 @@ def require_sklearn() -> None:
     try:
         import sklearn.metrics  # noqa: F401
     except ImportError as error:
-        raise DraftwellError(
-            "training needs the package scikit-learn: pip install 'draftwell[pipeline]'",
-            code="missing_package",
-        ) from error
+        raise missing_package("training needs", "scikit-learn", "pipeline") from error

@@ -355,7 +355,7 @@ def compiling() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what compiled layers need: neither is needed to run."""
     from draftwell.serving.runtime.models.native.library import compiler, find
 
-    kept = find([libraries_folder()]).is_file()
+    kept = find(libraries_folder()) is not None
     by_torch = wanted_mode() == "off" or not (kept or compiler())
     said = "made when a pair is loaded" if compiler() else "cannot be made: install g++"
     return [

@@ -59,6 +59,9 @@ from draftwell.flows.steps.engine.tune import engine_settings, tune_on_engine
 from draftwell.flows.steps.monitor import load_limits, spool_of
 from draftwell.flows.workspace import Workspace, parse_settings
 from draftwell.registry.bundles.signing import signature_remark
+from draftwell.registry.bundles.vllm.render import OWN_FILES
+from draftwell.serving.bundle.bundle import check_signed_files
+from draftwell.serving.bundle.signature import signature_check
 from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -255,11 +258,34 @@ def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str]) -> NoReturn
     environment.
 
     Acceptance is counted in the folder that `draftwell monitor` reads, unless `DRAFTWELL_SPOOL`
-    names another or is empty.
+    names another or is empty. `--signature-key` and `--signature-flags` are ours, as for our own
+    bundles: nothing of the bundle runs before it is known to be what was signed.
     """
 
+    key, options = take_option(options, "--signature-key")
+    flags, options = take_option(options, "--signature-flags")
+    if key is not None:
+        bundle = check_signed_files(bundle, signature_check(key, flags or ""), OWN_FILES)
     script = str(bundle / "serve.sh")
     os.execve(script, [script, *options], server_environment(pair))
+
+
+def take_option(words: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """The value of an option in a command line, the last one where there are several, and the words
+    without it."""
+    value, others, named_last = None, [], False
+    for word in words:
+        if named_last:
+            value, named_last = word, False
+        elif word == name:
+            named_last = True
+        elif word.startswith(f"{name}="):
+            value = word.removeprefix(f"{name}=")
+        else:
+            others.append(word)
+    if named_last:
+        raise DraftwellError(f"{name} has no value: give it one", code="bad_value")
+    return value, others
 
 
 def methods_of(space: EngineSpace, text: str | None, temperature: float = 0.0) -> list[Method]:

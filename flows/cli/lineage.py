@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftwell.flows.steps.lineage import lineage as walk
+from draftwell.flows.steps.lineage import champions, lineage as walk
 
 if TYPE_CHECKING:
     from draftwell.flows.steps.lineage import Node
@@ -30,7 +30,7 @@ def lineage(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a report's rows, or a registered version, were made from: config, artifacts and
-    traces.
+    traces; of a release, too, who made which version champion.
 
     Example: draftwell lineage release.default.cpu@champion
     """
@@ -43,6 +43,8 @@ def lineage(
     for node in nodes:
         for line in lines_of(node):
             typer.echo(line)
+    for line in champions(what):
+        typer.echo(line)
 
 
 def lines_of(node: Node, head: str = "", rest: str = "") -> Iterator[str]:

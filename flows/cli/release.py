@@ -85,9 +85,8 @@ Unmeasured = Annotated[
     str | None,
     typer.Option(
         "--unmeasured",
-        help="Reason to pass a release although the champion or the traces cannot be "
-        "measured on this machine; "
-        "stored with the verdict.",
+        help="Reason to pass a release although a check that gates.yaml requires cannot run on "
+        "this machine; stored with the verdict.",
     ),
 ]
 Markdown = Annotated[
@@ -206,9 +205,7 @@ def rollback(
     context: typer.Context,
     reason: Annotated[
         str,
-        typer.Option(
-            "--reason", help="Why the champion is rolled back; recorded with the release."
-        ),
+        typer.Option("--reason", help="Why the champion is rolled back; recorded."),
     ],
     pair: Pair = "default",
     device: DeviceOption = None,
@@ -350,12 +347,13 @@ def prune(
 
 
 def ui(
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")
     ] = 5000,
 ) -> None:
     """Start MLflow's UI on this machine's registry.
+
+    It asks for no password, so it answers this machine alone; others are served from deploy/.
 
     Example: draftwell ui --port 5000
     """
@@ -366,7 +364,7 @@ def ui(
     uri = Store().uri
     if not uri.startswith("sqlite"):
         raise DraftwellError(f"the registry is a server already: open {uri} in a browser")
-    say(f"MLflow on http://{host}:{port}  (Ctrl-C ends it)")
+    say(f"MLflow on http://127.0.0.1:{port}  (Ctrl-C ends it)")
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     command = [
         sys.executable,
@@ -376,7 +374,7 @@ def ui(
         "--backend-store-uri",
         uri,
         "--host",
-        host,
+        "127.0.0.1",
         "--port",
         str(port),
         "--workers",

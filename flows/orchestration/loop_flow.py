@@ -242,7 +242,14 @@ def answer_drift(settings: PipelineSettings) -> dict[str, Any]:
 
 
 def run_steps(settings: PipelineSettings) -> dict[str, Any]:
-    """The tasks, one after the other; the outcome of the flow."""
+    """The tasks, one after the other, in one turn of the workspace, so that nobody else's choice is
+    published with this run's evidence; the outcome of the flow."""
+    with workspace_of(settings).turn("the flow draftwell", wait=True):
+        return steps_of(settings)
+
+
+def steps_of(settings: PipelineSettings) -> dict[str, Any]:
+    """As `run_steps`, which holds the turn."""
     begun = time.monotonic()
     announce("1/7 collect")
     collected = timed(settings, collect)(settings)

@@ -78,7 +78,7 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
 
     store = Store()
     champion = find_release(store, space.spec.name, device, "champion")
-    if why := objection(champion, gate_record(champion)) or withdrawal(champion):
+    if why := objection(champion, gate_record(champion)) or withdrawal(store, champion):
         announce(f"{champion.name}, the champion, is not deployed: {why}")
         return None
     return linked(store, space, champion, out)
@@ -128,7 +128,7 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
     if served is not None and served.release_digest == champion.published.digest:
         announce(f"{champion.name} is the champion, and `current` leads to it: nothing to do")
         return Synced("unchanged", number, current.resolve())
-    if why := objection(champion, gate_record(champion)) or withdrawal(champion):
+    if why := objection(champion, gate_record(champion)) or withdrawal(store, champion):
         stays = f"release {served.release_version} stays" if served else "nothing is served"
         raise DraftwellError(
             f"the alias champion names {champion.name}, which is not deployed, {why}; "
@@ -140,6 +140,6 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
     bundle = linked(store, space, champion, out)
     # it serves already; a registry that only lets us read keeps its aliases
     with contextlib.suppress(DraftwellError):
-        adopt(store, champion)
+        adopt(store, name, device)
     announce(f"{champion.name} is deployed: {current} leads to {bundle.name}")
     return Synced("deployed", number, bundle)

@@ -27,7 +27,7 @@ from draftwell.components.distil.writers import Writer
 from draftwell.components.prompts.overlap import different, hashes_of
 from draftwell.components.report.drawing import check_drawing, note_artifact
 from draftwell.flows.context import pictures_of, training_prompts
-from draftwell.flows.workspace import Workspace
+from draftwell.flows.workspace import Workspace, in_turn
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import digest_of
 from draftwell.serving.artifacts.pair_files import fingerprint, weights_digest
@@ -71,6 +71,7 @@ class HeadRequest:
     seed: int = 0
 
 
+@in_turn("draftwell train")
 def run_train_eagle3(
     space: Workspace, wanted: HeadRequest, *, say: Say = print
 ) -> tuple[Eagle3Head, dict[str, Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,29 @@ from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext, encoder_of
 from draftwell.flows.steps.champion import artifacts_of, champion_of
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison, find_rival
-from draftwell.flows.steps.gate_parts.checks import footprint_check, missing
+from draftwell.flows.steps.gate_parts.checks import footprint_check
 from draftwell.flows.steps.gate_parts.elsewhere import read_measurement
 from draftwell.flows.steps.gate_parts.judged import Candidate, Judged, judged
-from draftwell.flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
-from draftwell.flows.workspace import Workspace
+from draftwell.flows.steps.gate_parts.record import (
+    keep_bundle,
+    keep_verdict,
+    record_of,
+    record_stays,
+)
+from draftwell.flows.workspace import Workspace, in_turn
 from draftwell.registry.bundles.build import build_to_judge
 from draftwell.registry.gates import load_gates
 from draftwell.registry.releases import ReleaseVersion, find_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.kinds import refuse_other_device
 from draftwell.serving.bundle.bundle import open_bundle
-from draftwell.serving.bundle.verdict import GateVerdict
+from draftwell.serving.bundle.verdict import GateVerdict, settled
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import StrategyResources
 
 
+@in_turn("draftwell gate")
 def gate_release(
     step: StepContext,
     prompts: Sequence[Prompt],
@@ -47,7 +52,8 @@ def gate_release(
     """Measure a release, judge it and keep the verdict with it.
 
     Candidate and champion are measured in one run, prompt by prompt in turn, together with
-    autoregressive decoding. The champion itself can be judged again; its record stays.
+    autoregressive decoding. The champion itself can be judged again; its record stays unless it
+    fails.
 
     Args:
         prompts: candidates: those that the release's artifacts were made from are left out, and of
@@ -65,6 +71,7 @@ def gate_release(
     return concluded(step, store, (release, candidate), found, rival, settings, beside)
 
 
+@in_turn("draftwell gate")
 def gate_imported(
     space: Workspace,
     settings: GateSettings,
@@ -83,12 +90,12 @@ def gate_imported(
     release, candidate = open_candidate(step, store, device, alias)
     measured = read_measurement(space, device)
     measured.refuse_other(release.name, candidate.artifacts, load_gates())
-    found, rival = measured.as_judged(), ChampionComparison(champion_of(space, device))
-    if rival.release is not None and rival.release.version != release.version:
-        why = f"{rival.release.name}, the champion, was not measured on {measured.device_class}"
-        verdict = found.verdict + missing("champion measured", why, settings.unmeasured)
-        found = replace(found, verdict=verdict)
-    return concluded(step, store, (release, candidate), found, rival, settings, beside)
+    champion, rival = champion_of(space, device), ChampionComparison()
+    if champion is not None and champion.version != release.version:
+        why = f"{champion.name}, the champion, was not measured on {measured.device_class}"
+        rival = ChampionComparison(champion, unmeasured=why)
+    judged = measured.as_judged()
+    return concluded(step, store, (release, candidate), judged, rival, settings, beside)
 
 
 def concluded(
@@ -114,14 +121,13 @@ def concluded(
             Path(place),
             sampled_as_greedy=found.sampled.as_greedy,
         )
-        verdict += footprint_check(step, bundle, release, thresholds)
-        if not settings.dry_run and serves(step, release):
-            step.workspace.say(f"{release.name} is the champion: its record, from before, is kept")
-        elif not settings.dry_run:
-            total = sum(beside, start=verdict)
+        verdict += rival.skipped() + footprint_check(step, bundle, release, thresholds)
+        verdict = settled(verdict, thresholds, release.device, settings.unmeasured)
+        total = sum(beside, start=verdict)
+        if not settings.dry_run and not record_stays(step.workspace, release, total):
             digest = open_bundle(bundle).manifest.digest
             champion = rival.release.version if rival.release else None
-            record = record_of(release, total, champion, digest, found.sampled)
+            record = record_of(release, total, champion, digest, found.sampled, found.judged)
             entry = candidate.greedy(thresholds).entry(found.report.strategies)
             keep_verdict(store, record, total, found.report, entry, written)
             if total.passed:

@@ -18,7 +18,7 @@ from draftwell.flows.steps.gate_parts.elsewhere import (
     measurement_file,
 )
 from draftwell.flows.steps.publish import run_publish
-from draftwell.flows.workspace import Workspace
+from draftwell.flows.workspace import Workspace, in_turn
 from draftwell.registry.releases import ReleaseVersion
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.kinds import find_kind
@@ -31,6 +31,7 @@ TUNING, GATE, ARTIFACTS = "tuning", "gate", "artifacts"
 DEVICE = "cuda"
 
 
+@in_turn("draftwell import-results")
 def import_results(space: Workspace, results: GpuResults) -> ReleaseVersion:
     """Put what was tuned and measured on a card into the workspace, and register it as the
     candidate for CUDA, with every figure of the card.

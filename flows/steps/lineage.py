@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from draftwell.components.bench.report.tables import label_with_parameters
 from draftwell.registry.lineage import find, lineage_of
 from draftwell.registry.pairs import catalogue, find_pair
+from draftwell.registry.promotion_log import history
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import ArtifactError, digest_of
 from draftwell.serving.artifacts.pair_files import draftwell_home
@@ -110,6 +111,16 @@ def lineage(what: str) -> list[Node]:
             code="not_a_report",
         )
     return [Finder().version(found["kind"], found["pair"], found["alias"] or found["number"])]
+
+
+def champions(what: str) -> list[str]:
+    """Who made which version of a release champion, the newest first, a line each; none of what is
+    no release."""
+    found = VERSION.fullmatch(what)
+    if found is None or found["kind"] != "release":
+        return []
+    pair, _, device = registered_name("release", found["pair"]).rpartition(".")
+    return [entry.words for entry in reversed(history(Store(), pair, device))]
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from draftwell.flows.loading import open_pair
 from draftwell.flows.steps.eagle3 import curves_of
 from draftwell.flows.steps.picked import take_marked
 from draftwell.flows.steps.reference_traces import keep_served
-from draftwell.flows.workspace import Workspace
+from draftwell.flows.workspace import Workspace, in_turn
 from draftwell.registry.cards.model_card import choice_settings
 from draftwell.registry.composing import compose
 from draftwell.registry.pairs import model_records
@@ -41,6 +41,7 @@ class PickedRelease:
     notes: tuple[str, ...]
 
 
+@in_turn("draftwell release")
 def run_publish(
     step: StepContext, evidence: Mapping[str, Any], *, device: str | None = None
 ) -> ReleaseVersion:
@@ -113,6 +114,7 @@ def shown_settings(config: DecodingConfig) -> dict[str, Any]:
     return settings
 
 
+@in_turn("draftwell release")
 def publish_picked(space: Workspace, device: str, pins: Mapping[str, str]) -> PickedRelease:
     """Make a release of picked versions, which becomes `candidate`; every other kind is the
     champion's, or the newest that fits.

@@ -28,7 +28,7 @@ from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import KINDS, WATCHED
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest
+from draftwell.serving.files import json_digest, whole_folder
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import LOSSY, TraceError
 from draftwell.serving.runtime.strategies import (
@@ -164,24 +164,19 @@ def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
     folder = kept_reference(space, digest)
     if folder.is_dir():
         return
-    place = folder.with_name(f".{folder.name}.{os.getpid()}")
-    place.mkdir(parents=True, exist_ok=True)
     try:
-        # the plan has the hashes of the prompts
-        for file in (*traces.shards, *traces.folder.glob(PLAN)):
-            try:
-                os.link(file, place / file.name)
-            except OSError:
-                shutil.copyfile(file, place / file.name)
-        if not folder.is_dir():
-            os.replace(place, folder)
+        with whole_folder(folder) as place:
+            # the plan has the hashes of the prompts
+            for file in (*traces.shards, *traces.folder.glob(PLAN)):
+                try:
+                    os.link(file, place / file.name)
+                except OSError:
+                    shutil.copyfile(file, place / file.name)
     except OSError as error:
         space.say(
             f"the reference could not be kept ({error.strerror}): the next collection "
             "would replace it"
         )
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def served_reference(space: Workspace, champion: Served) -> Path:

@@ -35,6 +35,7 @@ from draftwell.flows.context import (
 )
 from draftwell.flows.steps.champion import champion_of
 from draftwell.flows.steps.tune import champion_decoding
+from draftwell.flows.workspace import in_turn
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import ArtifactError
 from draftwell.serving.artifacts.datastore import Datastore
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from draftwell.serving.recording.trace import TraceSet
 
 
+@in_turn("draftwell train")
 def run_train(
     step: StepContext,
     traces: TraceSet,
@@ -79,6 +81,7 @@ def run_train(
     return report
 
 
+@in_turn("draftwell train")
 def run_train_head(
     step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0
 ) -> HeadReport:
@@ -99,6 +102,7 @@ def run_train_head(
     return report
 
 
+@in_turn("draftwell train")
 def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
     """Make a datastore of the target's own texts, put it into the workspace and return its
     report."""
@@ -143,6 +147,7 @@ def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
     return report
 
 
+@in_turn("draftwell train")
 def run_train_medusa(
     step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0
 ) -> MedusaReport:
@@ -175,6 +180,7 @@ def made_from(step: StepContext, traces: TraceSet) -> Provenance:
     )
 
 
+@in_turn("draftwell calibrate")
 def run_calibrate(
     step: StepContext,
     traces: TraceSet,
@@ -241,6 +247,7 @@ def draw_calibration(step: StepContext, table: AcceptanceTable, memory: Correcti
         step.stamp(drawn.kind)
 
 
+@in_turn("draftwell calibrate")
 def run_profile(step: StepContext) -> dict[str, Any]:
     """Make the hardware profile alone, which is all that can be calibrated without a draft model,
     and return a summary."""
@@ -268,6 +275,7 @@ def milliseconds(times: HardwareProfile) -> dict[str, Any]:
     return {**single, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
 
 
+@in_turn("draftwell calibrate")
 def run_calibrate_sampled(
     step: StepContext, traces: TraceSet, temperature: float
 ) -> dict[str, Any]:
@@ -297,6 +305,7 @@ def run_calibrate_sampled(
     return report
 
 
+@in_turn("draftwell calibrate")
 def calibrate_as(
     settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from draftwell.flows.steps.champion import champion_of
 from draftwell.flows.steps.picked import say_if_only_lossy, take_marked
 from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workers.task_runners import WorkerPool, spread_replays
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.releases import gate_record
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import ArtifactError
@@ -37,6 +38,7 @@ from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledC
 from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import move_file
 from draftwell.serving.runtime.strategies import PLAIN, STRATEGIES, find_strategy, served_choice
 from draftwell.serving.temperature import class_of
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from draftwell.serving.recording.trace import TraceSet
 
 
+@in_turn("draftwell tune")
 def run_tune(
     step: StepContext,
     traces: TraceSet,
@@ -247,6 +250,7 @@ def inputs_of(
     return TuneInputs(pair, traces, prompts, resources, profile, served)
 
 
+@in_turn("draftwell tune")
 def tune_as(
     settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -328,9 +332,8 @@ def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvide
     else:  # its plots, which the page contains, would replace those of the greedy choice
         folder = space.device_reports / "sampled"
         folder.mkdir(parents=True, exist_ok=True)
-        write_tuning_report(evidence, folder, pair=pair, plots=space.reports).replace(
-            space.device_reports / f"{name}.html"
-        )
+        made = write_tuning_report(evidence, folder, pair=pair, plots=space.reports)
+        move_file(made, space.device_reports / f"{name}.html")
 
 
 def champion_decoding(step: StepContext) -> DecodingConfig | None:
@@ -355,6 +358,7 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
         return None
 
 
+@in_turn("draftwell tune")
 def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) -> dict[str, Any]:
     """Make plain decoding the workspace's choice, keeping the evidence of the tuning that it
     replaces; returns the choice.

@@ -26,7 +26,7 @@ from draftwell.components.tune.evidence import Trial
 from draftwell.flows.failures import is_full
 from draftwell.flows.workers import worker_jobs
 from draftwell.serving.device import default_threads
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, missing_package
 
 if TYPE_CHECKING:
     from draftwell.components.collect.collect import Spread as ShardSpread
@@ -82,10 +82,7 @@ def worker_pool_for(
             f"unknown runner {runner!r}: choose {' or '.join(RUNNERS)}", code="unknown_runner"
         )
     if runner == "ray" and find_spec("ray") is None:
-        raise DraftwellError(
-            "--runner ray needs the package ray: pip install -c constraints.txt 'draftwell[ray]'",
-            code="ray_missing",
-        )
+        raise missing_package("--runner ray needs", "ray", "ray", code="ray_missing")
     if runner == "threads" and workers == 1:
         return None
     if runner == "threads" and device != "cpu":
@@ -216,10 +213,12 @@ def on_ray(pool: WorkerPool) -> Iterator[Begin]:
     """Workers are processes of the Ray cluster of `$RAY_ADDRESS`, or of one on this machine for as
     long as the step runs."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no tool of the house reports home
-    import ray  # an extra
-
     local = {"num_cpus": pool.workers * pool.threads} if pool.threads else {}
     where = {} if os.environ.get("RAY_ADDRESS") else {**local, "include_dashboard": False}
+    if where:  # before Ray is imported; of 2.52 to 2.58 nobody else asks for a token
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    import ray  # an extra
+
     ray.init(log_to_driver=False, **where)
     try:
         cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]

@@ -11,7 +11,6 @@ processors.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from draftwell.registry.bundles.signing import sign
 from draftwell.registry.bundles.text import bundle_texts
 from draftwell.registry.bundles.wheel import runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
-from draftwell.registry.pairs.fetching import link
 from draftwell.registry.pairs.records import model_records
 from draftwell.registry.promotion import adopt, withdrawal
 from draftwell.registry.releases import (
@@ -43,23 +41,20 @@ from draftwell.registry.releases import (
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
-from draftwell.serving.artifacts.compiled_libraries import (
-    COMPILED,
-    libraries_folder,
-    wanted_mode,
-)
+from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
 from draftwell.serving.artifacts.pair_files import (
     PairFiles,
     combine_fingerprint,
     is_artifact,
+    model_settings_digest,
     models_root,
     tokenizer_digest,
 )
 from draftwell.serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import file_lock, sha256_file
+from draftwell.serving.files import file_lock, put_folder, sha256_file, write_link
 from draftwell.serving.number_format import FORMATS
-from draftwell.serving.runtime.models.native.library import find
+from draftwell.serving.runtime.models.native.library import own_library, verify
 
 
 def build_bundle(
@@ -96,7 +91,8 @@ def build_bundle(
     crowned = alias == "champion" or is_champion(store, release)
     record = gate_record(release)
     ungated = objection(release, record)
-    why = ungated or withdrawal(release)
+    withdrawn = withdrawal(store, release)
+    why = ungated or withdrawn
     if why and not ungated_reason:
         raise _not_deployable(pair_spec.name, release, why, gated=ungated is None)
     home = out / pair_spec.name
@@ -111,11 +107,11 @@ def build_bundle(
         open_bundle(place).files(models_root())
         final = _settle(place, home, release)
         sign(final)
-        _link(store, release, final, crowned=crowned)
+        _link(store, release, final, crowned=crowned, withdrawn=withdrawn)
     if alias == "champion":
         # the bundle is complete; a registry that only lets us read keeps its aliases
         with contextlib.suppress(DraftwellError):
-            adopt(store, release)
+            adopt(store, release.pair, device)
     return final
 
 
@@ -166,7 +162,7 @@ def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
         DraftwellError: the release is not the champion any more, or was rolled back; `current`
             stays.
     """
-    record = gate_record(release)
+    record, withdrawn = gate_record(release), withdrawal(store, release)
     found: list[tuple[bool, bool, int, Path]] = []
     for build, bundle in _bundles_of(out / release.pair, release):
         with contextlib.suppress(DraftwellError):  # a damaged one
@@ -177,11 +173,13 @@ def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
     if not found:
         return None
     best = max(found)[-1]
-    _link(store, release, best, crowned=True)
+    _link(store, release, best, crowned=True, withdrawn=withdrawn)
     return best
 
 
-def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool) -> None:
+def _link(
+    store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool, withdrawn: str | None
+) -> None:
     """Let `current` lead to a release's bundle, unless the release was taken back since it was
     looked up.
 
@@ -190,14 +188,14 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
     alone, it is seen here, or it links after this.
 
     Args:
-        crowned: whether the release was the champion when it was looked up.
+        crowned: whether the release was the champion when it was looked up; `withdrawn`: its
+            `withdrawal` then.
     Raises:
         DraftwellError: it was rolled back, or is not the champion any more; `current` stays.
     """
     with file_lock(bundle.parent.parent):
-        now = store.resolve("release", f"{release.pair}.{release.device}", release.version)
-        why = withdrawal(replace(release, published=now))
-        if why == withdrawal(release):
+        why = withdrawal(store, release)
+        if why == withdrawn:
             lost = crowned and not is_champion(store, release)
             why = "it is not the champion any more" if lost else None
         if why:
@@ -274,10 +272,20 @@ def _write_bundle(
         for path in sorted(place.rglob("*"))
         if path.is_file()
     }
-    manifest = manifest.model_copy(update={"files": listed})
+    beside = _settings_digests(files, records)
+    manifest = manifest.model_copy(update={"files": listed, "settings_sha256": beside})
     manifest = manifest.model_copy(update={"digest": manifest.computed_digest()})
     (place / MANIFEST).write_text(manifest.to_json())
     set_rights(place)
+
+
+def _settings_digests(files: PairFiles, records: dict[str, ModelRecord]) -> dict[str, str]:
+    """Of models that the bundle leaves out."""
+    return {
+        role: model_settings_digest(folder)
+        for role, folder in files.roles().items()
+        if records[role].source != "bundled"
+    }
 
 
 def _made(artifact: Path) -> dict[str, Any]:
@@ -348,13 +356,15 @@ def _link_models(files: PairFiles, records: dict[str, ModelRecord]) -> None:
     for role, folder in files.roles().items():
         kept = models_root() / records[role].folder
         if records[role].source != "bundled" and not kept.exists():
-            link(kept, folder)
+            write_link(kept, folder.absolute())
 
 
 def _put_libraries(place: Path, release: ReleaseVersion) -> None:
-    """Copy the compiled layers of this machine."""
-    library = find([libraries_folder()])
-    if release.device == "cpu" and wanted_mode() != "off" and library.is_file():
+    """Copy the compiled layers of this machine, unless others may have written them."""
+    if release.device != "cpu" or wanted_mode() == "off":
+        return
+    if (library := own_library()) is not None:
+        verify(library)
         kept = place / COMPILED / library.parent.name / library.name
         kept.parent.mkdir(parents=True)
         shutil.copyfile(library, kept)
@@ -371,5 +381,5 @@ def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
                 return bundle
     number = f".{earlier[-1][0] + 1}" if earlier else ""
     final = home / f"{release.version}-{release.device}{number}"
-    os.rename(place, final)
+    put_folder(place, final)
     return final

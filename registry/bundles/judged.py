@@ -15,12 +15,12 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from draftwell.registry.bundles.places import building, standing
+from draftwell.registry.bundles.places import UNFINISHED, building, standing
 from draftwell.registry.releases import ReleaseVersion, gate_record
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.bundle.bundle import MANIFEST, BundleError, open_bundle
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import file_lock, replace_folder
+from draftwell.serving.files import file_lock, put_folder, remove_folder
 
 
 def judged_folder(release: ReleaseVersion) -> Path:
@@ -38,11 +38,11 @@ def keep_judged(bundle: Path, release: ReleaseVersion, *, others: Collection[int
     folder = judged_folder(release)
     with building(folder.parent) as place:
         copy_bundle(bundle, place)
-        replace_folder(place, folder)
+        put_folder(place, folder)
         versions = (release.version, *others)
         for other in standing(folder.parent, release.device):
             if other.release not in versions:
-                shutil.rmtree(other.path, ignore_errors=True)
+                remove_folder(other.path, folder.parent / f"{UNFINISHED}{other.path.name}")
     return folder
 
 

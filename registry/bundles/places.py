@@ -7,7 +7,6 @@ appears by a rename and is never changed.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwell.serving.files import file_lock
+from draftwell.serving.files import file_lock, make_folder, write_link
 
 UNFINISHED = ".build."
 """How names of folders begin that are still being built, or that a killed deployment left."""
@@ -47,15 +46,14 @@ def standing(home: Path, device: str) -> list[Standing]:
 def building(home: Path) -> Iterator[Path]:
     """A new folder in `home` to build in, which goes unless it is renamed. One build at a time,
     others wait; what a killed one left is removed."""
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home)
     with file_lock(home):
         for left in home.glob(f"{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
-        place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
-        try:
-            yield place
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+        with tempfile.TemporaryDirectory(
+            dir=home, prefix=UNFINISHED, ignore_cleanup_errors=True
+        ) as place:
+            yield Path(place)
 
 
 def copy_model(folder: Path, into: Path) -> None:
@@ -74,11 +72,8 @@ def set_rights(place: Path) -> None:
 
 
 def link_current(home: Path, bundle: Path) -> None:
-    """Let `home/current` lead to a bundle in the same folder, atomically."""
-    new = home / f".current.{os.getpid()}"
-    new.unlink(missing_ok=True)
-    new.symlink_to(bundle.name, target_is_directory=True)
-    os.replace(new, home / "current")
+    """Let `home/current` lead to a bundle in the same folder."""
+    write_link(home / "current", bundle.name)
 
 
 def bundle_bytes(bundle: Path) -> int:

@@ -39,6 +39,12 @@ HEAD = """\
 CUDA_NOTE = """\
 # PyTorch itself names the exact CUDA libraries that it brings along.
 """
+TORCH_FILE = "requirements-torch.txt"
+TORCH_HEAD = """\
+# Of PyTorch's own index, which is asked for nothing else: pip install --no-deps -r {file}
+--index-url {index}
+"""
+ENGINE_FILE, ENGINE_TORCH_FILE = "requirements-engine.txt", "requirements-engine-torch.txt"
 ENGINE_HEAD = """\
 # The environment that vLLM was measured in, package by package: pip install --no-deps -r requirements-engine.txt
 """  # noqa: E501
@@ -65,6 +71,15 @@ class Lock:
     def index(self) -> str | None:
         """Index of that build of PyTorch; None where it is pip's own."""
         return torch_index(self.versions["torch"])
+
+    @property
+    def torch_text(self) -> str | None:
+        """Of `requirements-torch.txt`, PyTorch alone; None where it is of pip's own index."""
+        if self.index is None:
+            return None
+        head = TORCH_HEAD.format(file=TORCH_FILE, index=self.index)
+        lines = requirement_lines({"torch": self.versions["torch"]}, self.hashes)
+        return head + "\n".join(lines) + "\n"
 
     @property
     def missing(self) -> list[str]:
@@ -122,18 +137,28 @@ def locked(
     return Lock(text + "\n".join(lines) + "\n", packages, hashes)
 
 
-def engine_lock(packages: Mapping[str, str], reports: Path) -> str:
-    """The text of `requirements-engine.txt`: the exact versions of the environment that the gate
-    measured an engine in, and the index of a build of PyTorch that PyPI has not.
+def engine_lock(packages: Mapping[str, str], reports: Path) -> dict[str, bytes]:
+    """Name → text of the file with the exact versions of the environment that the gate measured an
+    engine in, and of one with those packages alone that are builds of PyTorch's own index.
 
     Args:
         packages: canonical name → version, of all that is installed in the engine's environment.
         reports: folder of pip's reports of that environment.
     """
-    index = torch_index(packages["torch"]) if "torch" in packages else None
-    lines = [f"--extra-index-url {index}"] if index else []
-    lines += requirement_lines(packages, recorded_hashes(packages, reports))
-    return ENGINE_HEAD + "\n".join(lines) + "\n"
+    hashes = recorded_hashes(packages, reports)
+    index = torch_index(packages.get("torch", "0"))
+    builds = {
+        name: version
+        for name, version in packages.items()
+        if index and name.startswith("torch") and torch_index(version) == index
+    }
+    head = TORCH_HEAD.format(file=ENGINE_TORCH_FILE, index=index)
+    files = {ENGINE_FILE: (ENGINE_HEAD, packages), ENGINE_TORCH_FILE: (head, builds)}
+    return {
+        name: (head + "\n".join(requirement_lines(listed, hashes)) + "\n").encode()
+        for name, (head, listed) in files.items()
+        if listed
+    }
 
 
 def pinned_torch(installed: Mapping[str, str], device: str, measured: Mapping[str, str]) -> str:
@@ -195,7 +220,7 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
         except PackageNotFoundError as error:
             raise DraftwellError(
                 f"the package {name}, which a bundle's runtime needs, is not installed here: "
-                f"pip install '{PROJECT}[{EXTRA}]'",
+                f"in Draftwell's checkout `pip install -c constraints.txt -e '.[{EXTRA}]'`",
                 code="missing_package",
             ) from error
         waiting += needs(name, requirement.extras)

@@ -3,14 +3,12 @@ to link; others can be built again."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 from draftwell.registry.bundles.places import UNFINISHED, standing
 from draftwell.serving.device import DEVICES
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import file_lock
+from draftwell.serving.files import file_lock, remove_folder
 
 KEEP = 3
 
@@ -43,8 +41,6 @@ def prune(home: Path, keep: int = KEEP) -> list[Path]:
             old += others[:-keep]
         removed = [one.path for one in sorted(old)]
         for path in removed:
-            # whole or away, and the next deployment removes what a kill leaves
-            gone = home / f"{UNFINISHED}{path.name}"
-            os.rename(path, gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            # the next deployment removes what a kill leaves
+            remove_folder(path, home / f"{UNFINISHED}{path.name}")
     return removed

@@ -11,6 +11,7 @@ from draftwell.registry.bundles.hashes import UNHASHED
 from draftwell.serving.bundle.manifest import MANIFEST
 from draftwell.serving.bundle.signature import COSIGN, SIGNATURE, run_cosign, split_flags
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import move_file
 
 KEY, FLAGS = "DRAFTWELL_COSIGN_KEY", "DRAFTWELL_COSIGN_FLAGS"
 """Variables that name the private key (a file, or an address that cosign knows) and further options
@@ -22,8 +23,9 @@ def sign(bundle: Path) -> None:
     or damaged: it is replaced.
 
     Raises:
-        DraftwellError: a key is named, but cosign is missing or refuses (`not_signed`); the bundle
-            is left as it was.
+        DraftwellError: a key is named, but cosign is missing or refuses (`not_signed`), or the
+            requirements have no hashes, so that others than the gate's packages could be installed
+            under the signature (`unlocked_requirements`); the bundle is left as it was.
     """
     key = os.environ.get(KEY)
     if not key:
@@ -32,6 +34,10 @@ def sign(bundle: Path) -> None:
         raise DraftwellError(
             f"{KEY} names a key, but cosign is not on PATH: install it, or unset the variable",
             code="not_signed",
+        )
+    if remark := hashes_remark(bundle):
+        raise DraftwellError(
+            f"{bundle} is not signed with the key of {KEY}: {remark}", code="unlocked_requirements"
         )
     made = bundle.parent / f".{bundle.name}.sigstore"
     try:
@@ -54,7 +60,7 @@ def sign(bundle: Path) -> None:
                 code="not_signed",
             )
         made.chmod(0o644)
-        os.replace(made, bundle / SIGNATURE)
+        move_file(made, bundle / SIGNATURE)
     finally:
         made.unlink(missing_ok=True)
 
@@ -70,8 +76,9 @@ def signature_remark(bundle: Path) -> str | None:
 
 def hashes_remark(bundle: Path) -> str | None:
     """Why a deployed bundle's requirements have no hashes, in a line; None where they have."""
-    for path in bundle.glob("requirements-*.txt"):
+    for path in sorted(bundle.glob("requirements-*.txt")):
+        how = "`make peers` in a new folder" if "engine" in path.name else "`make hashes`"
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith(UNHASHED):
-                return f"{path.name} has no hashes ({line[2:]}): `make hashes`, then gate again"
+                return f"{path.name} has no hashes ({line[2:]}): {how}, then gate again"
     return None

@@ -8,7 +8,7 @@ import pickle
 import shutil
 from pathlib import Path
 
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, missing_package
 
 
 def convert_gguf(file: Path, into: Path) -> None:
@@ -22,13 +22,7 @@ def convert_gguf(file: Path, into: Path) -> None:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
     except ImportError as error:
-        raise DraftwellError(
-            (
-                f"converting {file.name} needs the package {error.name}: pip install "
-                "'draftwell[pipeline]'"
-            ),
-            code="missing_package",
-        ) from error
+        raise missing_package(f"converting {file.name} needs", error.name, "pipeline") from error
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 

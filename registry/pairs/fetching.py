@@ -2,8 +2,8 @@
 
 Everything ends as a folder with safetensors weights. Converted models and links to the hub's cache
 are stored under `models_root()`, each under a name that a bundle can refer to on another machine. A
-folder appears there complete or not at all: it is written next to its place and renamed; of two
-processes that convert at once the slower discards its own.
+folder appears there complete or not at all; of two processes that convert at once the slower puts
+the same in its place.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from draftwell.registry.pairs.convert import convert_gguf, convert_pickled
 from draftwell.serving.artifacts.near_copy import RECIPE, NearCopy
 from draftwell.serving.artifacts.pair_files import PairFiles, is_artifact, models_root
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import sha256_file
+from draftwell.serving.files import sha256_file, whole_folder, write_link
 
 Progress = Callable[[str], None]
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -136,7 +133,7 @@ def _from_hub(repo: str, revision: str, say: Progress) -> Path:
         snapshot = _snapshot(repo, revision, [*FILES, "*.bin"])
         say(f"converting {repo} to safetensors (once)")
         return place(folder, lambda into: convert_pickled(snapshot, into))
-    link(folder, snapshot)
+    write_link(folder, snapshot.absolute())
     return folder
 
 
@@ -160,23 +157,10 @@ def _snapshot(repo: str, revision: str, patterns: list[str]) -> Path:
 
 
 def place(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Build a folder next to its place and rename it there; where another process was faster, keep
-    that one's."""
+    """Build a model's folder, whole or not at all; returns it."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        try:
+        with whole_folder(folder) as draft:
             build(draft)
-            draft.chmod(0o755)
-            for file in draft.iterdir():
-                file.chmod(0o644)
-            try:
-                os.replace(draft, folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or error
         raise DraftwellError(
@@ -184,12 +168,3 @@ def place(folder: Path, build: Callable[[Path], None]) -> Path:
             code="cannot_write_model",
         ) from error
     return folder
-
-
-def link(folder: Path, to: Path) -> None:
-    """Let `folder` be a symbolic link to another folder, atomically."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = folder.with_name(f".{folder.name}.{os.getpid()}")
-    new.unlink(missing_ok=True)
-    new.symlink_to(to.absolute(), target_is_directory=True)
-    os.replace(new, folder)

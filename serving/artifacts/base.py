@@ -8,8 +8,6 @@ by name, an artifact of another pair, of another kind or schema, or with a chang
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest, replace_folder, sha256_file
+from draftwell.serving.files import json_digest, sha256_file, whole_folder
 
 MANIFEST = "artifact.json"
 
@@ -122,13 +120,9 @@ class Artifact(ABC):
         """Build the artifact from its data files."""
 
     def save(self, folder: Path) -> str:
-        """Write the whole folder atomically, replacing an old one, and return its digest."""
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        try:
+        """Write the whole folder, in the place of an old one, and return its digest."""
+        with whole_folder(folder) as place:
             self.write_files(place)
-            for path in place.iterdir():
-                path.chmod(0o644)  # safetensors writes files that only their owner may read
             files = {p.name: sha256_file(p) for p in sorted(place.iterdir())}
             manifest = {
                 "kind": self.kind,
@@ -137,11 +131,6 @@ class Artifact(ABC):
                 "provenance": self.provenance.model_dump(),
             }
             (place / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-            place.chmod(0o755)
-            replace_folder(place, folder)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
         self.digest = digest_of(folder)
         return self.digest
 

@@ -10,8 +10,11 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,9 +22,13 @@ from typing import Literal
 from draftwell.serving.artifacts.base import MANIFEST, digest_of
 from draftwell.serving.artifacts.near_copy import RECIPE, is_near_copy
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import sha256_file, write_atomically
+from draftwell.serving.files import json_digest, sha256_file, write_atomically
 from draftwell.serving.number_format import FORMATS
 
+log = logging.getLogger(__name__)
+
+HASHING_THREADS = 4
+"""Hashing lets go of the interpreter."""
 SIDECAR = ".weights.sha256.json"
 """Digests of a folder's weight files, with the size and date they were computed at."""
 
@@ -88,11 +95,15 @@ def combine_digests(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
-def weights_digest(folder: Path) -> str:
+def weights_digest(folder: Path, *, in_full: bool = False) -> str:
     """sha256 over the safetensors weights of a model folder.
 
     Digests are kept in a sidecar file, keyed by size and date, so that large weights are read once;
     a folder that cannot be written to is only slower.
+
+    Args:
+        in_full: read all of the weights now: whoever may write to the folder may have written the
+            sidecar, too.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -101,6 +112,8 @@ def weights_digest(folder: Path) -> str:
             "or convert it with save_pretrained",
             code="no_weights",
         )
+    if in_full:
+        return _read_in_full(folder, files)
     known = _read_sidecar(folder)
     entries = {}
     for file in files:
@@ -121,6 +134,21 @@ def weights_digest(folder: Path) -> str:
     return combine_digests({name: str(entry["sha256"]) for name, entry in entries.items()})
 
 
+def _read_in_full(folder: Path, files: Sequence[Path]) -> str:
+    started = time.monotonic()
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        digests = dict(
+            zip((file.name for file in files), pool.map(sha256_file, files), strict=True)
+        )
+    log.info(
+        "read the weights of %s in full: %.1f GB in %.1f s",
+        folder,
+        sum(file.stat().st_size for file in files) / 1e9,
+        time.monotonic() - started,
+    )
+    return combine_digests(digests)
+
+
 @functools.lru_cache
 def _sha256_once(file: Path, size: int, mtime_ns: int) -> str:
     """sha256 of a file, computed once in a process as long as size and date stay: a folder may be
@@ -136,12 +164,14 @@ def _read_sidecar(folder: Path) -> dict[str, object]:
     return known if isinstance(known, dict) else {}
 
 
-def model_digest(folder: Path) -> str:
+def model_digest(folder: Path, *, in_full: bool = False) -> str:
     """Digest of a model folder of any form: an artifact's own digest, that of a near copy's recipe,
-    or that of the weights."""
+    or that of the weights (`weights_digest`)."""
     if is_near_copy(folder):
         return sha256_file(folder / RECIPE)
-    return digest_of(folder) if is_artifact(folder) else weights_digest(folder)
+    if is_artifact(folder):
+        return digest_of(folder)
+    return weights_digest(folder, in_full=in_full)
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -162,14 +192,24 @@ def settings_digest(files: PairFiles) -> str:
 
     An artifact's folder does not count: its digest, which the fingerprint holds, is over all of it.
     """
-    digests = {
-        f"{role}/{path.name}": sha256_file(path)
-        for role, folder in files.roles().items()
-        if not is_artifact(folder)
-        for path in folder.iterdir()
-        if path.is_file() and path.suffix in SETTINGS and not path.name.startswith(".")
-    }
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+    return json_digest(
+        {
+            role: model_settings_digest(folder)
+            for role, folder in files.roles().items()
+            if not is_artifact(folder)
+        }
+    )
+
+
+def model_settings_digest(folder: Path) -> str:
+    """sha256 over everything next to a model's weights."""
+    return json_digest(
+        {
+            path.name: sha256_file(path)
+            for path in folder.iterdir()
+            if path.is_file() and path.suffix in SETTINGS and not path.name.startswith(".")
+        }
+    )
 
 
 def combine_fingerprint(weights: Mapping[ModelRole, str], tokenizer: str, dtype: str) -> str:

@@ -10,8 +10,9 @@ under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has p
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from draftwell.serving.artifacts.base import ArtifactError, check_schema, digest_of, read_manifest
 from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.artifacts.pair_files import (
+    HASHING_THREADS,
     SIDECAR,
     ModelRole,
     PairFiles,
@@ -27,6 +29,7 @@ from draftwell.serving.artifacts.pair_files import (
     combine_fingerprint,
     is_artifact,
     model_digest,
+    model_settings_digest,
     tokenizer_digest,
 )
 from draftwell.serving.bundle.manifest import (
@@ -35,6 +38,7 @@ from draftwell.serving.bundle.manifest import (
     FileRecord,
     Manifest,
     ModelRecord,
+    manifest_bytes,
     read_bundle_manifest,
 )
 from draftwell.serving.bundle.signature import SIGNATURE
@@ -50,11 +54,10 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "ModelRecord",
+    "check_signed_files",
     "open_bundle",
     "refuse_inside",
 ]
-
-HASHING_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,21 @@ class Bundle:
             )
         return found
 
-    def files(self, models_root: Path) -> PairFiles:
+    def files(self, models_root: Path, *, in_full: bool = False) -> PairFiles:
         """The pair's model folders, from the bundle or from `models_root`, with digests and
-        fingerprint checked."""
+        fingerprint checked.
+
+        Args:
+            in_full: whether all weights are read for it, and what lies next to them is held to the
+                manifest; otherwise digests that are kept beside weights are believed
+                (`pair_files.weights_digest`).
+        """
         folders = {
-            role: self._folder(role, record, models_root)
+            role: self._folder(role, record, models_root, in_full)
             for role, record in self.manifest.models.items()
         }
+        if in_full:
+            self._check_settings(folders)
         weights = {role: record.weights_sha256 for role, record in self.manifest.models.items()}
         found = combine_fingerprint(
             weights, tokenizer_digest(folders["target"]), self.manifest.dtype
@@ -99,7 +110,9 @@ class Bundle:
             self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier")
         )
 
-    def _folder(self, role: ModelRole, record: ModelRecord, models_root: Path) -> Path:
+    def _folder(
+        self, role: ModelRole, record: ModelRecord, models_root: Path, in_full: bool
+    ) -> Path:
         bundled = record.source == "bundled"
         folder = (self.path if bundled else models_root) / record.folder
         name = f"the {role} of pair {self.manifest.pair}"
@@ -111,7 +124,11 @@ class Bundle:
                 "--with-weights",
                 code="missing_models",
             )
-        found = self._bundled_digest(record.folder) if bundled else model_digest(folder)
+        found = (
+            self._bundled_digest(record.folder)
+            if bundled
+            else model_digest(folder, in_full=in_full)
+        )
         if found != record.weights_sha256:
             raise BundleError(
                 f"{name} at {folder} has weights {found[:12]}, the bundle needs "
@@ -119,6 +136,17 @@ class Bundle:
                 code="other_weights",
             )
         return folder
+
+    def _check_settings(self, folders: Mapping[ModelRole, Path]) -> None:
+        for role, digest in self.manifest.settings_sha256.items():
+            if model_settings_digest(folders[role]) != digest:
+                raise BundleError(
+                    f"next to the weights of the {role} of pair {self.manifest.pair} at "
+                    f"{folders[role]} are other files (configuration, tokenizer, chat template) "
+                    "than where the bundle was built: fetch the pair again, or deploy "
+                    "--with-weights",
+                    code="other_settings",
+                )
 
     def _bundled_digest(self, folder: str) -> str:
         """Digest of a bundled model from the file digests that `open_bundle` has checked."""
@@ -134,11 +162,13 @@ class Bundle:
         )
 
 
-def open_bundle(path: Path) -> Bundle:
+def open_bundle(path: Path, *, verify: Callable[[Path, bytes], None] | None = None) -> Bundle:
     """Check a bundle and open it.
 
     Args:
         path: the bundle's folder, or a link to it (`dist/<pair>/current`), which is followed once.
+        verify: is given the bundle's folder and what its manifest holds before anything of it is
+            parsed, and raises a `BundleError` where it is not to be.
     Raises:
         BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is of
             another version; the file is named. No artifact and no weight has been loaded then.
@@ -148,15 +178,42 @@ def open_bundle(path: Path) -> Bundle:
         raise BundleError(
             f"there is no bundle at {path}: build one with `draftwell deploy`", code="no_bundle"
         )
-    manifest = read_bundle_manifest(path)
-    _check_tree(path, manifest)
-    # hashing lets go of the interpreter; the first wrong file in order is named
-    with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        for _ in pool.map(lambda item: _check_file(path, *item), manifest.files.items()):
-            pass
+    written = manifest_bytes(path)
+    if verify is not None:
+        verify(path, written)
+    manifest = read_bundle_manifest(path, written)
+    weights = [record.folder for record in manifest.models.values()]
+    _check_tree(path, manifest.files, weights)
+    _check_files(path, manifest.files)
     for kind in manifest.versions:
         _check_artifact(path, kind, manifest)
     return Bundle(path, manifest)
+
+
+def check_signed_files(
+    path: Path, verify: Callable[[Path, bytes], None], own_files: Collection[str] = ()
+) -> Path:
+    """Refuse a bundle of any engine that is not, to its last file, what was signed.
+
+    Args:
+        path: the bundle's folder, or a link to it.
+        verify: as for `open_bundle`.
+        own_files: what whoever installed the bundle may have put there.
+    Returns:
+        the folder that was checked.
+    Raises:
+        BundleError: as `open_bundle`.
+    """
+    path = path.resolve()
+    written = manifest_bytes(path)
+    verify(path, written)
+    files = {
+        name: FileRecord.model_validate(record)
+        for name, record in json.loads(written).get("files", {}).items()
+    }
+    _check_tree(path, {*files, *own_files})
+    _check_files(path, files)
+    return path
 
 
 def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
@@ -182,17 +239,12 @@ def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
             )
 
 
-def _check_tree(path: Path, manifest: Manifest) -> None:
-    """Refuse links, and files that the manifest does not list; its signature, and digests that the
-    runtime keeps next to weights, are neither, nor is what another server, or one that was killed,
-    has written of them."""
-    models = {path / record.folder for record in manifest.models.values()}
-    listed = {
-        *manifest.files,
-        MANIFEST,
-        SIGNATURE,
-        *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values()),
-    }
+def _check_tree(path: Path, files: Collection[str], weights: Collection[str] = ()) -> None:
+    """Refuse links, and files that are not listed; the manifest, its signature, and digests that
+    the runtime keeps next to weights, are neither, nor is what another server, or one that was
+    killed, has written of them."""
+    models = {path / folder for folder in weights}
+    listed = {*files, MANIFEST, SIGNATURE, *(f"{folder}/{SIDECAR}" for folder in weights)}
     for file in sorted(_entries(path)):
         if file.is_symlink():
             raise BundleError(
@@ -211,6 +263,13 @@ def _entries(path: Path) -> Iterator[Path]:
     """All that lies below a folder, links not followed."""
     for folder, folders, files in os.walk(path):
         yield from (Path(folder) / name for name in (*folders, *files))
+
+
+def _check_files(path: Path, files: Mapping[str, FileRecord]) -> None:
+    # the first wrong file in order is named
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        for _ in pool.map(lambda item: _check_file(path, *item), files.items()):
+            pass
 
 
 def _check_file(path: Path, name: str, record: FileRecord) -> None:

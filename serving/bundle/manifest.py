@@ -14,6 +14,8 @@ from draftwell.serving.files import json_digest
 from draftwell.serving.format import FORMAT, check_format
 
 MANIFEST = "manifest.json"
+MAX_BYTES = 64 << 20
+"""Of a manifest that is read."""
 
 
 class BundleError(DraftwellError):
@@ -74,6 +76,12 @@ class Manifest(_Strict):
         None, description="version of the runtime whose wheel is in the bundle"
     )
     models: dict[ModelRole, ModelRecord]
+    settings_sha256: dict[ModelRole, str] = Field(
+        default_factory=dict,
+        description="of models whose weights are not bundled: digest of what lies next to them "
+        "(configuration, tokenizer, chat template), as `pair_files.model_settings_digest` "
+        "computes it; checked under a key",
+    )
     origins: dict[ModelRole, str] = Field(
         default_factory=dict,
         description="where the weights of bundled models come from, worded as a source",
@@ -91,17 +99,38 @@ class Manifest(_Strict):
         return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
 
 
-def read_bundle_manifest(path: Path) -> Manifest:
-    """The checked manifest of a bundle's folder."""
+def manifest_bytes(path: Path) -> bytes:
+    """What is in the manifest of a bundle's folder, not parsed: what a signature is over."""
     file = path / MANIFEST
     try:
-        data: Any = json.loads(file.read_text())
+        with file.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         raise BundleError(
             f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`",
             code="no_bundle",
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise BundleError(
+            f"{file} cannot be read ({error}): deploy again", code="damaged_manifest"
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise BundleError(
+            f"{file} is larger than {MAX_BYTES >> 20} MiB: deploy again", code="damaged_manifest"
+        )
+    return data
+
+
+def read_bundle_manifest(path: Path, written: bytes | None = None) -> Manifest:
+    """The checked manifest of a bundle's folder.
+
+    Args:
+        written: its `manifest_bytes`, where they were read before.
+    """
+    file = path / MANIFEST
+    try:
+        data: Any = json.loads(manifest_bytes(path) if written is None else written)
+    except (ValueError, RecursionError) as error:
         raise BundleError(
             f"{file} is truncated or not JSON: deploy again", code="damaged_manifest"
         ) from error

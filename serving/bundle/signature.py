@@ -11,7 +11,8 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from draftwell.serving.bundle.manifest import MANIFEST, BundleError
@@ -21,11 +22,19 @@ COSIGN = "cosign"
 SECONDS = 120.0
 
 
-def check_signature(bundle: Path, key: str, flags: Sequence[str] = ()) -> None:
-    """Refuse a bundle that was not signed with a key.
+def signature_check(key: str, flags: str) -> Callable[[Path, bytes], None]:
+    """`check_signature` with a key and with options as a user has typed them, for what opens
+    bundles."""
+    return partial(check_signature, key=key, flags=split_flags(flags, "--signature-flags"))
+
+
+def check_signature(bundle: Path, manifest: bytes, key: str, flags: Sequence[str] = ()) -> None:
+    """Refuse a bundle that was not signed with a key, before anything of it is parsed.
 
     Args:
         bundle: the folder.
+        manifest: what its manifest holds. cosign gets these bytes, not the file, which may be
+            exchanged before it is read again.
         key: the public key: a file, or an address that cosign knows (a key management service).
         flags: further options of `cosign verify-blob`, such as `--insecure-ignore-tlog` where no
             transparency log was used.
@@ -55,7 +64,8 @@ def check_signature(bundle: Path, key: str, flags: Sequence[str] = ()) -> None:
         "--bundle",
         str(bundle / SIGNATURE),
         *flags,
-        str(bundle / MANIFEST),
+        "-",
+        stdin=manifest,
     )
     if problem is not None:
         raise BundleError(
@@ -84,15 +94,14 @@ def split_flags(text: str, name: str) -> list[str]:
         ) from error
 
 
-def run_cosign(*words: str) -> str | None:
+def run_cosign(*words: str, stdin: bytes = b"") -> str | None:
     """Run cosign; the last line of what it said where it failed, None where it succeeded. It may
-    ask nothing."""
+    ask nothing; the file `-` is its input."""
     try:
         done = subprocess.run(
             [COSIGN, *words],
             capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             timeout=SECONDS,
             check=False,
         )
@@ -100,8 +109,7 @@ def run_cosign(*words: str) -> str | None:
         return f"no answer after {SECONDS:.0f} s"
     except OSError as error:
         return str(error)
-    return (
-        None
-        if done.returncode == 0
-        else ((done.stderr or done.stdout).strip().splitlines() or ["no reason given"])[-1]
-    )
+    if done.returncode == 0:
+        return None
+    said = (done.stderr or done.stdout).decode(errors="replace").strip()
+    return (said.splitlines() or ["no reason given"])[-1]

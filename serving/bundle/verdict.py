@@ -6,7 +6,7 @@ It stands here because the gate (components) and the registry share it and never
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,6 +47,21 @@ class Check:
         return PASSED if self.passed else FAILED if self.enough else UNDECIDED
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """A check that did not run.
+
+    Args:
+        name: that it would have had.
+        why: in words.
+        applies: False where it has no meaning for this release: nobody can require it then.
+    """
+
+    name: str
+    why: str
+    applies: bool = True
+
+
 def result_of(checks: Iterable[Check]) -> Result:
     """Failed if any check failed, or there was none; else not enough evidence if any lacked it.
 
@@ -61,18 +76,20 @@ def result_of(checks: Iterable[Check]) -> Result:
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """All checks, and what could not be checked."""
+    """All checks, remarks, and what was not checked (`settled` says what that comes to)."""
 
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     @classmethod
-    def of(cls, parts: Iterable[Check | str | None]) -> GateVerdict:
-        """Checks and notes in their order; what does not apply is None."""
+    def of(cls, parts: Iterable[Check | Skipped | str | None]) -> GateVerdict:
+        """Checks, notes and what was skipped in their order; None is left out."""
         found = list(parts)
         return cls(
             tuple(part for part in found if isinstance(part, Check)),
             tuple(part for part in found if isinstance(part, str)),
+            tuple(part for part in found if isinstance(part, Skipped)),
         )
 
     @property
@@ -97,9 +114,19 @@ class GateVerdict:
             else max((number for number in wanted if number is not None), default=None)
         )
 
+    def renamed(self, name: str) -> GateVerdict:
+        """The same with another name of each check; `{}` in it stands for the present one."""
+        checks = tuple(replace(one, name=name.format(one.name)) for one in self.checks)
+        skipped = tuple(replace(one, name=name.format(one.name)) for one in self.skipped)
+        return GateVerdict(checks, self.notes, skipped)
+
     def __add__(self, other: GateVerdict) -> GateVerdict:
         """Both together."""
-        return GateVerdict((*self.checks, *other.checks), (*self.notes, *other.notes))
+        return GateVerdict(
+            (*self.checks, *other.checks),
+            (*self.notes, *other.notes),
+            (*self.skipped, *other.skipped),
+        )
 
 
 class Thresholds(BaseModel):
@@ -161,6 +188,48 @@ class Thresholds(BaseModel):
         description="what becomes of a release with something whose training "
         "prompts are not all recorded",
     )
+    required: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="device, or engine → names of checks that must have run; others may be skipped",
+    )
+
+
+def settled(
+    verdict: GateVerdict, thresholds: Thresholds, device: str, reason: str | None = None
+) -> GateVerdict:
+    """A verdict in which each check that did not run is a note, or not enough evidence where it is
+    required. So is a required one of which nobody said why it did not run.
+
+    Args:
+        device: a key of `Thresholds.required`.
+        reason: why a person lets a release pass without them; it becomes part of the notes.
+    """
+    required = thresholds.required.get(device, ())
+    names = [*(one.name for one in verdict.checks), *(one.name for one in verdict.skipped)]
+    absent = [
+        Skipped(name, "it did not run (gates.yaml may have no threshold for it)")
+        for name in required
+        if not any(is_called(one, name) for one in names)
+    ]
+    parts: list[Check | str] = [*verdict.checks, *verdict.notes]
+    for one in (*verdict.skipped, *absent):
+        needed = one.applies and any(is_called(one.name, name) for name in required)
+        if needed and not reason:
+            detail = f"{one.why}; `draftwell gate --unmeasured REASON` lets it pass"
+            parts.append(Check(one.name, 0, 1, False, detail, transient=True, enough=False))
+        else:
+            let = f"; let pass: {reason}" if needed else ""
+            parts.append(f"{one.name} not checked: {one.why}{let}")
+    return GateVerdict.of(parts)
+
+
+def is_called(check: str, name: str) -> bool:
+    """Whether a check has a name, or one of its variants does.
+
+    >>> [is_called(one, "speed") for one in ("sampled speed", "speed, 8 at once", "top speedup")]
+    [True, True, False]
+    """
+    return f" {check}".endswith(f" {name}") or check.startswith(f"{name}, ")
 
 
 class JudgedRecord(BaseModel):

@@ -216,7 +216,7 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
     try:
         fields = json.loads(raw)
         version = int(fields["version"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TraceError(
             f"{path} is no draftwell trace (no header): give a folder of `draftwell collect`",
             code="no_trace_header",

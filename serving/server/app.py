@@ -201,7 +201,8 @@ def probe_router(deployments: Deployments) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> JSONResponse:
-        """Whether new requests are accepted; 503 while the server starts or shuts down."""
+        """Whether new requests are accepted; 503 while the server starts or shuts down, and while
+        a forward pass is stuck."""
         return JSONResponse({"ready": deployments.ready}, 200 if deployments.ready else 503)
 
     return router

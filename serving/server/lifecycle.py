@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -17,7 +19,7 @@ from fastapi import FastAPI
 from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
 from draftwell.serving.bundle.bundle import refuse_inside
 from draftwell.serving.errors import DeviceLost, DraftwellError
-from draftwell.serving.runtime.engine.workers import on_own_thread
+from draftwell.serving.runtime.engine.workers import StillRunning, on_own_thread
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.bundle_watch import BundleWatch
 from draftwell.serving.server.deployment.deployments import Deployments
@@ -27,8 +29,10 @@ from draftwell.serving.server.http.keys import read_keys, security_log
 from draftwell.serving.server.http.security import Security, hosts_of, is_loopback, origins
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.model.served_model import ServedModel
-from draftwell.serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
+from draftwell.serving.server.process import DEVICE_FAILED, HUNG, address_of, ended_by_signals
+from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.settings import DRAIN_SECONDS, STEADY_PROMPT_TOKENS, ServerSettings
+from draftwell.serving.server.watchdog import Watchdog
 
 try:
     import resource
@@ -40,6 +44,11 @@ log = logging.getLogger(__name__)
 OPEN_FILES = 16_384
 FLUSH_SECONDS = 5
 """For clients to read what is already written, after the drain."""
+WRITE_SECONDS = 3
+"""For online state and feedback behind that; with the default drain and the watchdog's second the
+process has ended after 29 s, before the 30 s that Kubernetes waits."""
+LOAD_SECONDS = 1800.0
+"""Longest time in which a bundle is loaded beside the one that serves."""
 BACKLOG = 1024
 KEEP_ALIVE_SECONDS = 75
 """How long a connection may stay open between two requests. Longer than proxies keep theirs
@@ -51,30 +60,43 @@ class DrainingServer(uvicorn.Server):
     """A web server that drains. At the first SIGTERM or SIGINT new requests are answered 503 while
     running ones get `drain_seconds` to finish; what is left then is answered 503, or its stream
     ends with an error. Clients have `FLUSH_SECONDS` to read that; then the server exits with code
-    0. A second signal skips the drain.
+    0. A second signal skips the drain. What hangs then is ended by the watchdog.
 
     A device that has failed for good ends the server at once: whoever supervises it starts a new
-    process (`device_lost` is set then)."""
+    process (`device_lost` is set then).
+
+    Args:
+        watchdog: one that watches; None: nothing ends what hangs.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, deployments: Deployments, drain_seconds: float = DRAIN_SECONDS
+        self,
+        config: uvicorn.Config,
+        deployments: Deployments,
+        drain_seconds: float = DRAIN_SECONDS,
+        watchdog: Watchdog | None = None,
     ):
         super().__init__(config)
         self._deployments, self._drain_seconds = deployments, drain_seconds
+        self._watchdog = watchdog or Watchdog()
         self._asked_at: float | None = None
         self.device_lost: DeviceLost | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Only take note: a signal may interrupt code that holds a lock."""
+        drain = 0.0 if self._asked_at else self._drain_seconds
+        self._watchdog.end_within(drain + FLUSH_SECONDS + WRITE_SECONDS)
         if self._asked_at is not None:
-            super().handle_exit(sig, frame)
+            self.should_exit = True  # uvicorn's own would end the process before state is written
         self._asked_at = self._asked_at or time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
+        self._watchdog.beat()
         self.device_lost = self._deployments.device_lost
         if self.device_lost:
             log.critical("%s", self.device_lost)
+            self._watchdog.end_within(FLUSH_SECONDS + WRITE_SECONDS)
             return True
         if self._asked_at is not None:
             deployments = self._deployments
@@ -124,9 +146,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
 
     def load(folder: Path, serving_now: ServedModel | None = None) -> ServedModel:
         hide_folders(folder)
-        return persistence.prepare(
-            on_own_thread(from_bundle, settings.for_bundle(folder), serving_now)
-        )
+        return persistence.prepare(_loaded(settings.for_bundle(folder), serving_now))
 
     def take_over(folder: Path) -> bool:
         """False: not now, try again later."""
@@ -135,34 +155,70 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
 
     # before the bundle is read, so that a change during loading is noticed
     watch = BundleWatch(settings.bundle, take_over)
-    with ended_by_interrupt():
-        # no other reference to the models stays: they can be freed
-        app = create_app(
-            load(settings.bundle),
-            # `DrainingServer` has drained when the application ends
-            drain_seconds=0.0,
-            capacity=settings.queue,
-            observers=persistence.observers,
-            security=security,
-            request_timeout=settings.request_timeout,
-            allow_parameters=settings.allow_parameters,
-            prompt_tokens=_prompt_tokens(settings),
-        )
-    deployments: Deployments = app.state.deployments
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: watch.ask())
-    watch.start()
-    listener.listen(BACKLOG)  # whoever reads the line that `announce` prints can connect
-    persistence.follow(deployments.current.served)
-    persistence.start()
-    announce(deployments.current.served, listener)
-    server = DrainingServer(web_config(app), deployments, settings.drain_seconds)
-    try:
-        server.run(sockets=[listener])
-    finally:
-        watch.close()
-        persistence.close()
+    with Watchdog() as watchdog:
+        with ended_by_signals():
+            # no other reference to the models stays: they can be freed
+            app = _application(load(settings.bundle), settings, security, persistence.observers)
+        deployments: Deployments = app.state.deployments
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, lambda *_: watch.ask())
+        watch.start()
+        listener.listen(BACKLOG)  # whoever reads the line that `announce` prints can connect
+        persistence.follow(deployments.current.served)
+        persistence.start()
+        announce(deployments.current.served, listener)
+        watchdog.serve(deployments)
+        server = DrainingServer(web_config(app), deployments, settings.drain_seconds, watchdog)
+        try:
+            server.run(sockets=[listener])
+        finally:
+            watch.close()
+            _write(deployments, persistence)
     return DEVICE_FAILED if server.device_lost else 0
+
+
+def _loaded(settings: ServerSettings, serving_now: ServedModel | None) -> ServedModel:
+    """A bundle's models, loaded on a thread of its own. Another switch can follow a load that hangs
+    beside a model that serves; one at the start is the watchdog's.
+
+    Raises:
+        DraftwellError: it has not ended in time (`load_hangs`).
+    """
+    limit = None if serving_now is None else LOAD_SECONDS
+    try:
+        return on_own_thread(from_bundle, settings, serving_now, limit=limit)
+    except StillRunning as error:
+        raise DraftwellError(
+            f"the bundle was not loaded within {LOAD_SECONDS:g} s: look at its storage, and send "
+            "SIGHUP to try it again",
+            code="load_hangs",
+        ) from error
+
+
+def _application(
+    served: ServedModel, settings: ServerSettings, security: Security, observers: Sequence[Observer]
+) -> FastAPI:
+    """What answers requests, with the options of the settings."""
+    return create_app(
+        served,
+        drain_seconds=0.0,  # `DrainingServer` has drained when the application ends
+        capacity=settings.queue,
+        observers=observers,
+        security=security,
+        request_timeout=settings.request_timeout,
+        allow_parameters=settings.allow_parameters,
+        prompt_tokens=_prompt_tokens(settings),
+    )
+
+
+def _write(deployments: Deployments, persistence: Persistence) -> None:
+    """Write what is left once no request runs any more. A pass that hangs may still change it, and
+    the interpreter's end would wait for it: then the process ends here."""
+    if deployments.close(0):
+        persistence.close()
+        return
+    log.error("a forward pass does not end: what was learnt since the last snapshot is not kept")
+    os._exit(HUNG)
 
 
 def _set_logging() -> None:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from draftwell.serving.device import keep_freed_memory
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, missing_package
 from draftwell.serving.server.process import listen
 from draftwell.serving.server.settings import ServerSettings
 
@@ -80,10 +80,7 @@ def run(settings: ServerSettings) -> int:
         try:
             from draftwell.serving.server.lifecycle import serve_bundles
         except ImportError as error:
-            raise DraftwellError(
-                f"the server needs the package {error.name}: pip install 'draftwell[server]'",
-                code="missing_package",
-            ) from error
+            raise missing_package("the server needs", error.name, "server") from error
         return serve_bundles(settings, listener)
 
 

@@ -1,5 +1,5 @@
-"""The server's process before it serves: its socket and SIGINT. No heavy library is imported
-here."""
+"""The server's process: its exit codes, and before it serves its socket and signals. No heavy
+library is imported here."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from contextlib import contextmanager
 
 from draftwell.serving.errors import DraftwellError
 
-INTERRUPTED = 130
-"""Exit code of a process ended by SIGINT."""
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes of a process that SIGINT or SIGTERM ended before it served."""
 DEVICE_FAILED = 70
 """Exit code of a server whose device has failed for good (EX_SOFTWARE of sysexits.h): its
 supervisor starts it again."""
+HUNG = 75
+"""Exit code of a server in which something hangs (EX_TEMPFAIL of sysexits.h): its supervisor starts
+it again."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -48,17 +51,24 @@ def address_of(listener: socket.socket) -> str:
 
 
 @contextmanager
-def ended_by_interrupt() -> Iterator[None]:
-    """SIGINT ends the process at once, even while the main thread waits for the thread that loads:
-    before it serves, nothing is lost."""
-    before = signal.getsignal(signal.SIGINT)
-    # the caller's own, or ignored, as in the background
-    if before is not signal.default_int_handler:
-        yield
-        return
-    # the system's own handler does nothing for a container's first process
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+def ended_by_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM end the process at once, even while the main thread waits for the thread
+    that loads: before it serves, nothing is lost."""
+    # the system's own handlers do nothing for a container's first process
+    defaults = {
+        signal.SIGINT: (signal.default_int_handler, INTERRUPTED),
+        signal.SIGTERM: (signal.SIG_DFL, TERMINATED),
+    }
+    before = {
+        number: default
+        for number, (default, _) in defaults.items()
+        # else the caller's own, or ignored, as in the background
+        if signal.getsignal(number) == default
+    }
+    for number in before:
+        signal.signal(number, lambda number, _: os._exit(defaults[signal.Signals(number)][1]))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

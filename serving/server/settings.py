@@ -27,6 +27,7 @@ Kubernetes waits."""
 STATE_SECONDS = 30.0
 FEEDBACK_PER_MINUTE = 60
 FEEDBACK_MEGABYTES = 256
+FEEDBACK_DAYS = 30
 
 
 class FeedbackSettings(BaseModel):
@@ -47,6 +48,7 @@ class FeedbackSettings(BaseModel):
         gt=0,
         description="size of the spool; beyond it the oldest files are deleted",
     )
+    days: float = Field(FEEDBACK_DAYS, gt=0, description="age at which files are deleted")
     seed: int | None = Field(
         None, description="of the random choice of requests; None: a new one at each start"
     )
@@ -239,6 +241,9 @@ class ServerSettings(BaseModel):
         ge=1,
         description="Size of the spool; beyond it the oldest files are deleted.",
     )
+    feedback_days: int = Field(
+        FEEDBACK_DAYS, ge=1, description="Days after which files of the spool are deleted."
+    )
 
     @model_validator(mode="after")
     def _feedback_is_complete(self) -> Self:
@@ -284,6 +289,7 @@ class ServerSettings(BaseModel):
             text=self.feedback_text,
             per_minute=self.feedback_per_minute,
             max_bytes=self.feedback_megabytes << 20,
+            days=self.feedback_days,
         )
 
     @property

@@ -24,6 +24,7 @@ from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.device import checked_device, default_device
+from draftwell.serving.files import set_aside
 from draftwell.serving.format import FORMAT
 from draftwell.serving.number_format import WEIGHTS, Weights, named
 from tests.support.errors import raises_code
@@ -173,6 +174,21 @@ def test_a_profile_of_another_device_is_not_found(own_stores: Path, pair_file: P
     on_cpu: Any = OnDevice("cpu")
     assert space.found(on_cuda, "hardware_profile") is None
     assert space.found(on_cpu, "hardware_profile") is not None
+
+
+def test_an_artifact_that_was_set_aside_is_missed_and_put_back(
+    own_stores: Path, pair_file: Path
+) -> None:
+    """Where folders cannot change places, a kill leaves the old one aside; the one that comes with
+    the pair must not take its place unsaid."""
+    space = Workspace(str(pair_file), device="cpu")
+    folder = space.save(profile(MARK))
+    folder.rename(set_aside(folder))
+    pair: Any = OnDevice("cpu")
+    with raises_code("replacement_cut_off", "hardware_profile", str(set_aside(folder))):
+        space.found(pair, "hardware_profile")
+    space.begin()
+    assert space.found(pair, "hardware_profile") is not None
 
 
 def test_a_cpu_config_under_a_cuda_name_is_refused(own_stores: Path, pair_file: Path) -> None:

@@ -3,12 +3,14 @@ moment, or two at once.
 
     python -m tests.registry.killed_publisher FOLDER kill 3 17 …    # killed just before the 3rd, the 17th … call of MLflow's client
     python -m tests.registry.killed_publisher FOLDER together 2 3   # two processes: tables with 2 and with 3 accepted tokens
+    python -m tests.registry.killed_publisher FOLDER race 2 3       # the same, judged beside one champion; both look before either promotes
 
 `kill` leaves a copy of the registry for every call, `FOLDER/<call>/mlflow.db`. One process that has
 imported everything forks all others, which therefore begin at once. Forked before any database is
 opened: a connection must not be shared.
 """  # noqa: E501
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -18,8 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from draftwell.registry import promotion
 from draftwell.registry.pairs import PairSpec, fetch
 from draftwell.registry.promotion import promote
+from draftwell.registry.releases import record_gate
 from draftwell.registry.store import Store
 from tests.support.loop.publishing import model_folder, release, verdict
 
@@ -127,9 +131,36 @@ def together(folder: Path, accepted: list[int]) -> None:
     print(*map(ended, children), flush=True)
 
 
+def race(folder: Path, accepted: list[int]) -> None:
+    """Promote releases at once that were all judged beside the champion."""
+    database, spec = folder / "mlflow.db", pair_in(folder)
+    assert ended(forked(lambda: ship(folder, database, 1))) == 0
+
+    def publish() -> None:
+        store = Store(f"sqlite:///{database}")
+        for count in accepted:
+            made = release(store, spec, fetch(spec), folder / f"raced-{count}", accepted=count)
+            record_gate(store, verdict(made, beside=1))
+
+    assert ended(forked(publish)) == 0
+    barrier, look = multiprocessing.Barrier(len(accepted)), promotion.outdated
+
+    def outdated(*given: Any) -> str | None:
+        found = look(*given)
+        barrier.wait(60)
+        return found
+
+    promotion.outdated = outdated
+    children = [
+        forked(lambda n=n: promote(Store(f"sqlite:///{database}"), "tiny", "cpu", n))
+        for n in range(2, 2 + len(accepted))
+    ]  # type: ignore[misc]
+    print(*map(ended, children), flush=True)
+
+
 if __name__ == "__main__":
     import mlflow  # seconds, once for all processes  # noqa: F401
 
-    {"kill": kill, "together": together}[sys.argv[2]](
+    {"kill": kill, "together": together, "race": race}[sys.argv[2]](
         Path(sys.argv[1]), [int(word) for word in sys.argv[3:]]
     )

@@ -124,7 +124,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     """Address and folder of an MLflow server behind basic auth, set up as docs/operations.md
     says."""
     if importlib.util.find_spec("flask_wtf") is None:
-        pytest.skip("Flask-WTF is not installed: pip install 'draftwell[remote]'")
+        pytest.skip("Flask-WTF is not installed (make setup)")
     folder = tmp_path_factory.mktemp("guarded")
     shipped = (HERE.parents[2] / "deploy" / "basic_auth.ini").read_text()
     ini = folder / "basic_auth.ini"

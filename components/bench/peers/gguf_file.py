@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, missing_package
 
 TENSORS = {
     "input_layernorm": "attn_norm",
@@ -49,10 +49,7 @@ def write_gguf(module: Any, file: Path) -> None:
     try:
         import gguf
     except ImportError as error:
-        raise DraftwellError(
-            "writing GGUF needs the package gguf: pip install 'draftwell[pipeline]'",
-            code="missing_package",
-        ) from error
+        raise missing_package("writing GGUF needs", "gguf", "pipeline") from error
     config = module.config
     check_shape(config)
     writer = gguf.GGUFWriter(file, "llama")

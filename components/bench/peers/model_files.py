@@ -3,14 +3,13 @@ under `peers_root()`."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from draftwell.components.bench.peers.gguf_file import write_gguf
 from draftwell.components.engines.environments import peers_root
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
-from draftwell.serving.files import replace_folder
+from draftwell.serving.files import whole_folder
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.runtime.pair import LoadedPair
 
@@ -54,10 +53,6 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     kept."""
     folder = peers_root() / "models" / name
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as place:
-            into = Path(place) / "model"
-            into.mkdir()
-            make(into)
-            replace_folder(into, folder)
+        with whole_folder(folder) as place:
+            make(place)
     return folder

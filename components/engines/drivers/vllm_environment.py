@@ -45,14 +45,18 @@ def prepare(*, one_process: bool) -> None:
             "KMP_BLOCKTIME": "5",
             "KMP_TPAUSE": "0",
         }
-    defaults = {"VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"), "VLLM_CPU_KVCACHE_SPACE": "2"}
+    root = os.environ.get("VLLM_CACHE_ROOT", str(Path(sys.prefix) / "cache"))
+    defaults = {
+        "VLLM_CACHE_ROOT": root,
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        # in /tmp otherwise, where others may write
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(root) / "inductor"),
+    }
     if for_cpus():
         # vLLM 0.32 cannot load again what it compiles ahead of time ('function' object has no
         # attribute 'finalize_loading'), so each start would compile for a minute. Without that it
-        # reads Inductor's cache, which is in /tmp unless a folder is named.
+        # reads Inductor's cache.
         defaults["VLLM_USE_AOT_COMPILE"] = "0"
-        root = os.environ.get("VLLM_CACHE_ROOT", defaults["VLLM_CACHE_ROOT"])
-        defaults["TORCHINDUCTOR_CACHE_DIR"] = str(Path(root) / "inductor")
     os.execve(sys.executable, [sys.executable, *sys.argv], defaults | dict(os.environ) | variables)
 
 

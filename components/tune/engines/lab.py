@@ -146,20 +146,21 @@ class Lab:
                 other.stop()
         return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
 
-    def between(self, one: Method, two: Method, stage: str) -> Beside:
-        """Two ways beside each other, one request at a time, every prompt twice; plain decoding
-        ends before.
+    def between(self, one: Method, two: Method, stage: str, level: int = 1) -> Beside:
+        """Two ways beside each other, one request at a time with every prompt twice, or at a higher
+        level; plain decoding ends before.
 
         Returns:
             `plain` is `one`, `other` is `two`.
         Raises:
             MethodFails, DraftwellError: as `measure`.
         """
+        at = f" at {level}" if level > 1 else ""
         return self.store.get(
-            f"{stage} {one.label} beside {two.label}", lambda: self._beside(one, two)
+            f"{stage} {one.label} beside {two.label}{at}", lambda: self._beside(one, two, level)
         )
 
-    def _beside(self, one: Method, two: Method) -> Beside:
+    def _beside(self, one: Method, two: Method, level: int) -> Beside:
         self.end_plain()
         engines: list[Engine] = [
             engine if method.name == OFF else Tried(engine)
@@ -170,11 +171,12 @@ class Lab:
             for engine, method in zip(engines, (one, two), strict=True):
                 with self.budget.starting():
                     engine.start(self.settings(method))
-            groups = self.groups_at(1)
-            # one place further the second time, so that the other engine is the first to be
-            # asked for each of an even number
-            groups += groups if len(groups) % 2 else [*groups[1:], groups[0]]
-            with self.budget.decoding(1, len(groups)):
+            groups = self.groups_at(level)
+            if level == 1:
+                # one place further the second time, so that the other engine is the first to be
+                # asked for each of an even number
+                groups += groups if len(groups) % 2 else [*groups[1:], groups[0]]
+            with self.budget.decoding(level, len(groups)):
                 first, second = engines
                 return measure_beside(first, second, groups, self.sampling, progress=self.progress)
         finally:

@@ -14,6 +14,7 @@ from draftwell.components.prompts.sources import load_prompts
 from draftwell.flows.cli.options import Runner, pick_device, progress, say, set_threads
 from draftwell.flows.context import pictures_of
 from draftwell.flows.loading import open_pair
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.store import Store
 from draftwell.serving.device import default_device
 
@@ -92,6 +93,7 @@ def load_more(
     )
 
 
+@in_turn("draftwell train")
 def publish_kinds(opened: StepContext, *kinds: str) -> None:
     """Register artifacts of the workspace."""
 

@@ -19,7 +19,7 @@ from draftwell.components.drift.schema import NOT_ENOUGH
 from draftwell.components.engines.environments import REPORTS, installed_packages, peers_root
 from draftwell.components.engines.port import Acceptance
 from draftwell.components.engines.vllm import NAME
-from draftwell.components.engines.vllm_methods import NEEDS, OFF
+from draftwell.components.engines.vllm_methods import NEEDS, OFF, ONE_LENGTH
 from draftwell.components.tune.engines.candidates import NEEDS_PACKAGE
 from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.flows.steps.engine.monitor import check_engine
@@ -31,9 +31,10 @@ from draftwell.flows.steps.engine.release import (
     refuse_elsewhere,
 )
 from draftwell.flows.steps.engine.serve import serve_and_ask
-from draftwell.flows.steps.engine.served import OPTIONS
+from draftwell.flows.steps.engine.served import OPTIONS, Deployment
 from draftwell.flows.steps.engine.space import EngineSpace, deployment_of
 from draftwell.flows.steps.monitor import load_limits
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.bundles.requirements import engine_lock
 from draftwell.registry.bundles.vllm.build import (
     activate_vllm_bundle,
@@ -41,11 +42,10 @@ from draftwell.registry.bundles.vllm.build import (
     bundles_of,
     keep_own_files,
 )
-from draftwell.registry.bundles.vllm.render import ENGINE_LOCK, MANIFEST
+from draftwell.registry.bundles.vllm.render import MANIFEST
 from draftwell.registry.bundles.vllm.settings import (
     BUNDLED,
     COMMIT,
-    SCHEDULE,
     EngineGate,
     gated_serving,
 )
@@ -79,6 +79,7 @@ class Placed:
     folders: dict[str, Path] = field(default_factory=dict)
 
 
+@in_turn("draftwell deploy")
 def deploy_as(
     settings: PipelineSettings, space: EngineSpace, number: int, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def deploy_as(
         space,
         released,
         settings.out,
-        options={**kept.options, "max_num_seqs": str(max(at_once, kept.at_once))},
+        options={**kept.options, "max_num_seqs": str(served_at_once(choice, at_once, kept))},
         with_weights=kept.with_weights,
         activate=False,
     )
@@ -129,6 +130,12 @@ def deploy_as(
         "served": tried,
         "since_tuning": since_tuning(settings, space, kept.temperature),
     }
+
+
+def served_at_once(choice: EngineChoice, at_once: int, kept: Deployment) -> int:
+    """Requests that a bundle decodes at once: as many as the served one did, unless the choice
+    drafts as much at loads that were not measured."""
+    return at_once if choice.method in ONE_LENGTH else max(at_once, kept.at_once)
 
 
 def try_bundle(
@@ -208,6 +215,8 @@ def deploy_on_engine(
             an unknown option (`bad_setting`) or a bad value (`bad_value`).
     """
     chosen, record = checked_options(options or {}), judged(space, released, ungated)
+    if released.choice.method in ONE_LENGTH:
+        chosen.setdefault("max_num_seqs", record["at_once"])
     pair, device = space.workspace.spec.name, space.workspace.device.partition(":")[0]
     placed, wheel = places(space, released.choice, with_weights), plugin_wheel()
 
@@ -236,7 +245,7 @@ def deploy_on_engine(
         device,
         settings,
         models=placed.folders,
-        files={ENGINE_LOCK: lock.encode(), wheel.name: wheel.data},
+        files={**lock, wheel.name: wheel.data},
         activate=False,
     )
     take_own_files(space, bundles_of(out, pair), bundle)
@@ -290,7 +299,7 @@ def judged(space: EngineSpace, released: EngineRelease, ungated: str | None) -> 
     before = released.release
     # as it is now: its gate may have been since it was looked up
     release = find_release(Store(), before.pair, before.device, before.version)
-    why = objection(release, gate_record(release)) or withdrawal(release)
+    why = objection(release, gate_record(release)) or withdrawal(Store(), release)
     if why and not ungated:
         raise DraftwellError(
             f"{release.name} is not deployed, {why}: run `draftwell gate --engine {NAME} --pair "
@@ -307,6 +316,7 @@ def judged(space: EngineSpace, released: EngineRelease, ungated: str | None) -> 
         **{name: one for name, one in space.here.items() if name in EngineGate.model_fields},
         "threads": released.config.contents.threads,
         "settings": released.choice.chosen.speculative_config(space.files),
+        "at_once": measured_at_once(released.choice),
         "passed": not why,
         "release": release.name,
     }
@@ -365,17 +375,14 @@ def missing_containers(settings: Mapping[str, Any]) -> str | None:
 
 
 def unmeasured_loads(choice: EngineChoice, settings: Mapping[str, Any]) -> str | None:
-    """A line where a bundle serves more requests at once than were measured, and something is
-    drafted or a drafter runs there (`NEEDS`); else None."""
-    by_load = SCHEDULE in (settings["speculative"] or {})
+    """A line where a bundle serves more requests at once than were measured, and a drafter runs
+    there (`NEEDS`); else None."""
     top, most = measured_at_once(choice), settings["max_num_seqs"]
-    idle = by_load and choice.method not in NEEDS
-    if not settings["speculative"] or idle or top >= most:
+    if choice.method not in NEEDS or top >= most:
         return None
-    runs = f"nothing is drafted, but {NAME} still runs a pass of the drafter in each round"
-    beyond = f"; beyond {top} {runs}" if by_load else ""
     return (
         f"{choice.chosen.label} was measured with up to {top} at once and is served with "
-        f"up to {most}{beyond}: tune with --levels up "
-        f"to {most}, or deploy with --set max_num_seqs={top}"
+        f"up to {most}; beyond {top} nothing is drafted, but {NAME} still runs a pass of the "
+        f"drafter in each round: tune with --levels up to {most}, or deploy with --set "
+        f"max_num_seqs={top}"
     )

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.bench.engines.figures import figure_of
+from draftwell.components.engines.vllm import NAME
 from draftwell.components.engines.vllm_methods import OFF
-from draftwell.components.gate.engine_checks import differences, judge_engine
+from draftwell.components.gate.engine_checks import differences, judge_engine, judge_regression
 from draftwell.components.gate.verdict_report import verdict_markdown
-from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.tune.engines.lab import Lab, MethodFails
 from draftwell.flows.steps.champion import champion_number
 from draftwell.flows.steps.engine.release import (
     EngineRelease,
@@ -18,19 +20,21 @@ from draftwell.flows.steps.engine.release import (
     refuse_elsewhere,
 )
 from draftwell.flows.steps.engine.space import EngineSpace, deployment_of, untouched
-from draftwell.flows.steps.gate_parts.record import record_of
+from draftwell.flows.steps.gate_parts.record import judged_digest, record_of, record_stays
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.gates import load_gates
 from draftwell.registry.promotion import outdated
 from draftwell.registry.releases import gate_record, objection, record_gate
 from draftwell.registry.store import Store
-from draftwell.serving.files import json_digest, write_json
+from draftwell.serving.bundle.verdict import GateVerdict, Skipped, settled
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import write_json
 
 if TYPE_CHECKING:
     from draftwell.components.bench.engines.figures import Figure
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.flows.settings import PipelineSettings
     from draftwell.registry.gates import GateRecord
-    from draftwell.serving.bundle.verdict import GateVerdict
 
 
 def gate_as(
@@ -64,6 +68,7 @@ def gate_as(
     }
 
 
+@in_turn("draftwell gate")
 def gate_on_engine(
     space: EngineSpace,
     released: EngineRelease,
@@ -76,7 +81,7 @@ def gate_on_engine(
     outputs are compared at 0.
 
     Args:
-        keep: whether the verdict is recorded with the release; that of a champion stays.
+        keep: whether the verdict is recorded with the release (`record_stays`).
     Returns:
         the verdict, and the figures that speed was judged by, one for each load.
     Raises:
@@ -86,9 +91,7 @@ def gate_on_engine(
     verdict, figures = judge(space, released, prompts, max_tokens)
     release = released.release
     champion = champion_number(space.workspace, release.device)
-    # one slow minute of the machine must not withdraw what serves
-    serves = champion == release.version and objection(release, gate_record(release)) is None
-    if keep and not serves:
+    if keep and not record_stays(space.workspace, release, verdict):
         judged = judged_digest(prompts, max_tokens)
         keep_verdict(record_of(release, verdict, champion, judged=judged), verdict, figures)
     return verdict, figures
@@ -119,10 +122,39 @@ def judge(
                 sampling,
             )
         ]
+        regression = beside_champion(space, released, lab, levels)
     idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
     settings = choice.chosen.speculative_config(space.files)
     compared = None if temperature else unlike
-    return judge_engine(figures, compared, load_gates(), settings, idle), figures
+    thresholds = load_gates()
+    verdict = judge_engine(figures, compared, thresholds, settings, idle) + regression
+    return settled(verdict, thresholds, NAME), figures
+
+
+def beside_champion(
+    space: EngineSpace, released: EngineRelease, lab: Lab, levels: Sequence[int]
+) -> GateVerdict:
+    """How a release compares with what the champion decodes with, at the levels of the release."""
+    release, choice = released.release, released.choice.chosen
+    number = champion_number(space.workspace, release.device)
+    if number is None or number == release.version:
+        why = "there is no other champion"
+        return GateVerdict.of([Skipped("regression", why, applies=False)])
+    champion = find_engine_release(space, number, released.config.contents.temperature)
+    rival, name = champion.choice.chosen, f"{champion.release.name}, the champion,"
+    try:
+        refuse_elsewhere(space, champion.config)
+        if rival == choice:
+            why = f"{name} decodes in the same way"
+            return GateVerdict.of([Skipped("regression", why, applies=False)])
+        found = [
+            figure_of(choice.label, lab.between(rival, choice, "gate", level)) for level in levels
+        ]
+    except DraftwellError as error:
+        if error.code != "tuned_elsewhere" and not isinstance(error, MethodFails):
+            raise
+        return GateVerdict.of([Skipped("regression", f"{name} cannot be measured here: {error}")])
+    return judge_regression(found, load_gates())
 
 
 def keep_verdict(record: GateRecord, verdict: GateVerdict, figures: Sequence[Figure]) -> None:
@@ -132,8 +164,3 @@ def keep_verdict(record: GateRecord, verdict: GateVerdict, figures: Sequence[Fig
             Path(place) / "figures.json", [figure.model_dump(mode="json") for figure in figures]
         )
         record_gate(Store(), record, words=verdict_markdown(verdict), files=[file])
-
-
-def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
-    """Digest of what a gate judges with."""
-    return json_digest([sorted(hashes_of(prompts)), max_tokens])

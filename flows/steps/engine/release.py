@@ -23,6 +23,7 @@ from draftwell.components.report.provenance import provenance
 from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.flows.steps.engine.space import EngineSpace
 from draftwell.flows.steps.picked import publish_once, take
+from draftwell.flows.workspace import in_turn
 from draftwell.registry.bundles.wheel import plugin_version
 from draftwell.registry.composing import marked_versions
 from draftwell.registry.pairs.records import model_records
@@ -162,6 +163,7 @@ def artifact_behind(space: EngineSpace, choice: EngineChoice) -> tuple[str, Path
     return ARTIFACTS[role], folder
 
 
+@in_turn("draftwell release")
 def publish_on_engine(space: EngineSpace, temperature: float = 0.0) -> EngineRelease:
     """Register the workspace's choice, or the one that a person marked in MLflow in its place, and
     pin it in a release, which becomes `candidate`.

@@ -76,8 +76,8 @@ def serve_and_ask(
         "DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS),
         **server_environment(pair),
         "DRAFTWELL_SPOOL": str(spool),
+        **dict.fromkeys(("VLLM_API_KEY", "VLLM_API_KEY_FILE"), ""),  # only this process asks
     }
-    variables.pop("VLLM_API_KEY", None)  # only this process asks it
     begun = time.monotonic()
     server = Server(
         f"{NAME} of {bundle}",

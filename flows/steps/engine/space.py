@@ -149,7 +149,6 @@ class EngineSpace:
         folder = peers_root() / "models" / f"{self.workspace.spec.name}-{role}-{digest[:12]}"
         if not folder.is_dir():
             self.workspace.say(f"writing the {role} for {NAME}")
-            folder.parent.mkdir(parents=True, exist_ok=True)
             write(folder)
         return folder
 

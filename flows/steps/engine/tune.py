@@ -19,6 +19,7 @@ from draftwell.flows.steps.engine.collect import collected_texts
 from draftwell.flows.steps.engine.release import choice_of, measured_at_once, save_choice
 from draftwell.flows.steps.engine.space import EngineSpace, deployment_of
 from draftwell.flows.steps.picked import take_marked
+from draftwell.flows.workspace import in_turn
 from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ LEAST_SECONDS = 60.0
 """Below which a tuning is not begun."""
 
 
+@in_turn("draftwell tune")
 def tune_on_engine(
     space: EngineSpace,
     prompts: Sequence[Prompt],
@@ -78,6 +80,7 @@ def tune_on_engine(
     return choice
 
 
+@in_turn("draftwell tune")
 def tune_as(
     settings: PipelineSettings, space: EngineSpace, prompts: Sequence[Prompt], seconds: float
 ) -> dict[str, Any]:

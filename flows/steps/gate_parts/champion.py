@@ -19,6 +19,7 @@ from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.compiled_libraries import wanted_mode
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.pair_files import fingerprint
+from draftwell.serving.bundle.verdict import GateVerdict, Skipped
 from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 from draftwell.serving.runtime.strategies import STRATEGIES, StrategyResources, served_choice
 
@@ -48,6 +49,13 @@ class ChampionComparison:
             (one.resources.artifacts.get("decoding_config") for one in self.contenders), None
         )
         return found
+
+    def skipped(self) -> GateVerdict:
+        """Why nothing was compared with it; empty where it was measured."""
+        if self.contenders:
+            return GateVerdict(())
+        why = self.unmeasured or "there is no other champion"
+        return GateVerdict.of([Skipped("regression", why, applies=self.unmeasured is not None)])
 
     def at(self, temperature: float) -> ChampionComparison:
         """The same champion with what it serves at a temperature."""

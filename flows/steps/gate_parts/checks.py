@@ -8,15 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftwell.components.bench.engines.measure import groups_of
+from draftwell.components.bench.interleaved import REFERENCE
+from draftwell.components.collect.decoding import room
 from draftwell.components.gate.baseline_checks import compare_with_baseline
 from draftwell.components.gate.baseline_counts import CountsReport, deterministic_report
 from draftwell.components.gate.bench_checks import identity
-from draftwell.components.gate.footprint import footprint, judge_footprint
+from draftwell.components.gate.evidence import Interval, at_least, surely
+from draftwell.components.gate.footprint import footprint, judge_footprint, room_for_another
 from draftwell.components.gate.losslessness import identity_entry, judge_texts
 from draftwell.components.gate.predictions import judge_predictions, predictions
 from draftwell.components.gate.temperatures import tuned_classes
-from draftwell.components.gate.weights_check import judge_weights, weights_agreement
-from draftwell.components.prompts.prompt import Prompt, demo_prompts
+from draftwell.components.gate.weights_check import (
+    LAYERS,
+    judge_layers,
+    judge_weights,
+    weights_agreement,
+)
+from draftwell.components.prompts.prompt import Prompt, demo_prompts, ids_of
+from draftwell.components.tune.by_batch import GROUPS, MOST_TOKENS, beside_plain
 from draftwell.flows.context import StepContext, open_trace
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.places import bundle_bytes
@@ -26,7 +36,7 @@ from draftwell.registry.releases import ReleaseVersion
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import temperature_of
-from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of, in_dtype, weights_of
 from draftwell.serving.runtime.pair import LoadedPair
@@ -34,6 +44,7 @@ from draftwell.serving.runtime.strategies import (
     PLAIN,
     StrategyChoice,
     StrategyResources,
+    build_strategy,
     find_strategy,
 )
 
@@ -41,6 +52,7 @@ IDENTITY_PROMPTS, IDENTITY_TOKENS, IDENTITY_SLOTS = 8, 64, 4
 """Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a
 hundred. In float32, so many requests at once: a batch of four takes hardly longer than one of
 them."""
+LAYERS_PROMPTS = 4
 START_LIMIT = 120.0
 """Seconds that a start may take where the thresholds name none."""
 PREDICTING = ("acceptance_table", "verifier")
@@ -61,36 +73,23 @@ SHOWABLE = (
 registry."""
 
 
-def missing(name: str, why: str, reason: str | None, *, enough: bool = True) -> GateVerdict:
-    """What could not be measured does not pass, unless a person gives a reason, which becomes a
-    note.
-
-    Args:
-        enough: False calls it not enough evidence instead of failed: something on this machine
-            would supply it.
-    """
-    if reason:
-        return GateVerdict((), (f"{why}; let pass: {reason}",))
-    detail = f"{why}; `draftwell gate --unmeasured REASON` lets it pass"
-    return GateVerdict((Check(name, 0, 1, False, detail, transient=True, enough=enough),))
-
-
 def prediction_check(
     step: StepContext,
     mine: dict[str, Artifact],
     theirs: dict[str, Artifact],
     thresholds: Thresholds,
-    unmeasured: str | None = None,
 ) -> GateVerdict:
-    """How well table and verifier predict, compared with the champion's; nothing for a release
-    without both.
+    """How well table and verifier predict, compared with the champion's.
 
     Each is judged on the workspace's traces of its own class of temperatures: what it learnt from
     says nothing about the other class. A table with counts for both is judged twice, those for
     sampled requests under a name of their own.
     """
-    verdict, lacking = GateVerdict(()), []
-    for name, part in predicting_parts(mine):
+    verdict, parts = GateVerdict(()), list(predicting_parts(mine))
+    if not parts:
+        why = "the release has neither table nor verifier"
+        return GateVerdict.of([Skipped("predicts", why, applies=False)])
+    for name, part in parts:
         temperature = temperature_of(part) or 0.0
         rivals = {kind: artifact.at(temperature) for kind, artifact in theirs.items()}
         try:
@@ -99,13 +98,10 @@ def prediction_check(
         except DraftwellError as error:
             step.workspace.say(str(error))
             why = why_unusable(error, step.workspace.spec.name, temperature)
-            lacking.append(f"{name} not judged: {why}")
+            verdict += GateVerdict.of([Skipped(f"{name} predicts", why)])
             continue
-        judged = judge_predictions(found, thresholds)
-        named = (replace(check, name=f"{name} predicts") for check in judged.checks)
-        verdict += GateVerdict.of([*named, *judged.notes, *notes])
-    if lacking:
-        verdict += missing("predictions measured", "; ".join(lacking), unmeasured, enough=False)
+        named = [replace(one, kind=name) for one in found]
+        verdict += judge_predictions(named, thresholds) + GateVerdict((), tuple(notes))
     return verdict
 
 
@@ -156,7 +152,8 @@ def identity_verdict(
         if find_strategy(choice.name).lossless and choice.name != PLAIN.name
     ]
     if not classes:
-        return GateVerdict(())
+        why = "no choice but plain decoding claims to be lossless"
+        return GateVerdict.of([Skipped("identical outputs", why, applies=False)])
     pair = identity_pair(step)
     found = {
         choice: identity_check(pair, choice, resources, prompts[:IDENTITY_PROMPTS])
@@ -194,6 +191,51 @@ def weights_check(
     full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load(device=step.pair.device)
     read = weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS)
     return judge_weights(read, weights, thresholds)
+
+
+def layers_check(
+    step: StepContext, prompts: Sequence[Prompt], thresholds: Thresholds
+) -> GateVerdict:
+    """How the library that computes the layers compares with torch's."""
+    if getattr(step.pair.models["target"], "library", None) is None:
+        return GateVerdict.of([Skipped(LAYERS, "no library computes them", applies=False)])
+    if not room_for_another(step.workspace.files()):
+        why = "there is too little memory to load the models once more"
+        return GateVerdict.of([Skipped(LAYERS, why)])
+    torchs = step.workspace.load(device=step.pair.device, compile="off")
+    some = prompts[:LAYERS_PROMPTS]
+    read = weights_agreement(step.pair, torchs, some, max_tokens=IDENTITY_TOKENS)
+    return judge_layers(read, thresholds)
+
+
+def load_check(
+    step: StepContext,
+    choice: StrategyChoice,
+    resources: StrategyResources,
+    prompts: Sequence[Prompt],
+    thresholds: Thresholds,
+) -> GateVerdict:
+    """The speed over plain decoding of the most requests at once that a choice still drafts for,
+    as a server decodes them; it fails where that is surely too slow."""
+    floor, table = thresholds.min_speedup_lower_bound, choice.draft_length_by_batch
+    most = max((size for size, length in table.items() if size > 1 and length), default=None)
+    if floor is None or most is None:
+        return GateVerdict(())
+    name = f"speed at {most} at once"
+    if room(step.pair.engine(), most) < most:
+        return GateVerdict.of([Skipped(name, "the models are loaded for fewer requests")])
+    plain, served = (
+        build_strategy(one.name, dict(one.parameters), resources.private())
+        for one in (PLAIN, choice)
+    )
+    served.draft_length_by_batch = table
+    groups = groups_of([ids_of(step.pair, prompt) for prompt in prompts], most, GROUPS)
+    sampling = step.pair.sampling(max_tokens=MOST_TOKENS)
+    sides = {REFERENCE: plain, str(most): served}
+    figure = beside_plain(step.pair, sides, groups, sampling, None)[most]
+    found = Interval(figure.ratio, figure.low, figure.high, figure.prompts)
+    text = f"{found.value:.2f} x autoregressive {found} (upper end at least {floor:.2f})"
+    return GateVerdict((surely(at_least(name, found, floor, text), text),))
 
 
 def identity_pair(step: StepContext) -> LoadedPair:

@@ -21,7 +21,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry.gates import load_gates
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.kinds import find_kind
-from draftwell.serving.bundle.verdict import Check, GateVerdict, Thresholds
+from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import StrategyResources
 
@@ -40,8 +40,10 @@ class GateMeasurement(Frozen):
     artifacts: dict[str, str]
     """Kind → digest of all that a release of it pins, but a draft."""
     thresholds: Thresholds
+    judged: str
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
     bench: BenchReport
     sampled_lower_bound: float | None = None
     sampled_as_greedy: bool = False
@@ -50,7 +52,8 @@ class GateMeasurement(Frozen):
         """The same as the gate has it on one machine."""
         notes = (*self.notes, f"measured on {self.device_class}")
         sampled = SampledVerdict(GateVerdict(()), self.sampled_lower_bound, self.sampled_as_greedy)
-        return Judged(self.bench, GateVerdict(self.checks, notes), sampled)
+        verdict = GateVerdict(self.checks, notes, self.skipped)
+        return Judged(self.bench, verdict, sampled, self.judged)
 
     def refuse_other(
         self, name: str, artifacts: Mapping[str, Artifact], thresholds: Thresholds
@@ -101,8 +104,10 @@ def measure_candidate(
         device_class=str(candidate.config.provenance.device_class),
         artifacts={kind: str(artifact.digest) for kind, artifact in artifacts.items()},
         thresholds=thresholds,
+        judged=found.judged,
         checks=found.verdict.checks,
         notes=found.verdict.notes,
+        skipped=found.verdict.skipped,
         bench=found.report,
         sampled_lower_bound=found.sampled.low,
         sampled_as_greedy=found.sampled.as_greedy,

@@ -22,14 +22,16 @@ from draftwell.flows.steps.gate_parts.bench import (
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.steps.gate_parts.checks import (
     identity_verdict,
-    missing,
+    layers_check,
+    load_check,
     prediction_check,
     weights_check,
 )
+from draftwell.flows.steps.gate_parts.record import judged_digest
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
-from draftwell.serving.runtime.strategies import StrategyResources
+from draftwell.serving.runtime.strategies import StrategyResources, served_choice
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,13 @@ class Judged:
         report: the bench of greedy requests that its speed was judged by.
         verdict: on all but the bundle.
         sampled: what was found out about sampled requests; its verdict is part of the other.
+        judged: digest of what it was measured on (`judged_digest`).
     """
 
     report: BenchReport
     verdict: GateVerdict
     sampled: SampledVerdict
+    judged: str
 
 
 def judged(
@@ -95,9 +99,7 @@ def judged(
     if thresholds.lossless_identical:
         verdict += identity_verdict(step, config, resources, rows.prompts)
     verdict += weights_check(step, rows.prompts, thresholds)
-    if rival.unmeasured:
-        verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
-    verdict += prediction_check(
-        step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured
-    )
-    return Judged(report, verdict, sampled)
+    verdict += layers_check(step, rows.prompts, thresholds)
+    verdict += load_check(step, served_choice(config, 0.0), resources, rows.prompts, thresholds)
+    verdict += prediction_check(step, candidate.artifacts, rival.comparable, thresholds)
+    return Judged(report, verdict, sampled, judged_digest(rows.prompts, settings.max_tokens))

@@ -11,14 +11,18 @@ from typing import Any
 from draftwell.components.bench.report.plots import bench_plots
 from draftwell.components.bench.schema import BenchEntry, BenchReport
 from draftwell.components.gate.verdict_report import verdict_markdown
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.provenance import code_digest
 from draftwell.flows.context import StepContext, now
 from draftwell.flows.steps.champion import champion_number
 from draftwell.flows.steps.gate_parts.bench import SampledVerdict
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.judged import keep_judged
-from draftwell.registry.gates import GateRecord
-from draftwell.registry.promotion import CHAMPION_SINCE, withdrawal
+from draftwell.registry.gates import GateRecord, thresholds_digest
+from draftwell.registry.promotion import withdrawal
+from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import (
     ReleaseVersion,
     find_release,
@@ -27,7 +31,9 @@ from draftwell.registry.releases import (
     record_gate,
 )
 from draftwell.registry.store import Store
-from draftwell.serving.bundle.verdict import GateVerdict
+from draftwell.serving.bundle.verdict import FAILED, GateVerdict
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import json_digest
 
 COMPARED = (
     "tokens_per_second",
@@ -43,13 +49,36 @@ COMPARED = (
 """Metrics of the candidate's bench that MLflow compares releases by."""
 
 
-def serves(step: StepContext, release: ReleaseVersion) -> bool:
-    """Whether a release is the champion and its record is valid: one slow minute of the machine
-    must not withdraw what serves."""
-    return (
-        champion_number(step.workspace, release.device) == release.version
-        and objection(release, gate_record(release)) is None
+def record_stays(space: Workspace, release: ReleaseVersion, verdict: GateVerdict) -> bool:
+    """Whether a release is the champion and its valid record outlives a verdict: one that leaves it
+    open, or a slow minute of the machine, must not withdraw what serves; a failure does, and what
+    becomes of it is said."""
+    if champion_number(space, release.device) != release.version or not has_passed(release):
+        return False
+    failed = [c.name for c in verdict.checks if c.result == FAILED and not c.transient]
+    said = (
+        f"fails its gate now ({', '.join(failed)}): it serves on, and is neither deployed nor "
+        "rolled back to until it passes"
+        if failed
+        else "keeps its record"
     )
+    space.say(f"{release.name}, the champion, {said}")
+    return not failed
+
+
+def has_passed(release: ReleaseVersion) -> bool:
+    """Whether a release has a valid record; one that is not signed as it has to be is none."""
+    try:
+        return objection(release, gate_record(release)) is None
+    except DraftwellError as error:
+        if error.code != "gate_record_unsigned":
+            raise
+        return False
+
+
+def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
+    """Digest of what a gate judges with."""
+    return json_digest([sorted(hashes_of(prompts)), max_tokens])
 
 
 def record_of(
@@ -74,6 +103,8 @@ def record_of(
         sampled_lower_bound=sampled.low if sampled else None,
         sampled_as_greedy=sampled is not None and sampled.as_greedy,
         judged=judged,
+        thresholds=thresholds_digest(),
+        code=code_digest(),
     )
 
 
@@ -120,18 +151,19 @@ def earlier_verdict(
     """The gate's verdict about a release beside the champion of today; None where the gate has to
     run. `withdrawn`: why there will be none.
 
-    The champion itself is not judged again. A refused candidate that nothing has changed is not
-    measured until it passes by luck; one that could not be measured at that moment is. One that is
-    no longer champion stays as it is: a person rolled it back, or another release was better.
+    The champion itself is not judged again while its record is valid. A refused candidate that
+    nothing has changed is not measured until it passes by luck; one that could not be measured at
+    that moment is. One that is no longer champion stays as it is: a person rolled it back, or
+    another release was better.
     """
-    if number == champion:
-        return {"passed": True, "checks": []}
     pair = space.spec.name
     release = find_release(Store(), pair, device, number)
+    if number == champion:
+        return {"passed": True, "checks": []} if has_passed(release) else None
     record = gate_record(release)
     checks = [vars(check) for check in record.checks] if record else []
-    why = withdrawal(release)
-    if why is None and release.published.tags.get(CHAMPION_SINCE):
+    why = withdrawal(Store(), release)
+    if why is None and history(Store(), pair, device).became_champion(number):
         why = (
             f"it was champion before; `draftwell promote --pair {pair} --device {device} "
             f"--release {number}` to promote it again"

@@ -9,7 +9,6 @@ settings, models and files make no second one.
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +29,7 @@ from draftwell.registry.bundles.vllm.render import (
 )
 from draftwell.registry.bundles.vllm.settings import VllmServing
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import file_lock, write_atomically
+from draftwell.serving.files import file_lock, put_folder, write_atomically
 
 FOLDER = "vllm"
 """Between the folder of all bundles and a pair's: our own server follows `<out>/<pair>/current`,
@@ -129,7 +128,7 @@ def _settle(place: Path, home: Path, device: str, settings: Callable[[int], Vllm
     write_bundle(settings(last + 1), place)
     set_rights(place)
     final = home / f"{last + 1}-{device}"
-    os.rename(place, final)
+    put_folder(place, final)
     return final
 
 

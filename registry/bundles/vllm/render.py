@@ -21,8 +21,6 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest, sha256_file
 
 MANIFEST = "manifest.json"
-ENGINE_LOCK = "requirements-engine.txt"
-"""File in a bundle with the exact versions of the environment that the gate measured vLLM in."""
 SCHEMA = 1
 HERE = Path(__file__).parent / "files"
 OWN_FILES = (".env", "compose.override.yaml", "values.override.yaml")
@@ -96,6 +94,7 @@ def rendered(settings: VllmServing) -> dict[str, str]:
         "settings": settings,
         "gate": settings.gate,
         "words": WORDS,
+        "signature": SIGNATURE,
         "replicas": replica_names(settings),
         "gpu_options": " --gpus all --ipc host" if on_gpu else "",
     }

@@ -22,6 +22,8 @@ WHEEL = FILE.replace("*$", r"*\.whl$")
 PACKAGE = r"^[a-z0-9][a-z0-9-]*$"
 COMMIT = r"^[0-9a-f]{40}$"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
+SUFFIX = "suffix"
+"""vLLM's method whose longest draft is the same at all loads."""
 CUSTOM = "custom_class"
 """vLLM's method whose `model` is the path of a class."""
 ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
@@ -48,6 +50,8 @@ class EngineGate(Strict):
     release: str | None = Field(
         None, description="the registered release that was judged; left out, none"
     )
+    gpus: int = Field(1, ge=1, description="GPUs that it was measured on")
+    at_once: int = Field(1, ge=1, description="most requests at once that it was measured with")
     passed: bool
     ungated_reason: str | None = Field(None, description="why it is deployed without a passed gate")
 
@@ -180,6 +184,10 @@ class VllmServing(Strict):
             return f"fingerprint {self.fingerprint}"
         if gate.dtype is None or self.dtype != dtype_of(gate.dtype):
             return f"dtype {self.dtype}"
+        if self.gpus != gate.gpus:
+            return f"gpus {self.gpus}"
+        if self.max_num_seqs > gate.at_once and (self.speculative or {}).get("method") == SUFFIX:
+            return f"max_num_seqs {self.max_num_seqs} (measured with up to {gate.at_once})"
         judged, served = self._behaviour(gate.settings), self._behaviour(self.speculative)
         return "speculative" if judged != served else None
 
@@ -249,13 +257,15 @@ class VllmServing(Strict):
             key: self.place(value, root) if isinstance(value, str) else value
             for key, value in self.speculative.items()
         }
-        if speculative and speculative.get(SCHEDULE):
-            top = max(int(part[1]) for part in speculative[SCHEDULE])
+        if speculative and speculative.get("method") != SUFFIX:
+            same = [[1, self.gate.at_once, speculative.get("num_speculative_tokens")]]
+            lengths: list[Any] = speculative.get(SCHEDULE) or same
+            top = max(int(part[1]) for part in lengths)
             if top < self.max_num_seqs:
                 # vLLM would go on with the last length at loads that nobody measured. With 0 it
                 # drafts nothing there, though a draft model or a head still costs a pass in each
                 # round (vllm/v1/spec_decode/llm_base_proposer.py).
-                speculative[SCHEDULE] = [*speculative[SCHEDULE], [top + 1, self.max_num_seqs, 0]]
+                speculative[SCHEDULE] = [*lengths, [top + 1, self.max_num_seqs, 0]]
         by_device = (
             {"gpu_memory_utilization": self.memory, "tensor_parallel_size": self.gpus}
             if self.gate.device == "cuda"

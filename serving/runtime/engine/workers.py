@@ -95,7 +95,13 @@ class Workers:
         torch.set_num_threads(self._threads_before)
 
 
-def on_own_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+class StillRunning(Exception):
+    """Work on a thread of its own has not ended in time."""
+
+
+def on_own_thread(
+    work: Callable[..., T], *arguments: Any, limit: float | None = None, **options: Any
+) -> T:
     """Do work that computes on a thread that ends with it, and return what it returns or raise what
     it raises.
 
@@ -104,6 +110,11 @@ def on_own_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
     every team sleep between two operations instead of waiting for the next, and forward passes take
     twice as long. So whoever computes only now and then does it here, and leaves the cores to the
     thread that serves. A process that ends does not wait for it.
+
+    Args:
+        limit: seconds after which it is no longer waited for; None: none.
+    Raises:
+        StillRunning: the limit is over, and what it returns is dropped.
     """
     done: Future[T] = Future()
 
@@ -115,7 +126,9 @@ def on_own_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
     thread = threading.Thread(target=run, name="draftwell-apart", daemon=True)
     thread.start()
-    thread.join()
+    thread.join(limit)
+    if thread.is_alive():
+        raise StillRunning
     return done.result()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwell.serving.errors import DraftwellError, InvalidRequest
+from draftwell.serving.errors import DraftwellError, InvalidRequest, missing_package
 
 WHITESPACE = r"(\x20{1,2}|\n[\x20\t]{0,32})"
 """What may stand between the parts of a JSON text: spaces, or a new line with its indentation.
@@ -114,10 +114,7 @@ def matcher_class() -> Any:
     try:
         from llguidance import LLMatcher
     except ImportError as error:
-        raise DraftwellError(
-            "structured output needs the package llguidance: pip install 'draftwell[server]'",
-            code="missing_package",
-        ) from error
+        raise missing_package("structured output needs", "llguidance", "server") from error
     return LLMatcher
 
 

@@ -2,10 +2,11 @@
 
 Every HTTP request belongs to the deployment that was newest when its body had arrived
 (`Deployments.use`), so one version gives the whole answer. A switch loads the next bundle alongside
-the old one, sends one request through it, and only then makes it the newest. The old one accepts
-what its requests still submit, finishes it however long that takes, and is freed; a client that
-reads slowly delays nobody. If the next bundle cannot be loaded or does not answer, the old one
-continues. Deployments of one fingerprint share models, engine and scheduler thread: a switch
+the old one, sends the last requests through it, and only then makes it the newest. If the next
+bundle cannot be loaded or does not answer, the old one continues; if it fails too many of its first
+requests (trial.py), the old one serves again. Then the old one accepts what its requests still
+submit, finishes it however long that takes, and is freed; a client that reads slowly delays nobody.
+Deployments of one fingerprint share models, engine and scheduler thread: a switch
 between them is only a new strategy, and costs nothing.
 """
 
@@ -23,13 +24,20 @@ from typing import Any
 from draftwell.serving.errors import DeviceLost, DraftwellError
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.server.deployment.deployment import Deployment, NoAnswerInTime
+from draftwell.serving.server.deployment.mirror import Mirror
+from draftwell.serving.server.deployment.trial import Trial
 from draftwell.serving.server.http.errors import without_paths
+from draftwell.serving.server.model.loading import NO_ROOM
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.scheduling.scheduler import Scheduler
+from draftwell.serving.server.scheduling.ticket import CANCELLED, Cancelled, Failure
 from draftwell.serving.server.settings import QUEUE
 
 log = logging.getLogger(__name__)
+
+TRIAL_SECONDS = 60.0
+"""How long the old deployment can serve again after a switch."""
 
 Load = Callable[[ServedModel], ServedModel]
 """Loads the next model, given the one that serves now, whose pair it may share."""
@@ -51,9 +59,11 @@ class Deployments:
         observers: Sequence[Observer] = (),
         prompt_tokens: int | None = None,
     ):
+        self._mirror, self._trial = Mirror(), Trial()
+        self._trying: threading.Thread | None = None
         self._capacity, self._observers, self._prompt_tokens = (
             capacity,
-            tuple(observers),
+            (*observers, self._mirror, self._trial),
             prompt_tokens,
         )
         # a request begins either before a switch, which then waits for it, or after it
@@ -68,7 +78,7 @@ class Deployments:
         self.switches = 0
         self.last_switch_error: str | None = None
         self.worth_another_try = False
-        """Whether the last switch was refused only because no answer came in time."""
+        """Whether the last switch was refused for want of time, or of memory that will be free."""
 
     @property
     def draining(self) -> bool:
@@ -77,8 +87,9 @@ class Deployments:
 
     @property
     def ready(self) -> bool:
-        """Whether new requests are accepted."""
-        return not self._draining and self.current.scheduler.accepts
+        """Whether new requests are accepted, and no device is stuck."""
+        stuck = any(scheduler.stalled for scheduler in list(self._pins))
+        return not self._draining and self.current.scheduler.accepts and not stuck
 
     @property
     def device_lost(self) -> DeviceLost | None:
@@ -87,12 +98,17 @@ class Deployments:
             (scheduler.device_lost for scheduler in list(self._pins) if scheduler.device_lost), None
         )
 
+    @property
+    def hung_seconds(self) -> float | None:
+        """How long a round has taken that will hardly end, of any deployment; None without one."""
+        return next((it.busy_seconds for it in list(self._pins) if it.hung), None)
+
     def health(self) -> dict[str, Any]:
         """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": only a
         restart helps."""
         now = self.current
         ended = not now.scheduler.alive and not self._draining  # a drain ends it
-        failed = ended or self.device_lost or now.scheduler.hung
+        failed = ended or self.device_lost or self.hung_seconds is not None
         status = "failed" if failed else "draining" if self._draining else "ok"
         return {
             "status": status,
@@ -120,45 +136,44 @@ class Deployments:
         for scheduler in schedulers:
             scheduler.stop_taking()
 
-    def abort(self) -> None:
+    def abort(self, event: Failure | Cancelled = CANCELLED) -> None:
         """Refuse new requests, and answer those already accepted with a 503, or with an error at
         the end of their stream."""
         self.drain()
         for scheduler in list(self._pins):
-            scheduler.abort()
+            scheduler.abort(event)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Finish accepted requests, for `timeout` seconds at most, and end."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Finish accepted requests, for `timeout` seconds at most, and end; False if a pass hangs
+        that cannot be ended."""
         self.drain()
         until = None if timeout is None else time.monotonic() + timeout
-        for scheduler in list(self._pins):
+        ended = [
             scheduler.close(None if until is None else max(0.0, until - time.monotonic()))
+            for scheduler in list(self._pins)
+        ]
+        return all(ended)
 
     def switch(
         self, load: Load, follow: Callable[[ServedModel], object] = lambda served: None
     ) -> bool:
         """Load the next model and make it the newest, from a thread of the caller's. The old one
-        ends on a thread of its own.
+        ends on a thread of its own, when the new one has stood its trial, or serves again.
 
         Args:
-            follow: called with the new model as soon as it serves.
+            follow: called with the model that serves, as soon as it does.
         Returns:
             False if it was refused, which is logged and kept in `last_switch_error`; the old one
             keeps serving.
         """
         with self._switching:
+            self._trial.settle()  # of the switch before
+            if self._trying:
+                self._trying.join()
             old, started = self.current, time.monotonic()
-            try:
-                new = self._prepare(load, old)
-            except Exception as error:
-                self.last_switch_error = without_paths(str(error) or type(error).__name__)
-                self.worth_another_try = isinstance(error, NoAnswerInTime)
-                log.error(
-                    "the new bundle is refused, %s keeps serving: %s",
-                    old.served.label,
-                    " ".join(str(error).split()),
-                    exc_info=None if isinstance(error, DraftwellError) else error,
-                )
+            new = self._accepted(load, old)
+            if new is None:
+                gc.collect()  # modules refer to themselves, and weights are large
                 return False
             with self._lock:
                 self.current = new
@@ -173,14 +188,51 @@ class Deployments:
                 old.served.label,
                 time.monotonic() - started,
             )
-            if old.scheduler is not new.scheduler:
-                leaving, gone = [old.scheduler], weakref.ref(old.served)
-                del old
-                threading.Thread(
-                    target=self._retire, args=(leaving, gone), name="draftwell-retire", daemon=True
-                ).start()
             follow(new.served)
+            self._trial.begin(new.served)
+            self._trying = threading.Thread(
+                target=self._try_out, args=(new, old, follow), name="draftwell-trial", daemon=True
+            )
+            self._trying.start()
             return True
+
+    def _try_out(
+        self, new: Deployment, old: Deployment, follow: Callable[[ServedModel], object]
+    ) -> None:
+        """Wait for the new deployment's trial and end the one that lost."""
+        fault = self._trial.fault(TRIAL_SECONDS)
+        if fault is not None:
+            with self._lock:
+                self.current = old
+            said = f"{new.served.label} {fault}: {old.served.label} serves again"
+            self.last_switch_error = without_paths(said)
+            log.error("%s", " ".join(said.split()))
+            follow(old.served)
+        leaving = old if fault is None else new
+        if old.scheduler is not new.scheduler:
+            threading.Thread(
+                target=self._retire,
+                args=([leaving.scheduler], weakref.ref(leaving.served)),
+                name="draftwell-retire",
+                daemon=True,
+            ).start()
+
+    def _accepted(self, load: Load, old: Deployment) -> Deployment | None:
+        """The next deployment; None if it is refused."""
+        try:
+            return self._prepare(load, old)
+        except Exception as error:
+            self.last_switch_error = without_paths(str(error) or type(error).__name__)
+            # an old deployment that still answers gives its memory back
+            no_room = getattr(error, "code", None) == NO_ROOM and len(self._pins) > 1
+            self.worth_another_try = isinstance(error, NoAnswerInTime) or no_room
+            log.error(
+                "the new bundle is refused, %s keeps serving: %s",
+                old.served.label,
+                " ".join(str(error).split()),
+                exc_info=None if isinstance(error, DraftwellError) else error,
+            )
+            return None
 
     def _prepare(self, load: Load, old: Deployment) -> Deployment:
         served = load(old.served)
@@ -189,10 +241,13 @@ class Deployments:
         if not shared:
             new.scheduler.start()
         try:
-            new.check()
-        except BaseException:
-            if not shared:
-                new.scheduler.close(0)
+            new.check(self._mirror.requests())
+        except BaseException as error:
+            if not shared and not new.scheduler.close(0):
+                raise DraftwellError(
+                    "the new model's passes do not end: restart the server to try it again",
+                    code="new_model_hangs",
+                ) from error
             raise
         return new
 

@@ -72,6 +72,7 @@ class Feedback(Observer):
         self.spool = spool or Spool(
             settings.folder,
             max_bytes=settings.max_bytes,
+            days=settings.days,
             private=settings.text,
         )
         self._sources: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()  # target → its pair

@@ -1,21 +1,22 @@
 """The spool: a folder of recorded requests that monitoring reads (docs/drift.md), written by its
 own thread.
 
-Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<pid>.parquet` in
-the trace schema and, if texts are kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies,
-which `draftwell collect --prompts` reads. Names sort by time. Invariants: `offer` never blocks;
-what does not fit into the queue is dropped and counted; the files never take more than
-`max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which a
-start removes an hour later.
+Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<run>.parquet` in
+the trace schema and, if texts are kept, `requests-<milliseconds>-<run>.jsonl` with request bodies,
+which `draftwell collect --prompts` reads. Names sort by time, and `run` is drawn by each server
+that starts. Invariants: `offer` never blocks; what does not fit into the queue is dropped and
+counted; the files never take more than `max_bytes`, the oldest are deleted first, and none gets
+much older than `days`; a kill leaves at most a hidden temporary file, which a start removes an hour
+later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import re
+import secrets
 import threading
 import time
 from collections import Counter
@@ -24,9 +25,9 @@ from itertools import groupby
 from pathlib import Path
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import write_atomically
+from draftwell.serving.files import make_folder, write_atomically
 from draftwell.serving.server.feedback.record import Record, contents
-from draftwell.serving.server.settings import FEEDBACK_MEGABYTES
+from draftwell.serving.server.settings import FEEDBACK_DAYS, FEEDBACK_MEGABYTES
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,10 @@ BATCH = 32
 """Most records in a shard."""
 QUEUE = 64
 """Records that may wait for the writer; one has a few kilobytes."""
-OURS = re.compile(r"(shard|requests)-(\d{15})-(\d+)\.(parquet|jsonl)")
-HALF = re.compile(r"\.(shard|requests)-(\d{15})-(\d+)\.(parquet|jsonl)\..+")
+OURS = re.compile(r"(shard|requests)-(\d{15})-([0-9a-f]+)\.(parquet|jsonl)")
+HALF = re.compile(r"\.(shard|requests)-(\d{15})-([0-9a-f]+)\.(parquet|jsonl)\..+")
+IDLE_SECONDS = 3600.0
+"""After which a spool without records looks for files that have become too old."""
 ABANDONED_SECONDS = 3600.0
 """A temporary file older than this is what a killed server left."""
 
@@ -46,6 +49,7 @@ class Spool:
 
     Args:
         max_bytes: size of all files that servers have written to the folder.
+        days: age at which such a file is deleted.
         flush_seconds: longest time that a record waits for others.
         queued: records that may wait for the writer.
         private: only this user may read the files, and the folder if it is created.
@@ -58,19 +62,23 @@ class Spool:
         folder: Path,
         *,
         max_bytes: int = FEEDBACK_MEGABYTES << 20,
+        days: float = FEEDBACK_DAYS,
         flush_seconds: float = FLUSH_SECONDS,
         queued: int = QUEUE,
         private: bool = False,
     ):
         self.folder, self.max_bytes, self.flush_seconds = folder, max_bytes, flush_seconds
-        self.private = private
+        self.days, self.private = days, private
         self.counts: Counter[str] = Counter()
         self._queue: queue.Queue[Record | None] = queue.Queue(queued)
         self._last = 0
+        # not the process's id: in a container that is 1 for every server
+        self._mark = secrets.token_hex(4)
         self._complained: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftwell-feedback", daemon=True)
         self._open(0o700 if private else 0o777)
+        self._remove_old()
 
     def start(self) -> None:
         """Start the thread."""
@@ -104,10 +112,7 @@ class Spool:
         ordered = sorted(records, key=lambda record: record.settings)
         for _, group in groupby(ordered, key=lambda record: record.settings):
             self._write_batch(list(group))
-        try:
-            self._make_room()
-        except OSError as error:
-            self._complain(f"old feedback could not be removed: {error.strerror}")
+        self._remove_old()
 
     def _write_batch(self, batch: Sequence[Record]) -> None:
         """Write records of the same settings as one shard."""
@@ -117,7 +122,7 @@ class Spool:
             for kind, suffix, data in files:
                 if data:
                     write_atomically(
-                        self.folder / f"{kind}-{stamp:015d}-{os.getpid()}.{suffix}", data, mode=mode
+                        self.folder / f"{kind}-{stamp:015d}-{self._mark}.{suffix}", data, mode=mode
                     )
                     self.counts["bytes"] += len(data)
             self.counts["written"] += len(batch)
@@ -128,8 +133,8 @@ class Spool:
 
     def _open(self, mode: int) -> None:
         try:
-            self.folder.mkdir(mode, parents=True, exist_ok=True)
-            probe = self.folder / f"shard-{0:015d}-{os.getpid()}.parquet"
+            make_folder(self.folder, mode)
+            probe = self.folder / f"shard-{0:015d}-{self._mark}.parquet"
             write_atomically(probe.with_name(f".{probe.name}.probe"), b"")
             probe.with_name(f".{probe.name}.probe").unlink()
         except OSError as error:
@@ -160,13 +165,16 @@ class Spool:
         while True:
             closing = self._closing.is_set()
             try:
-                wait = 0.0 if closing else (max(0.01, due - time.monotonic()) if batch else None)
+                left = max(0.01, due - time.monotonic()) if batch else IDLE_SECONDS
+                wait = 0.0 if closing else left
                 record = self._queue.get(timeout=wait) if wait != 0.0 else self._queue.get_nowait()
                 if record is not None:
                     due = due if batch else time.monotonic() + self.flush_seconds
                     batch.append(record)
             except queue.Empty:
                 due = 0.0
+                if not batch:
+                    self._remove_old()
             if batch and (len(batch) >= BATCH or time.monotonic() >= due):
                 self.write(batch)
                 batch = []
@@ -179,22 +187,28 @@ class Spool:
         self._last = max(int(time.time() * 1000), self._last + 1)
         return self._last
 
-    def _make_room(self) -> None:
-        """Delete the oldest files until the others fit."""
+    def _remove_old(self) -> None:
+        """Delete the oldest files: those that are too old, and until the others fit."""
+        try:
+            self._make_room(too_old=int(1000 * (time.time() - self.days * 86_400)))
+        except OSError as error:
+            self._complain(f"old feedback could not be removed: {error.strerror}")
+
+    def _make_room(self, too_old: int) -> None:
         files = sorted(
-            (found[2], path)
+            (int(found[2]), path)
             for path in self.folder.iterdir()
             if (found := OURS.fullmatch(path.name))
         )
         sizes = {path: size_of(path) for _, path in files}
         total = sum(sizes.values())
-        for _, path in files:
-            if total <= self.max_bytes:
+        for stamp, path in files:
+            if total <= self.max_bytes and stamp >= too_old:
                 return
             path.unlink(missing_ok=True)
             total -= sizes[path]
             self.counts["removed_files"] += 1
-            if "room" not in self._complained:
+            if stamp >= too_old and "room" not in self._complained:
                 self._complained.add("room")
                 log.info(
                     "the spool is full (%d bytes): the oldest feedback is deleted", self.max_bytes

@@ -130,7 +130,7 @@ class Conversation:
 
     Args:
         client: name by which the queue is fair between clients.
-        owner: as in `Ticket`.
+        owner, served: as in `Ticket`.
     """
 
     def __init__(
@@ -142,6 +142,7 @@ class Conversation:
         deadline: Deadline,
         client: str,
         owner: Hashable,
+        served: object = None,
     ):
         self.choices = choices
         self._scheduler, self._request, self._deadline = scheduler, request, deadline
@@ -159,7 +160,7 @@ class Conversation:
                 strategy=choice.strategy,
                 body=choice.body,
             )
-            choice.ticket.owner = owner
+            choice.ticket.owner, choice.ticket.served = owner, served
 
     def submit(self) -> None:
         """Queue all choices, or none.
@@ -178,13 +179,17 @@ class Conversation:
         """The next event of any choice; None if there is none for so many seconds.
 
         Raises:
-            APIError: one of them failed; the others are cancelled.
+            APIError: one of them failed, or the deadline is over, also where the scheduler does not
+                answer; the others are cancelled.
         """
         try:
-            async with asyncio.timeout(seconds):
+            async with self._deadline.enforced(), asyncio.timeout(seconds):
                 index, event = await self._events.get()  # a timeout takes no event out of the queue
         except TimeoutError:
             return None
+        except APIError:
+            self.close()
+            raise
         if isinstance(event, Failure | Cancelled):
             self.close()
             raise self._error(event)
@@ -242,7 +247,7 @@ class Conversation:
         if isinstance(error, DeviceLost):
             told = "the server's device has failed: it stops, to be started again"
             headers = retry_after(RESTART_SECONDS)
-            return APIError(503, told, code="device_lost", headers=headers)
+            return APIError(503, told, code=error.code, headers=headers)
         if isinstance(error, OutOfMemory):
             told = "the server is out of memory for this request: send a shorter one"
             return APIError(503, told, code="out_of_memory", headers=NO_RETRY)

@@ -139,6 +139,7 @@ class Service:
                 deadline=deadline,
                 client=client_of(request),
                 owner=owner_of(body, request),
+                served=self.served,
             )
             conversation.submit()
         answer = kind(self.served, self.fingerprint, conversation, body)

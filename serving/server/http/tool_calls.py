@@ -17,6 +17,7 @@ CLOSED = re.compile(r"\s*\}")
 HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+STRING_OR_END = re.compile(r'"(?:[^"\\]|\\.)*("?)|</tool_call>', re.DOTALL)
 NO_CALL = re.compile(r"\s*[^\s{\[]")
 """How a text begins that is neither a call nor a list of calls."""
 
@@ -118,17 +119,17 @@ class ToolCallParser:
         """The rest, when no text follows; a call that was cut within its arguments keeps what there
         is of them."""
         found: list[Piece] = []
+        # the strings of what is no call may never have been closed
+        while self._step == self._in_call and END in self._held:
+            self._end_call(self._held.find(END), found)
+            while self._step(found):
+                pass
         if self._step == self._after_arguments:
             self._held = after_call(self._held[: len(self._held) - beginning(self._held, END)])
             self._step = self._in_text
             self._in_text(found)
         if self._step == self._in_call:
-            body = self._held.removeprefix(BEGIN)
-            if (end := body.find(END)) >= 0 and not self._read_calls(body):
-                # a string that never ends: no call, but others may follow
-                self._ended(end, found)
-                return self._allowed(found) + self.push("") + self.finish()
-            self._whole(body, found)
+            self._whole(self._held.removeprefix(BEGIN), found)
         elif self._step == self._in_text and self._held and not self._after_call:
             found.append(TextPiece(self._held))
         self._held = ""
@@ -180,18 +181,16 @@ class ToolCallParser:
             found.append(TextPiece(self._gap + BEGIN))
             self._after_call, self._held, self._step = False, body, self._in_text
             return True
-        for mark in re.finditer(END, body):  # one within a string ends nothing
-            if self._read_calls(body[: mark.start()]) or not ends_quoted(body[: mark.start()]):
-                return self._ended(mark.start(), found)
-        return False
-
-    def _ended(self, end: int, found: list[Piece]) -> bool:
-        """The call's end is there in what is held behind its mark."""
-        body = self._held[len(BEGIN) :]
-        self._whole(body[:end], found, ended=True)
-        self._held = body[end + len(END) :]
-        self._step = self._in_text
+        end = end_of_call(body)
+        if end < 0:
+            return False
+        self._end_call(len(BEGIN) + end, found)
         return bool(self._held)
+
+    def _end_call(self, end: int, found: list[Piece]) -> None:
+        self._whole(self._held[len(BEGIN) : end], found, ended=True)
+        self._held = self._held[end + len(END) :]
+        self._step = self._in_text
 
     def _in_arguments(self, found: list[Piece]) -> bool:
         size = self._object_end()
@@ -310,29 +309,38 @@ class FirstCall(StopStrings):
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
-    """Arguments of a call as a model writes it, which may be JSON within a string; None where they
-    are missing and something else is there.
+    """Arguments of a call as a model writes it, also as the text of their JSON; None where they are
+    missing and something else is there.
+
+    Raises:
+        ValueError: they are a text that is no JSON.
 
     >>> (
-    ...     arguments_of({"name": "add", "parameters": {"a": 1}}),
+    ...     arguments_of({"name": "add", "parameters": '{"a": 1}'}),
     ...     arguments_of({"name": "stop"}),
     ...     arguments_of({"name": "add", "a": 1}),
     ... )
     ({'a': 1}, {}, None)
     """
-    given = call.get(
+    found = call.get(
         "arguments", call.get("parameters", None if call.keys() - {"name", "id", "type"} else {})
     )
-    return json.loads(given) if isinstance(given, str) else given
+    return json.loads(found) if isinstance(found, str) else found
 
 
-def ends_quoted(text: str) -> bool:
-    """Whether a JSON text ends within a string.
+def end_of_call(body: str) -> int:
+    """Where the mark of a call's end begins in the call's text, which may hold the same letters in
+    its strings; -1 where it has not come.
 
-    >>> ends_quoted('{"a": "b'), ends_quoted('{"a": "\\\\"" ')
-    (True, False)
+    >>> end_of_call('{"x": "</tool_call>"}</tool_call>'), end_of_call('{"x": "</tool_call>')
+    (21, -1)
     """
-    return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
+    for found in STRING_OR_END.finditer(body) if END in body else ():
+        if found[0] == END:
+            return found.start()
+        if not found[1]:  # a string that is not closed yet
+            return -1
+    return -1
 
 
 def name_of(text: str) -> str | None:

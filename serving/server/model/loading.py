@@ -22,9 +22,10 @@ from draftwell.serving.artifacts.pair_files import (
     settings_digest,
 )
 from draftwell.serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
-from draftwell.serving.bundle.signature import check_signature, split_flags
+from draftwell.serving.bundle.signature import signature_check
 from draftwell.serving.device import cuda_problem, device_class, set_threads
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.memory import free_memory, needed
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
 from draftwell.serving.runtime.machine_class import machine_class, without_layers
 from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 MEASURED_WITH = ("torch", "transformers")
 """Libraries that texts and times depend on."""
+NO_ROOM = "no_room_to_switch"
 CAPTURE_SECONDS = 120.0
 """Longest time that a server captures graphs before it is ready."""
 
@@ -69,7 +71,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     check_same_device(manifest.device, serving_now)
     check_device(manifest.device)
     log_other_libraries(bundle)
-    files = bundle.files(models_root())  # foreign weights are refused before anything loads
+    # foreign weights are refused before anything loads
+    files = bundle.files(models_root(), in_full=settings.signature_key is not None)
     artifacts = bundle.artifacts()
     config = tuned_config(bundle, artifacts)
     artifacts = own_artifacts(settings, artifacts, config)
@@ -81,7 +84,10 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     ):
         pair = serving_now.pair
     else:
-        pair = load_pair(files, _load_settings(settings, bundle, choices))
+        load_settings = _load_settings(settings, bundle, choices)
+        if serving_now is not None:
+            check_memory(files, load_settings, manifest.release_version)
+        pair = load_pair(files, load_settings)
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
         _warm_up_choices(pair, choices, artifacts)
@@ -97,13 +103,9 @@ def _checked_bundle(settings: ServerSettings) -> Bundle:
     path = settings.bundle
     # a draft's ONNX graph is cached there
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
-    bundle = open_bundle(path)
-    if settings.signature_key is not None:
-        check_signature(
-            bundle.path,
-            settings.signature_key,
-            split_flags(settings.signature_flags, "--signature-flags"),
-        )
+    key = settings.signature_key
+    verify = None if key is None else signature_check(key, settings.signature_flags)
+    bundle = open_bundle(path, verify=verify)
     dtype = bundle.manifest.dtype
     if settings.dtype not in (None, dtype):
         raise DraftwellError(
@@ -291,8 +293,9 @@ def can_share(
     head: Artifact | None = None,
 ) -> bool:
     """Whether a loaded pair is the one that a bundle was made for, chat template and stop tokens
-    included, with every model that the bundle's strategies use, and with a target that keeps hidden
-    states of no other layers than the bundle's head reads."""
+    included, with every model that the bundle's strategies use, and with a target that keeps the
+    hidden states of the layers that the bundle's head reads."""
+    reads_head = any(Eagle3Head.kind in find_strategy(choice.name).reads() for choice in choices)
     lacks_onnx = (
         any(find_strategy(choice.name).prefers_onnx for choice in choices)
         and "draft_onnx" not in pair.models
@@ -302,8 +305,31 @@ def can_share(
         manifest.device,
     ) and pair.settings == settings_digest(files)
     kept = getattr(pair.models["target"], "features", ())
-    other_layers = isinstance(head, Eagle3Head) and kept not in ((), head.layers)
+    other_layers = False
+    if isinstance(head, Eagle3Head) and kept != head.layers:
+        # to begin to keep some, slots that the scheduler's thread writes to would be forgotten
+        other_layers = kept != () or reads_head
     return same and not lacks_onnx and not other_layers
+
+
+def check_memory(files: PairFiles, settings: LoadSettings, version: int | str | None) -> None:
+    """Refuse to load models beside those that serve where there is too little memory: the system
+    would end the process.
+
+    Raises:
+        DraftwellError: `NO_ROOM`.
+    """
+    free = free_memory(settings.device)
+    weights, slots = needed(
+        files, settings.dtype, settings.device, settings.slots, settings.max_context
+    )
+    if free is not None and weights + slots > free:
+        raise DraftwellError(
+            f"bundle {version} needs about {(weights + slots) / 1e9:.1f} GB beside what serves "
+            f"(weights {weights / 1e9:.1f}, slots {slots / 1e9:.1f}), and {free / 1e9:.1f} GB are "
+            "free: restart the server to change to it, or serve with fewer --slots",
+            code=NO_ROOM,
+        )
 
 
 def warm_up(pair: LoadedPair, strategy: Strategy) -> None:

@@ -5,7 +5,8 @@ One file per state in the folder given by `--state-dir`: `everybody.json`, or
 and names the bundle that they were learnt over. A file that is damaged, of another bundle or of
 another schema is not used: one line in the log, and the server starts from the bundle; the next
 write takes its place. Each appears by an atomic rename, so that a kill at any moment leaves the
-last complete one; remains of a killed write are removed at the next start. One server a folder.
+last complete one; remains of a killed write are removed at the next start. A server holds its
+folder's lock (`.lock`) while it runs, and another one there is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import logging
 import re
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from draftwell.serving.bundle.bundle import Manifest
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import write_atomically
+from draftwell.serving.files import file_lock, make_folder, write_atomically
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
 from draftwell.serving.server.settings import STATE_SECONDS
 
@@ -126,7 +128,7 @@ class Snapshots:
         folder: created if missing.
         every: seconds between two writes.
     Raises:
-        DraftwellError: the folder cannot be written to.
+        DraftwellError: the folder cannot be written to, or is another server's.
     """
 
     def __init__(self, folder: Path, every: float = STATE_SECONDS):
@@ -136,8 +138,15 @@ class Snapshots:
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftwell-state", daemon=True)
+        self._lock = ExitStack()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            free = self._lock.enter_context(file_lock(make_folder(folder) / ".lock", wait=False))
+            if not free:
+                raise DraftwellError(
+                    f"another server keeps its state in {folder}: stop it, or name another "
+                    "--state-dir for this one",
+                    code="state_folder_in_use",
+                )
             write_atomically(folder / "everybody.json.try", b"")
             (folder / "everybody.json.try").unlink()
         except OSError as error:
@@ -192,6 +201,7 @@ class Snapshots:
         if self._thread.is_alive():
             self._thread.join()
         self.save()
+        self._lock.close()
 
     def save(self) -> int:
         """Write changed states and delete those that the pool has dropped; returns the number of

@@ -100,26 +100,27 @@ class FairQueue:
 
 
 class ServiceRate:
-    """How fast requests were served recently, for realistic Retry-After headers; time without
-    requests does not count."""
+    """How fast requests were served recently while there were any, for realistic Retry-After
+    headers. Its clock is that of the rounds: idle time does not count."""
 
     REMEMBERED = 32
 
     def __init__(self) -> None:
         self._busy = 0.0
-        self._ends: deque[float] = deque(maxlen=self.REMEMBERED)
+        self._marks = deque([0.0], maxlen=self.REMEMBERED + 1)  # the first request begins there
 
     def worked(self, seconds: float) -> None:
-        """Count time in which requests held slots."""
+        """Count what a round took."""
         self._busy += seconds
 
     def served(self) -> None:
         """Count a request that held a slot and has ended."""
-        self._ends.append(self._busy)
+        self._marks.append(self._busy)
 
     def seconds_for(self, requests: int) -> int:
         """Seconds until this many requests are served, from 1 to 60; 1 while nothing is known."""
-        if not self._ends:
+        ends = len(self._marks) - 1
+        if not ends:
             return SHORTEST_WAIT
-        span = max(self._busy - self._ends[0], 1e-3)
-        return min(LONGEST_WAIT, max(SHORTEST_WAIT, math.ceil(requests * span / len(self._ends))))
+        seconds = requests * (self._busy - self._marks[0]) / ends
+        return min(LONGEST_WAIT, max(SHORTEST_WAIT, math.ceil(seconds)))

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -27,6 +28,7 @@ from draftwell.serving.server.scheduling.draft_limits import (
 )
 from draftwell.serving.server.scheduling.observer import Observer, Observers
 from draftwell.serving.server.scheduling.ticket import (
+    CANCELLED,
     Cancelled,
     DeadlineExceeded,
     Delta,
@@ -41,6 +43,9 @@ from draftwell.serving.server.settings import QUEUE, PromptSharing
 
 log = logging.getLogger(__name__)
 
+STALL_SECONDS = 4.0
+"""How much longer than twice what rounds usually take here one may take before new requests are
+sent elsewhere."""
 HUNG_SECONDS = 300.0
 """Longest round, without prompts, also on a machine that others keep busy."""
 TOKEN_SECONDS = 0.5
@@ -49,6 +54,10 @@ few tokens a second."""
 MOST_PROMPT_SECONDS = 600.0
 """What all of them add at most: an idle server's step reads thousands, and a device that hangs
 meanwhile must be noticed all the same."""
+FORGET = 0.9
+"""What a round leaves of what earlier ones took longer than it."""
+ABORT_SECONDS = 1.0
+"""How long the round that runs when a scheduler is aborted may take to end."""
 
 
 class Scheduler:
@@ -90,6 +99,8 @@ class Scheduler:
         self._closing = False
         self._aborting = False
         self._round_began: float | None = None
+        # of late: the slowest round without prompts, and by token of prompts where it reads some
+        self._round_seconds, self._token_seconds = 0.0, TOKEN_SECONDS
         self._thread = threading.Thread(target=self._run, name="draftwell-scheduler", daemon=True)
 
     @property
@@ -117,12 +128,24 @@ class Scheduler:
         return self._thread.is_alive()
 
     @property
+    def busy_seconds(self) -> float:
+        """Seconds since the round that runs began; 0 between two rounds."""
+        began = self._round_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a round takes much longer than others did: a device that is stuck, perhaps for a
+        moment only."""
+        usual = self._round_seconds + self._token_seconds * self.engine.reading
+        return self.busy_seconds > STALL_SECONDS + 2 * usual
+
+    @property
     def hung(self) -> bool:
         """Whether a round has taken so long that it will hardly end: a device or a lock that does
         not answer."""
-        began = self._round_began
         prompts = min(TOKEN_SECONDS * self.engine.reading, MOST_PROMPT_SECONDS)
-        return began is not None and time.monotonic() - began > HUNG_SECONDS + prompts
+        return self.busy_seconds > HUNG_SECONDS + prompts
 
     @property
     def accepts(self) -> bool:
@@ -203,21 +226,29 @@ class Scheduler:
             self._closing = True
             self._changed.notify()
 
-    def abort(self) -> None:
-        """Accept no new request and cancel the others within one round; from any thread, without
-        waiting."""
+    def abort(self, event: Failure | Cancelled = CANCELLED) -> None:
+        """Accept no new request and end the others, from any thread, without waiting: `event` is
+        delivered even while a pass hangs; slots are freed when the round ends."""
         self.stop_taking()
         self._aborting = True
+        with self._changed:
+            tickets = [*self._queue, *self._displaced, *self._running]
+        for ticket in tickets:
+            ticket.give_up(event)
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = None) -> bool:
         """Accept no new request, finish the others and end the thread; after `timeout` seconds
-        cancel what is left."""
+        cancel what is left.
+
+        Returns:
+            False if the thread runs on: a round that does not end.
+        """
         self.stop_taking()
-        if not self.alive:
-            return
-        self._thread.join(timeout)
-        self.abort()
-        self._thread.join()
+        if self.alive:
+            self._thread.join(timeout)
+            self.abort()
+            self._thread.join(ABORT_SECONDS)
+        return not self.alive
 
     def turn(self, *, block: bool = False) -> None:
         """One round: drop, admit, step, publish.
@@ -230,10 +261,23 @@ class Scheduler:
                 self._changed.wait_for(
                     lambda: self._closing or self._running or self._queue or self._displaced
                 )
+        with self._timed():
+            self._round()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Work whose end is watched (`stalled`, `hung`), and what it tells about the next."""
         self._round_began = time.monotonic()
         try:
-            self._round()
+            yield
         finally:
+            took, reading = self.busy_seconds, self.engine.reading
+            self._rate.worked(took)
+            if reading:
+                slowest = max(took / reading, FORGET * self._token_seconds)
+                self._token_seconds = min(TOKEN_SECONDS, slowest)
+            else:
+                self._round_seconds = max(took, FORGET * self._round_seconds)
             self._round_began = None
             self.engine.reading = 0  # what the round read gave it longer until now
 
@@ -252,9 +296,7 @@ class Scheduler:
         limit_drafts(self.engine, sessions, probe=self._rounds % PROBE_EVERY == 0)
         started = time.perf_counter()
         self.engine.step()
-        seconds = time.perf_counter() - started
-        self._rate.worked(seconds)
-        self._observers.notify("stepped", len(running), self.waiting, seconds)
+        self._observers.notify("stepped", len(running), self.waiting, time.perf_counter() - started)
         for ticket in running:
             self._publish(ticket)
 
@@ -285,13 +327,14 @@ class Scheduler:
         for ticket in displaced:
             self._leave(ticket, Failure(self._refusal()))
         for ticket in (*waiting, *self._running):
-            if ticket.cancelled or self._aborting:
-                self._leave(ticket, Cancelled())
-            elif ticket.deadline is not None and now >= ticket.deadline:
+            # before `cancelled`: whoever waits for a late one has cancelled it by now
+            if ticket.deadline is not None and now >= ticket.deadline:
                 self._leave(
                     ticket,
                     Failure(DeadlineExceeded("the request was not answered before its deadline")),
                 )
+            elif ticket.cancelled or self._aborting:
+                self._leave(ticket, CANCELLED)
 
     def _admit(self) -> None:
         while len(self._running) < self.slots:
@@ -377,8 +420,9 @@ class Scheduler:
         knows how far the failed step came."""
         with self._changed:
             waiting, displaced, self._displaced = list(self._queue), self._displaced, []
-        for ticket in self._running:
-            if ticket.job is not None:
-                ticket.job.session.forget()
-        for ticket in (*waiting, *displaced, *self._running):
-            self._leave(ticket, Failure(error))
+        with self._timed():
+            for ticket in self._running:
+                if ticket.job is not None:
+                    ticket.job.session.forget()
+            for ticket in (*waiting, *displaced, *self._running):
+                self._leave(ticket, Failure(error))

@@ -53,6 +53,7 @@ class Cancelled:
 
 
 Event = Delta | End | Failure | Cancelled
+CANCELLED = Cancelled()
 
 
 class SchedulerClosed(Exception):
@@ -80,7 +81,8 @@ class Ticket:
     Args:
         prompt: token ids.
         text: turns the request's tokens into text.
-        deliver: receives the events, on the scheduler's thread.
+        deliver: receives the events, on the scheduler's thread (the last one of `give_up` on
+            another).
         client: name by which the queue is fair between clients; "": unknown.
         deadline: `time.monotonic` seconds at which the request ends in Failure(DeadlineExceeded),
             waiting or running.
@@ -89,9 +91,9 @@ class Ticket:
             kept.
 
     Tickets of the same `owner` need not read again what slots hold of each other's prompts and
-    answers. `own` is true of the server's own check, which no observer counts or records.
-    `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None
-    until then.
+    answers. `served` is the model that it was sent to. `own` is true of the server's own check,
+    which no observer counts or records. `arrived`, `admitted_at`, `first_token_at` and `ended_at`
+    are `time.monotonic` seconds, None until then.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Ticket:
         self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
         self.own = False
         self.owner: Hashable = ""
+        self.served: object = None
         self.cancelled = False
         self.together = TicketGroup()
         self.job: Job | None = None
@@ -121,3 +124,9 @@ class Ticket:
     def cancel(self) -> None:
         """Cancel the request, from any thread; its slot is free before the next round."""
         self.cancelled = True
+
+    def give_up(self, event: Failure | Cancelled) -> None:
+        """Deliver the last event now, from any thread; what the scheduler delivers later is
+        dropped."""
+        deliver, self.deliver = self.deliver, lambda event: None
+        deliver(event)

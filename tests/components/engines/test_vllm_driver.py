@@ -86,10 +86,12 @@ def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(
     monkeypatch.setattr(
         environment.os, "execve", lambda program, arguments, variables: begun.append(variables)
     )
-    for name in (environment.PREPARED, "VLLM_USE_AOT_COMPILE"):
+    for name in (environment.PREPARED, "VLLM_USE_AOT_COMPILE", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     if named is not None:
         monkeypatch.setenv("VLLM_USE_AOT_COMPILE", named)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/mine")
     environment.prepare(one_process=True)
     assert [variables.get("VLLM_USE_AOT_COMPILE") for variables in begun] == [taken]
+    assert begun[0]["TORCHINDUCTOR_CACHE_DIR"] == "/mine/inductor", "not in /tmp, on GPUs too"

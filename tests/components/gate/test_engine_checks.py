@@ -8,7 +8,12 @@ import pytest
 from draftwell.components.bench.engines.figures import figure_of
 from draftwell.components.bench.engines.measure import Beside, Side
 from draftwell.components.engines.port import EngineSettings
-from draftwell.components.gate.engine_checks import Difference, differences, judge_engine
+from draftwell.components.gate.engine_checks import (
+    Difference,
+    differences,
+    judge_engine,
+    judge_regression,
+)
 from draftwell.serving.bundle.verdict import Thresholds
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
@@ -54,6 +59,23 @@ def unlike(output: list[int], engine: FakeEngine, dtype: str = "bfloat16") -> li
 )
 def test_the_lower_bound_decides(factor: list[float], result: str) -> None:
     assert judge_engine([figure_of("x", beside(factor))], [], THRESHOLDS).checks[0].result == result
+
+
+@pytest.mark.parametrize(
+    ("factor", "result"),
+    [
+        ([1.1] * 8, "failed"),
+        ([1.04] * 8, "passed"),
+        ([1.04] * 7, "not enough evidence"),
+        ([0.9, 1.2] * 4, "not enough evidence"),
+    ],
+)
+def test_a_setting_must_not_be_slower_than_the_champions(factor: list[float], result: str) -> None:
+    """However much faster than plain decoding it is: the champion is what serves."""
+    figures = [figure_of("x", beside(factor))]
+    [check] = judge_regression(figures, Thresholds(max_regression=0.05)).checks
+    assert (check.name, check.result) == ("regression, 1 at once", result), check.detail
+    assert judge_regression(figures, Thresholds()).checks == ()
 
 
 def test_a_missing_threshold_is_an_error() -> None:

@@ -9,18 +9,26 @@ import pytest
 
 import draftwell.components.bench.target_agreement
 import draftwell.components.gate.footprint
+import draftwell.serving.device
 from draftwell.components.bench.target_agreement import departure
 from draftwell.components.gate.baseline_counts import deterministic_report, fixed_resources
 from draftwell.components.gate.bench_checks import judge_release
-from draftwell.components.gate.footprint import footprint, startup_seconds
+from draftwell.components.gate.footprint import (
+    Footprint,
+    footprint,
+    judge_footprint,
+    startup_seconds,
+)
 from draftwell.components.gate.losslessness import identity_entry, judge_texts
+from draftwell.components.gate.verdict_report import verdicts_junit
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.artifacts.pair_files import PairFiles
-from draftwell.serving.bundle.verdict import Thresholds
+from draftwell.serving.bundle.verdict import PASSED, UNDECIDED, Thresholds, settled
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import STRATEGIES, StrategyChoice, build_strategy
 from tests.support.models.tiny import llama, near, pair_of
+from tests.support.patching import replace_everywhere
 
 PROMPTS = [
     Prompt(f"p{i}", None, [text])
@@ -198,9 +206,30 @@ def test_a_start_that_cannot_be_measured_is_said(
     monkeypatch.setattr(draftwell.components.gate.footprint, "CHILD", "pass")
     (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
     files = PairFiles("tiny", tmp_path)
-    on_gpu = footprint(tmp_path, 5_000_000, files, "cuda", limit=60)
-    assert (on_gpu.bundle_mb, on_gpu.startup_seconds) == (5.0, None)
-    assert "cuda" in str(on_gpu.note)
+    elsewhere = footprint(tmp_path, 5_000_000, files, "cuda", limit=60)
+    assert (elsewhere.bundle_mb, elsewhere.startup_seconds) == (5.0, None)
+    assert elsewhere.unmeasured == "there is no cuda device here"
     assert footprint(tmp_path, 1, files, "cpu", limit=60).startup_seconds is not None
-    monkeypatch.setattr(draftwell.components.gate.footprint, "available_memory", lambda: 2000)
-    assert "memory" in str(footprint(tmp_path, 1, files, "cpu", limit=60).note)
+    card = {"free": 10, "held": 20}
+    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (card["free"], 80))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: card["held"])
+    assert "memory on cuda" in str(footprint(tmp_path, 1, files, "cuda", limit=60).unmeasured)
+    card["free"] = 30
+    assert footprint(tmp_path, 1, files, "cuda", limit=60).startup_seconds is not None
+    monkeypatch.setattr(draftwell.components.gate.footprint, "free_memory", lambda: 2000)
+    for device in ("cpu", "cuda"):
+        assert "memory" in str(footprint(tmp_path, 1, files, device, limit=60).unmeasured)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_required_start_that_was_not_measured_is_not_enough_evidence(device: str) -> None:
+    """A bundle that nobody has started must not be green."""
+    limits = Thresholds(max_bundle_mb=250, required={"cpu": ("bundle size", "start-up")})
+    verdict = settled(judge_footprint(Footprint(5.0, unmeasured="no room"), limits), limits, device)
+    assert verdict.result == (UNDECIDED if device == "cpu" else PASSED)
+    if device == "cuda":
+        assert verdict.notes == ("start-up not checked: no room",)
+    else:
+        assert verdict.checks[-1].transient, "another day there is room"
+        assert 'errors="1"' in verdicts_junit([("release 1", verdict)])

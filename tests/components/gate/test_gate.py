@@ -16,13 +16,17 @@ from draftwell.components.gate.evidence import Interval, at_least, at_most, prom
 from draftwell.components.gate.footprint import Footprint, judge_footprint
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.registry.gates import load_gates
 from draftwell.serving.bundle.verdict import (
     FAILED,
     PASSED,
     UNDECIDED,
     Check,
     GateVerdict,
+    Skipped,
     Thresholds,
+    is_called,
+    settled,
 )
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.errors import raises_code
@@ -234,7 +238,7 @@ def test_a_lossy_config_called_lossless_is_caught():
 def test_identity_is_judged_in_any_format_whose_passes_are_exact():
     same = entry(identical_outputs=20, near_ties=0, dtype="bfloat16", exact=True)
     assert judge(same).passed
-    assert not any("near-tie" in note for note in judge(same).notes)
+    assert judge(same).skipped == ()
     other = entry(identical_outputs=19, near_ties=0, dtype="bfloat16", exact=True)
     assert failed(judge(other)) == ["identical outputs"]
 
@@ -242,10 +246,14 @@ def test_identity_is_judged_in_any_format_whose_passes_are_exact():
 def test_identity_of_other_passes_is_judged_in_float32_only_and_said_otherwise():
     verdict = judge(entry(identical_outputs=10, near_ties=3, dtype="bfloat16"))
     assert verdict.passed
-    assert any("10 of 20" in note and "float32" in note for note in verdict.notes)
+    [inexact] = verdict.skipped
+    assert inexact.name == "identical outputs in bfloat16"
+    assert "10 of 20" in inexact.why
+    assert "float32" in inexact.why
     sampled = judge(entry(identical_outputs=None, near_ties=None))
     assert sampled.passed
-    assert any("sampled" in note for note in sampled.notes)
+    [unlike] = sampled.skipped
+    assert (unlike.name, unlike.applies) == ("identical outputs", False)
 
 
 def test_acceptance_explains_and_does_not_judge():
@@ -494,13 +502,13 @@ def test_a_slow_tail_does_not_pass_and_a_single_slow_request_is_none(seeds):
         (Footprint(300.0, 30.0), ["bundle size"]),
         (Footprint(12.0, 130.0), ["start-up"]),
         (Footprint(12.0, 3.0, failure="the bundle does not start: no memory"), ["start-up"]),
-        (Footprint(12.0, note="start-up not measured: cuda"), []),
+        (Footprint(12.0, unmeasured="there is no cuda device here"), []),
     ],
 )
 def test_size_and_start_of_a_bundle(found, bad):
     verdict = judge_footprint(found, Thresholds(max_bundle_mb=250, max_startup_seconds=120))
     assert failed(verdict) == bad
-    assert verdict.notes == ((found.note,) if found.note else ())
+    assert [one.why for one in verdict.skipped] == ([found.unmeasured] if found.unmeasured else [])
     if found.failure:
         assert verdict.checks[-1].detail == found.failure
 
@@ -519,11 +527,51 @@ def test_only_a_start_that_took_too_long_may_be_another_days():
         ] == [transient], found
 
 
+def test_a_check_that_did_not_run_is_a_note_or_not_enough_evidence_where_it_is_required():
+    limits = Thresholds(required={"cpu": ("speedup", "predicts", "identical outputs", "start-up")})
+    found = GateVerdict(
+        (Check("sampled speedup", 1.2, 1.0, True, "fast"),),
+        ("noted",),
+        (
+            Skipped("verifier predicts", "no traces"),
+            Skipped("identical outputs", "it is lossy", applies=False),
+            Skipped("likelihood", "it was not read"),
+        ),
+    )
+    verdict = settled(found, limits, "cpu")
+    assert [(check.name, check.result) for check in verdict.checks] == [
+        ("sampled speedup", PASSED),
+        ("verifier predicts", UNDECIDED),
+        ("start-up", UNDECIDED),
+    ], "nobody said why there was no start-up"
+    assert all(check.transient for check in verdict.checks[1:])
+    assert verdict.notes == (
+        "noted",
+        "identical outputs not checked: it is lossy",
+        "likelihood not checked: it was not read",
+    )
+    assert verdict.skipped == ()
+    assert settled(found, limits, "cuda").passed, "nothing is required there"
+    let = settled(found, limits, "cpu", "measured on another machine")
+    assert let.passed
+    assert sum(note.endswith("; let pass: measured on another machine") for note in let.notes) == 2
+
+
+def test_what_gates_yaml_requires_is_what_the_gate_checks():
+    """A mistyped name would be required of every release, and none could pass."""
+    limits = load_gates()
+    both = judge(entry(), entry(), limits) + judge_footprint(Footprint(1.0, 1.0), limits)
+    made = [*(check.name for check in both.checks), "verifier predicts"]
+    for device, names in load_gates().required.items():
+        assert device in ("cpu", "cuda", "vllm")
+        assert [name for name in names if not any(is_called(one, name) for one in made)] == []
+
+
 def test_verdicts_add_up():
     good, bad = (
         judge_footprint(found, Thresholds(max_bundle_mb=2))
-        for found in (Footprint(1.0), Footprint(3.0, note="n"))
+        for found in (Footprint(1.0), Footprint(3.0, unmeasured="n"))
     )
     assert (good + good).passed
     assert failed(good + bad) == ["bundle size"]
-    assert (good + bad).notes == ("n",)
+    assert (good + bad).skipped == (Skipped("start-up", "n"),)

@@ -105,6 +105,27 @@ def judged(
     return {check.name: check for check in judge_predictions(found, LIMIT).checks}
 
 
+@pytest.mark.parametrize(
+    ("losses", "result"),
+    [
+        ((0.5, 0.7, 0.6, 0.55) * 4, "passed"),
+        ((0.5, 1.4, 0.6, 1.45) * 4, UNDECIDED),
+        ((0.8, 1.5, 0.9, 1.45) * 4, UNDECIDED),
+        ((1.6, 1.7, 1.5, 1.8) * 4, FAILED),
+    ],
+)
+def test_a_ratio_on_both_sides_of_the_limit_neither_passes_nor_fails(
+    losses: tuple[float, ...], result: str
+) -> None:
+    """The second is within the limit by its value and its lower end, the third by the latter
+    alone: an end that suits either side decides nothing."""
+    found = PredictiveLoss("verifier", losses, (1.0,) * 16, (1,) * 16, "the champion's")
+    verdict = judge_predictions([found], LIMIT)
+    assert verdict.result == result, verdict.checks
+    (check,) = verdict.checks
+    assert check.passed is (result == "passed")
+
+
 def test_an_unchanged_candidate_has_a_ratio_of_one_every_time(
     good: dict[str, Any], traces: TraceSet
 ) -> None:

@@ -198,15 +198,31 @@ def test_likelihood_is_compared_with_plain_decodings_in_the_same_run(
     assert check.result == result, check.detail
 
 
-def test_a_lossless_choices_likelihood_is_reported_and_decides_nothing() -> None:
-    """It draws from the target's distribution, by proof: −.14 nats on some prompts is chance."""
-    verdict = judged(samples(-0.4, lossless=True), samples(0.0, seed=1))
-    assert [check.name for check in verdict.checks] == ["sampled speedup"]
-    assert (
-        "likelihood, not judged of a lossless choice: the target finds its samples -0."
-        in verdict.notes[1]
-    )
-    assert judged(samples(0.0, lossless=True, read=False), samples(0.0)).passed
+@pytest.mark.parametrize(
+    ("shift", "noise", "passed"),
+    [
+        (0.0, 0.05, True),
+        (0.12, 0.6, True),
+        (-0.14, 0.6, True),
+        (0.3, 0.2, False),
+        (-0.4, 0.2, False),
+    ],
+)
+def test_a_lossless_choices_likelihood_fails_beyond_doubt_only(
+    shift: float, noise: float, passed: bool
+) -> None:
+    """It draws from the target's distribution, by proof: −.14 nats on some prompts is chance, and
+    an interval that is wholly beyond the limit a fault of the sampler."""
+    verdict = judged(samples(shift, noise=noise, lossless=True), samples(0.0, seed=1))
+    [_, check] = verdict.checks
+    assert (check.name, check.result) == ("sampled likelihood", PASSED if passed else FAILED)
+    assert "not enough evidence" not in check.detail
+
+
+def test_a_lossless_choices_likelihood_that_was_not_read_is_said() -> None:
+    verdict = judged(samples(0.0, lossless=True, read=False), samples(0.0))
+    assert verdict.passed
+    assert [one.name for one in verdict.skipped] == ["sampled likelihood"]
 
 
 def test_a_lossy_choice_whose_likelihood_was_not_read_fails() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from draftwell.components.gate.weights_check import judge_weights, weights_agreement
+from draftwell.components.gate.weights_check import (
+    judge_layers,
+    judge_weights,
+    weights_agreement,
+)
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED, Thresholds
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
@@ -45,3 +49,16 @@ def test_the_interval_over_prompts_decides(matches: tuple[int, ...], result: str
 
 def test_without_a_limit_nothing_is_judged() -> None:
     assert judge_weights([(1, 10)] * 8, "int8", Thresholds()).checks == ()
+
+
+@pytest.mark.parametrize(
+    ("matches", "result"),
+    [((100, 100, 99, 100), PASSED), ((80, 90, 85, 92), FAILED), ((100, 100, 100, 85), PASSED)],
+)
+def test_a_library_fails_where_it_surely_chooses_other_tokens(
+    matches: tuple[int, ...], result: str
+) -> None:
+    [check] = judge_layers([(n, 100) for n in matches], LIMIT).checks
+    assert (check.name, check.result) == ("compiled layers", result)
+    assert "not enough evidence" not in check.detail
+    assert judge_layers([(1, 100)] * 4, Thresholds()).checks == ()

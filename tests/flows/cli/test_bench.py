@@ -299,7 +299,8 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(
     done = run(f"bench --pair {pair_file} --plots {tmp_path}/plots")
     assert done.exit_code == 2, done.output
     assert done.stderr.splitlines() == [
-        "Error: plots need the package matplotlib: pip install 'draftwell[pipeline]'"
+        "Error: plots need the package matplotlib: in the checkout pip install "
+        "-c constraints.txt -e '.[pipeline]'"
     ]
     assert not list(tmp_path.iterdir())
 

@@ -15,9 +15,9 @@ import pytest
 
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.compiled_libraries import libraries_folder
+from draftwell.serving.artifacts.compiled_libraries import own_folder
 from draftwell.serving.bundle.verdict import Check
-from draftwell.serving.runtime.models.native.library import find
+from draftwell.serving.runtime.models.native.library import key
 from tests.support.bench_reports import REPORT
 from tests.support.loop.publishing import release, table
 from tests.support.loop.refusals import refused
@@ -107,6 +107,24 @@ def test_every_command_shows_an_example(help_pages: tuple[list[str], list[str]])
         for name, page in zip(("", *COMMANDS), pages, strict=True)
         if f"Example: draftwell {name}" not in page
     ] == []
+
+
+def test_mlflows_ui_which_has_no_password_answers_this_machine_alone(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, run_process = list[str](), subprocess.run
+
+    def started(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        if "mlflow" not in command:
+            return run_process(command, **options)
+        asked.extend(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", started)
+    assert run("ui --host 0.0.0.0").exit_code == 2
+    assert asked == []
+    assert run("ui --port 5001").exit_code == 0
+    assert asked[asked.index("--host") + 1] == "127.0.0.1"
 
 
 def test_strategies_as_json(run: Any) -> None:
@@ -356,9 +374,7 @@ def test_doctor_says_whether_layers_can_be_compiled(
     said = " ".join(run("doctor").output.split())
     assert "not exact" in said
     assert "not yet" in said
-    file = find([libraries_folder()])
-    file.parent.mkdir(parents=True)
-    file.touch()
+    (own_folder("compiled", key()) / f"{'0' * 64}.so").touch()
     said = " ".join(run("doctor").output.split())
     assert "there" in said
     assert "not exact" not in said

@@ -241,14 +241,27 @@ def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(
     assert (gate["passed"], gate["version"]) == (False, "0.32.0"), "of what is here, as not judged"
 
 
+def test_a_choice_that_is_slower_than_the_champion_is_refused(
+    accepted: Callable[..., None], vllm: Callable[..., Any], more: Path
+) -> None:
+    """It is faster than plain decoding, and would serve in place of what is faster still."""
+    accepted("--methods draft_model")
+    assert vllm("tune --limit 8 --methods ngram").exit_code == 0
+    done = vllm(f"gate --prompts {more}")
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert "regression" in done.stdout
+
+
 def test_a_release_that_was_rolled_back_is_not_deployed(
     deploy: Callable[..., Any],
     accepted: Callable[..., None],
     run: Any,
     pair_file: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     accepted("--methods draft_model")
+    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"draft_model": 1.2, "ngram": 2.0}))
     accepted("--methods ngram")
     pair = ("--engine", "vllm", "--pair", pair_file, "--device", "cpu")
     done = run("rollback", *pair, "--reason", "answers are cut")

@@ -124,7 +124,11 @@ def test_the_choice_becomes_the_candidate_with_the_cards_figures(imported: str) 
 def test_it_is_judged_promoted_and_deployed_without_the_card(
     imported: str, call: Callable[[str], Any], place: Path
 ) -> None:
-    for command in ("gate --device cuda", "promote --device cuda", "deploy --device cuda"):
+    refused = call("gate --device cuda --dry-run")
+    assert refused.exit_code == 3, "its bundle has not been started"
+    assert "there is no cuda device here" in refused.stdout
+    gate = "gate --device cuda --unmeasured 'no card here'"
+    for command in (gate, "promote --device cuda", "deploy --device cuda"):
         done = call(command)
         assert done.exit_code == 0, (command, done.output, done.exception)
     release = find_release(Store(), "tiny", "cuda", "champion")
@@ -162,13 +166,13 @@ def test_a_champion_that_the_card_did_not_measure_needs_a_reason(
     imported: str, call: Callable[[str], Any], measured: Path, tmp_path: Path
 ) -> None:
     if "champion" not in Store().get_aliases("release", "tiny.cuda"):
-        assert call("gate --device cuda").exit_code == 0
+        assert call("gate --device cuda --unmeasured 'no card here'").exit_code == 0
         assert call("promote --device cuda").exit_code == 0
     write_results(tmp_path / "later.json", tuned_again(read_results(measured), tmp_path))
     assert call(f"import-results {tmp_path / 'later.json'}").exit_code == 0
     refused = call("gate --device cuda --dry-run")
-    assert refused.exit_code == 1
-    assert "champion measured" in refused.stdout
+    assert refused.exit_code == 3
+    assert "regression" in refused.stdout
     passed = call("gate --device cuda --dry-run --unmeasured 'the same choice'")
     assert passed.exit_code == 0, (passed.output, passed.exception)
 

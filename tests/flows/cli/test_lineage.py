@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from draftwell.flows.steps.lineage import Node
+from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.releases import create_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import Provenance, digest_of
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.recording.trace import TraceSet
-from tests.support.loop.publishing import config, publish, table, verifier
+from tests.support.loop.publishing import config, publish, table, verdict, verifier
 from tests.support.loop.tiny_files import snapshot
 from tests.support.loop.trace_sets import make, row
 
@@ -157,6 +159,22 @@ def test_a_version_leads_to_the_traces(run: Any, home: Path, tmp_path: Path, wha
     of_table, unknown = top["made_from"]
     assert of_table["made_from"] == [Node("trace", "7" * 64, "7" * 64, "not here").as_json()]
     assert (unknown["digest"], unknown["where"]) == ("9" * 64, "not here")
+
+
+def test_of_a_release_it_says_who_made_which_champion(
+    run: Any, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "anna")
+    store = Store()
+    for number in (1, 2):
+        publish(store, table(MARK, number), tmp_path / str(number))
+        made = create_release(store, "tiny", "cpu", {"acceptance_table": number}, {}, {})
+        promote(store, "tiny", "cpu", number, verdict(made, beside=number - 1 or None))
+    rollback(store, "tiny", "cpu", "answers are cut")
+    shown = run("lineage release.tiny.cpu/2").stdout.splitlines()
+    assert "release 1 instead of 2, rollback by anna@" in shown[-3]
+    assert shown[-3].endswith(": answers are cut")
+    assert "release 1, promotion by anna@" in shown[-1]
 
 
 def test_a_memory_that_no_traces_were_read_for_leads_to_none(

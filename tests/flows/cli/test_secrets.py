@@ -102,7 +102,7 @@ def test_a_whole_loop_leaves_no_secret_anywhere(
 ) -> None:
     """Registry behind basic auth: the password is really used, and sent with every request."""
     if importlib.util.find_spec("flask_wtf") is None:
-        pytest.skip("Flask-WTF is not installed: pip install 'draftwell[remote]'")
+        pytest.skip("Flask-WTF is not installed (make setup)")
     server, work = tmp_path / "server", tmp_path / "work"
     server.mkdir()
     work.mkdir()

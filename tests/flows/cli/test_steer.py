@@ -11,6 +11,7 @@ from draftwell.flows.steps.deploy import Synced, promote_and_deploy, sync_champi
 from draftwell.flows.steps.reference_traces import served
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import ReleaseVersion, create_release, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import fingerprint
@@ -61,7 +62,8 @@ def test_an_alias_moved_by_hand_is_deployed_and_monitored_once_current_has_moved
     assert "2-cpu  (deployed)" in done.stdout
     assert CURRENT.resolve().name == "2-cpu"
     assert served(space, "cpu", OUT).name == "release.tiny.cpu version 2"
-    assert store.resolve("release", "tiny.cpu", 2).tags["champion_since"], (
+    last = history(store, "tiny", "cpu")[-1]
+    assert (last.change.what, last.before, last.done) == ("by hand", 1, True), (
         "a rollback knows that it served"
     )
     assert store.get_aliases("acceptance_table", "tiny")["champion-cpu"] == 2

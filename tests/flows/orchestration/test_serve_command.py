@@ -59,6 +59,7 @@ def test_every_option_of_the_server_reaches_it(
         "feedback_rate": 0.5,
         "feedback_per_minute": 7,
         "feedback_megabytes": 9,
+        "feedback_days": 3,
     }
     words = [
         word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
@@ -90,6 +91,7 @@ def test_every_option_of_the_server_reaches_it(
         True,
     )
     assert (given.feedback.per_minute, given.feedback.max_bytes) == (7, 9 << 20)
+    assert given.feedback.days == 3
     assert options.keys() == ServerSettings.model_fields.keys(), "none was forgotten here"
 
 
@@ -143,3 +145,36 @@ def test_vllms_options_reach_the_bundles_script(
     [(script, given, variables)] = started
     assert (script, given[1:]) == (str(bundle / "serve.sh"), ["--port", "9000"])
     assert variables["PYTHON"] == str(tmp_path / "peers" / "vllm" / "bin" / "python")
+
+
+def test_a_bundle_of_vllm_is_verified_before_anything_of_it_runs(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    install(tmp_path / "peers", monkeypatch, ("vllm",))
+    monkeypatch.setattr(engine.os, "execve", lambda *of: started.append(of))
+    (bundle := tmp_path / "bundle").mkdir()
+    for name in ("serve.sh", "manifest.json"):
+        (bundle / name).touch()
+    words = f"serve --engine vllm --bundle {bundle} --port 9000"
+    for key in ("--signature-key /keys/cosign.pub", "--signature-key=/keys/cosign.pub"):
+        done = run(words, key)
+        assert done.exit_code == 2
+        assert "has no signature" in " ".join(done.stderr.split())
+    assert "--signature-key has no value" in run(words, "--signature-key").stderr
+    assert started == []
+    checked: list[Any] = []
+
+    def check(*given: Any) -> Path:
+        checked.append(given)
+        return tmp_path
+
+    monkeypatch.setattr(engine, "check_signed_files", check)
+    run(words, "--signature-flags --insecure-ignore-tlog --signature-key k --api-key x")
+    [(place, verify, _)] = checked
+    assert (place, verify.keywords) == (bundle, {"key": "k", "flags": ["--insecure-ignore-tlog"]})
+    [(script, given, _)] = started
+    assert (script, given[1:]) == (
+        str(tmp_path / "serve.sh"),
+        ["--port", "9000", "--api-key", "x"],
+    )

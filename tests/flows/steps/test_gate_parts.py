@@ -15,6 +15,7 @@ import torch
 import draftwell.flows.steps.gate
 from draftwell.components.bench.runner import StrategyContender
 from draftwell.components.gate.baseline_counts import fixed_resources
+from draftwell.components.gate.losslessness import identity_entry
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext
@@ -30,6 +31,8 @@ from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.steps.gate_parts.checks import (
     float32_pair,
     identity_verdict,
+    layers_check,
+    load_check,
     prediction_check,
     weights_check,
 )
@@ -37,12 +40,13 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.bundle.verdict import UNDECIDED, Thresholds
-from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.bundle.verdict import FAILED, PASSED, Thresholds
+from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
-from tests.support.models.tiny import llama_pair
+from tests.support.models.by_library import by_library, compiles
+from tests.support.models.tiny import llama, llama_pair, pair_of
 
 ROWS = [
     Prompt(f"p{i}", None, [text])
@@ -96,18 +100,18 @@ def collect(step: StepContext, temperature: float) -> None:
 def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext) -> None:
     """The greedy ones of the same workspace say nothing about it."""
     collect(step, 0.0)
-    [check] = prediction_check(step, verifier(0.7), {}, LIMIT).checks
-    assert (check.name, check.result, check.transient) == ("predictions measured", UNDECIDED, True)
-    assert "`draftwell collect --pair tiny --temperature 0.7` collects them" in check.detail
+    [lacking] = prediction_check(step, verifier(0.7), {}, LIMIT).skipped
+    assert (lacking.name, lacking.applies) == ("verifier predicts", True)
+    assert "`draftwell collect --pair tiny --temperature 0.7` collects them" in lacking.why
     assert [one.name for one in prediction_check(step, verifier(0.0), {}, LIMIT).checks] == [
         "verifier predicts"
     ]
     both = prediction_check(
         step, {**verifier(0.7), "acceptance_table": AcceptanceTable.empty(ORIGIN)}, {}, LIMIT
     )
-    assert [one.name for one in both.checks] == [
+    assert [one.name for one in (*both.checks, *both.skipped)] == [
         "acceptance_table predicts",
-        "predictions measured",
+        "verifier predicts",
     ], "what can be judged is judged"
     collect(step, 0.7)
     [check] = prediction_check(step, verifier(0.7), {}, LIMIT).checks
@@ -121,13 +125,10 @@ def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) ->
         verifier(None),
         {"acceptance_table": AcceptanceTable.empty(ORIGIN)},
     ):
-        [check] = prediction_check(step, artifacts, {}, LIMIT).checks
-        assert (check.name, check.result) == ("predictions measured", UNDECIDED)
-        assert "`draftwell collect --pair tiny` collects them" in check.detail
-        assert str(step.workspace.root) not in check.detail
-    waived = prediction_check(step, verifier(0.0), {}, LIMIT, "the traces are on another machine")
-    assert waived.checks == ()
-    assert waived.notes[0].endswith("let pass: the traces are on another machine")
+        [lacking] = prediction_check(step, artifacts, {}, LIMIT).skipped
+        assert lacking.name == f"{next(iter(artifacts))} predicts"
+        assert "`draftwell collect --pair tiny` collects them" in lacking.why
+        assert str(step.workspace.root) not in lacking.why
 
 
 def test_both_counts_of_a_table_are_judged_each_on_traces_of_its_class(step: StepContext) -> None:
@@ -146,10 +147,12 @@ def test_both_counts_of_a_table_are_judged_each_on_traces_of_its_class(step: Ste
     )
     table = build_acceptance_table(TraceSet(step.workspace.traces_at(0.0)), greedy)
     wrong = {"acceptance_table": with_sampled(table, AcceptanceTable([10**6] * 20, [0] * 20, warm))}
-    names = [check.name for check in prediction_check(step, wrong, {}, LIMIT).checks]
-    assert names == ["acceptance_table predicts", "predictions measured"], (
-        "there are no sampled traces yet"
-    )
+    found = prediction_check(step, wrong, {}, LIMIT)
+    assert [one.name for one in (*found.checks, *found.skipped)] == [
+        "acceptance_table predicts",
+        "acceptance_table for sampled requests predicts",
+    ]
+    assert len(found.skipped) == 1, "there are no sampled traces yet"
     collect(step, 0.7)
     sampled = build_sampled_table(TraceSet(step.workspace.traces_at(0.7)), warm, 0.7)
     right = {"acceptance_table": with_sampled(table, sampled)}
@@ -176,11 +179,10 @@ def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not
     made = ORIGIN.model_copy(
         update={"trace_digest": "0" * 64, "training_prompts": sorted(hashes.values())}
     )
-    [check] = prediction_check(
+    [lacking] = prediction_check(
         step, {"acceptance_table": AcceptanceTable.empty(made)}, {}, LIMIT
-    ).checks
-    assert check.result == UNDECIDED
-    assert "`draftwell calibrate`" in check.detail
+    ).skipped
+    assert "`draftwell calibrate`" in lacking.why
 
 
 def config(
@@ -240,11 +242,9 @@ def test_a_candidate_without_a_sampled_choice_is_compared_by_what_would_serve(
         {"num_speculative_tokens": 2} if served == "vanilla_sd" else {},
     ) in rows.values()
     assert {"sampled speedup", "sampled regression"} <= {check.name for check in verdict.checks}
-    assert "sampled likelihood" not in {check.name for check in verdict.checks}, "both are lossless"
+    judged = "sampled likelihood" in {check.name for check in verdict.checks}
+    assert judged is (served == "vanilla_sd"), "plain decoding is what it is compared with"
     assert f"measured at temperature 0.7, {served}" in verdict.notes[0]
-    assert any("likelihood, not judged of a lossless choice" in note for note in verdict.notes) is (
-        served == "vanilla_sd"
-    )
 
 
 def test_a_champion_without_a_sampled_choice_decodes_what_it_would_serve(step: StepContext) -> None:
@@ -444,3 +444,48 @@ def test_rounded_weights_are_compared_with_the_full_ones_and_identity_keeps_them
     assert (check.name, check.value, check.passed) == ("int8 weights", 1.0, True)
     float32_pair(space)
     assert asked == ["bfloat16", "float32-int8"]
+
+
+@compiles
+def test_a_library_that_computes_wrongly_for_all_is_found(
+    step: StepContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain decoding uses it too: every lossless choice gives its tokens, and is identical."""
+    monkeypatch.setattr(checks, "room_for_another", lambda files: True)
+    limits = Thresholds(min_weights_agreement=0.95)
+    sound, planted = by_library(llama(2)), by_library(llama(2))
+    planted.shape = replace(planted.shape, eps=50.0)
+    planted.native = planted._by_library(planted.library)
+    step.workspace.files = lambda: None
+    step.workspace.load = lambda **options: pair_of(over_slots(llama(2)), None)
+    for target, passed in ((sound, True), (planted, False)):
+        pair = pair_of(target, None, {"target": llama(2)})
+        entry = identity_entry(
+            pair, StrategyResources({}, frozenset()), StrategyChoice("prompt_lookup"), ROWS, 24
+        )
+        assert entry.identical_outputs == len(ROWS)
+        [check] = layers_check(StepContext(step.workspace, pair), ROWS, limits).checks
+        assert (check.name, check.passed) == ("compiled layers", passed), check.detail
+    monkeypatch.setattr(checks, "room_for_another", lambda files: False)
+    [lacking] = layers_check(StepContext(step.workspace, pair), ROWS, limits).skipped
+    assert "memory" in lacking.why
+    assert not layers_check(step, ROWS, limits).skipped[0].applies, "torch computes these"
+
+
+@pytest.mark.parametrize(
+    ("table", "floor", "result"),
+    [({1: 3, 4: 2}, 0.0, PASSED), ({1: 3, 2: 2, 4: 0}, 1000.0, FAILED), ({}, 1.0, None)],
+)
+def test_what_serves_several_requests_at_once_is_measured_as_it_serves_them(
+    step: StepContext, table: dict[int, int], floor: float, result: str | None
+) -> None:
+    choice = StrategyChoice("vanilla_sd", {"num_speculative_tokens": 3}, table)
+    resources = StrategyResources({}, step.pair.special_tokens)
+    limits = Thresholds(min_speedup_lower_bound=floor)
+    found = load_check(step, choice, resources, ROWS, limits)
+    size = max((size for size, length in table.items() if length), default=0)
+    expected = [] if result is None else [(f"speed at {size} at once", result)]
+    assert [(check.name, check.result) for check in found.checks] == expected
+    many = replace(choice, draft_length_by_batch={16: 2})
+    [lacking] = load_check(step, many, resources, ROWS, limits).skipped
+    assert lacking.name == "speed at 16 at once"

@@ -30,7 +30,7 @@ from tests.support.paths import REPO
 SHARD = "write a shard"
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
-    reason="ray is not installed: pip install -c constraints.txt 'draftwell[ray]'",
+    reason="ray is not installed: pip install -c constraints.txt -e '.[ray]'",
 )
 
 
@@ -45,7 +45,7 @@ def test_how_a_station_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     with raises_code("threads_share_gpu", "GPU"):
         worker_pool_for("threads", 2, device="cuda")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with raises_code("ray_missing", "draftwell[ray]"):
+    with raises_code("ray_missing", "-e '.[ray]'"):
         worker_pool_for("ray", 2)
 
 
@@ -105,6 +105,7 @@ def test_workers_of_a_cluster_get_its_cores_and_not_the_drivers(
     ray, made = Ray(), list[Any]()
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if address:
         monkeypatch.setenv("RAY_ADDRESS", address)
 
@@ -122,6 +123,9 @@ def test_workers_of_a_cluster_get_its_cores_and_not_the_drivers(
         )
     assert (found, made) == ([0, 1, 2], [threads] * 3)
     assert ray.asked == [{"log_to_driver": False, **where}, "shutdown"]
+    assert os.environ.get("RAY_AUTH_MODE") == (None if address else "token"), (
+        "a cluster of our own asks for a token; another's has settings of its own"
+    )
     gpus = {"num_gpus": 1} if pool.device == "cuda" else {}
     assert ray.options == {
         "name": SHARD,

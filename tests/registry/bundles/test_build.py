@@ -1,7 +1,9 @@
 """`make deploy`: a bundle holds what the release pins, twice the same bytes, or nothing at all."""
 
+import hashlib
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,15 +16,16 @@ import pytest
 import draftwell.registry.bundles.build
 from draftwell.registry.bundles.build import build_bundle, relink
 from draftwell.registry.bundles.places import bundle_bytes, link_current
-from draftwell.registry.bundles.requirements import pinned_torch
+from draftwell.registry.bundles.requirements import locked, pinned_torch
 from draftwell.registry.bundles.retention import prune
 from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
 from draftwell.registry.pairs import PairSpec, fetch, model_records
 from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import create_release, find_release, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import digest_of
-from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
+from draftwell.serving.artifacts.compiled_libraries import libraries_folder, own_folder
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, models_root
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.errors import DraftwellError
@@ -52,6 +55,21 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
+def put_library(name: str) -> Path:
+    """A compiled library in this machine's cache."""
+    data = b"machine code"
+    file = own_folder("compiled", name) / f"{hashlib.sha256(data).hexdigest()}.so"
+    file.write_bytes(data)
+    file.chmod(0o600)
+    return file
+
+
+def instructions(bundle: Path) -> str:
+    """The first words of a Dockerfile's instructions."""
+    lines = (bundle / "Dockerfile").read_text().replace("\\\n", "").splitlines()
+    return " ".join(line.partition(" ")[0] for line in lines if not line.startswith("#"))
+
+
 def test_a_bundle_opens_and_finds_its_models(
     build: Make, champion: Store, files: PairFiles, tmp_path: Path
 ) -> None:
@@ -74,6 +92,7 @@ def test_a_bundle_opens_and_finds_its_models(
         "README.md",
         "manifest.json",
         "requirements-cpu.txt",
+        "requirements-torch.txt",
         "sbom.cdx.json",
         "serve.sh",
         wheel.name,
@@ -90,17 +109,27 @@ def test_a_bundle_opens_and_finds_its_models(
 
 
 def test_the_compiled_layers_of_this_machine_come_along(build: Make, champion: Store) -> None:
-    for name in (key(), "of another machine"):
-        library = libraries_folder() / name / LIBRARY
-        library.parent.mkdir(parents=True)
-        library.write_bytes(b"machine code")
+    put_library("of another machine")
+    place = put_library(key()).relative_to(libraries_folder().parent)
     bundle = open_bundle(build())
-    assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {
-        f"compiled/{key()}/{LIBRARY}"
-    }
-    (bundle.path / "compiled" / key() / LIBRARY).write_bytes(b"other code")
+    assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {str(place)}
+    (bundle.path / place).write_bytes(b"other code")
     with raises_code("changed_file", f"compiled/{key()}"):
         open_bundle(bundle.path)
+
+
+def test_a_library_that_somebody_may_have_planted_enters_no_bundle(
+    build: Make, champion: Store, tmp_path: Path
+) -> None:
+    planted = put_library(key())
+    planted.chmod(0o666)
+    with raises_code("foreign_library", str(planted)):
+        build()
+    planted.chmod(0o600)
+    planted.write_bytes(b"other code")
+    with raises_code("forged_library", str(planted)):
+        build()
+    assert not (tmp_path / "dist" / "tiny" / "current").exists()
 
 
 @pytest.mark.slow
@@ -152,7 +181,7 @@ def test_with_weights_it_needs_no_models_folder(
 def test_every_file_that_is_changed_cut_or_missing_is_named(build: Make, champion: Store) -> None:
     built = build(with_weights=True)
     names = sorted(contents(built))
-    assert len(names) == 17
+    assert len(names) == 18
     for name in names:
         file = built / name
         data = file.read_bytes()
@@ -174,12 +203,23 @@ def test_people_shells_and_docker_are_told_the_same_installation(
 ) -> None:
     built = build()
     wheel = runtime_wheel().name
-    install = (
-        f"pip install -r requirements-cpu.txt ./{wheel} --extra-index-url "
-        "https://download.pytorch.org/whl/cpu"
-    )
+    install = [
+        "pip install --no-deps -r requirements-torch.txt",
+        f"pip install -r requirements-cpu.txt ./{wheel}",
+    ]
     for name in ("README.md", "serve.sh", "Dockerfile"):
-        assert install in (built / name).read_text(), name
+        text = (built / name).read_text()
+        assert [text.count(command) for command in install] == [1, 1], name
+    index, pin = (built / "requirements-torch.txt").read_text().splitlines()[1::2]
+    assert index == "--index-url https://download.pytorch.org/whl/cpu"
+    assert pin == f"torch=={locked('cpu').versions['torch']}"
+    assert [name for name, (data, _) in contents(built).items() if b"extra-index" in data] == []
+    assert instructions(built) == (
+        "FROM RUN COPY WORKDIR RUN RUN COPY ENV USER WORKDIR EXPOSE HEALTHCHECK ENTRYPOINT"
+    )
+    (base,) = re.findall(r"^FROM (.+)$", (built / "Dockerfile").read_text(), re.MULTILINE)
+    pinned = re.fullmatch(r"python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}", base)
+    assert pinned or sys.version_info[:2] != (3, 11)
     subprocess.run(["sh", "-n", str(built / "serve.sh")], check=True)
     done = subprocess.run(
         [str(tmp_path / "dist" / "tiny" / "current" / "serve.sh")],
@@ -190,7 +230,18 @@ def test_people_shells_and_docker_are_told_the_same_installation(
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert install in done.stderr
+    assert " && ".join(install) in done.stderr
+
+
+def test_the_container_is_published_on_loopback_with_a_key(build: Make, champion: Store) -> None:
+    """It listens on all addresses inside; `-p 8000:8000` let everybody in, without a key."""
+    built = build()
+    for name in ("README.md", "Dockerfile"):
+        text = (built / name).read_text()
+        (line,) = [line for line in text.splitlines() if "docker run" in line]
+        assert "-p 127.0.0.1:8000:8000 " in line
+        assert line.endswith(" draftwell-tiny --api-key-file /keys")
+        assert '-v "$KEYS:/keys:ro"' in line
 
 
 def test_serve_sh_names_the_link_it_was_called_through(
@@ -263,8 +314,9 @@ def test_a_bundle_for_cuda_says_so(
     pinned = pinned_torch({"torch": importlib.metadata.version("torch")}, "cuda", {})
     assert f"\ntorch=={pinned}\n" in (built / "requirements-cuda.txt").read_text()
     assert not (built / "requirements-cpu.txt").exists()
-    assert "docker run --rm -p 8000:8000 --gpus all" in (built / "README.md").read_text()
+    assert ' -v "$KEYS:/keys:ro" --gpus all ' in (built / "README.md").read_text()
     assert "NVIDIA_VISIBLE_DEVICES" in (built / "Dockerfile").read_text()
+    assert instructions(built).startswith("FROM RUN RUN COPY WORKDIR RUN")
     assert "whl/cpu" not in (built / "README.md").read_text()
 
 
@@ -452,11 +504,8 @@ def beside(work: Callable[[], object], seconds: float) -> threading.Thread:
     return worker
 
 
-def newest_champion(store: Store) -> int:
-    return max(
-        (each.tags.get("champion_since", ""), each.version)
-        for each in store.versions("release", "tiny.cpu")
-    )[1]
+def newest_champion(store: Store) -> int | None:
+    return history(store, "tiny", "cpu").champion
 
 
 @pytest.mark.parametrize("alias", ["champion", "2"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import subprocess
 import sys
 import zipfile
@@ -14,9 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from draftwell.registry.bundles import requirements
 from draftwell.registry.bundles.hashes import recorded_hashes
 from draftwell.registry.bundles.requirements import closure, locked, runtime_requirements
-from draftwell.registry.bundles.text import install_command
+from draftwell.registry.bundles.text import install_commands
+from tests.support.loop.pip_reports import reported
 
 
 def tiny_wheel(
@@ -63,18 +64,6 @@ def pip(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def reported(folder: Path, name: str, packages: dict[str, tuple[str, str]]) -> None:
-    """Write a report of pip's form: name → version and sha256."""
-    items = [
-        {
-            "metadata": {"name": package, "version": version},
-            "download_info": {"archive_info": {"hashes": {"sha256": sha}}},
-        }
-        for package, (version, sha) in packages.items()
-    ]
-    (folder / f"{name}.json").write_text(json.dumps({"version": "1", "install": items}))
-
-
 @pytest.mark.slow
 def test_pips_own_report_is_read_and_its_files_alone_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: Path
@@ -117,12 +106,14 @@ def test_pips_own_report_is_read_and_its_files_alone_are_installed(
     (links / "requirements-cpu.txt").write_text(lock.text)
     assert lock.missing == []
     assert lock.text.count("--hash=sha256:") == 4
-    command = install_command("cpu", runtime.name, lock)
-    assert command == (
-        "pip install --require-hashes -r requirements-cpu.txt --extra-index-url "
-        "https://download.pytorch.org/whl/cpu"
-    )
-    installs = command.split()[2:5]
+    assert lock.torch_text is not None
+    assert lock.torch_text.endswith(lock.text.splitlines()[-2] + "\n")
+    commands = install_commands("cpu", runtime.name, lock)
+    assert commands == [
+        "pip install --no-deps --require-hashes -r requirements-torch.txt",
+        "pip install --require-hashes -r requirements-cpu.txt",
+    ]
+    installs = commands[1].split()[2:]
     done = pip(*installs, "--target", tmp_path / "again", cwd=links)
     assert done.returncode == 0, done.stderr
     assert {path.stem for path in (tmp_path / "again").glob("*.py")} == {
@@ -135,6 +126,55 @@ def test_pips_own_report_is_read_and_its_files_alone_are_installed(
     refused = pip(*installs, "--target", tmp_path / "third", cwd=links)
     assert refused.returncode != 0
     assert "DO NOT MATCH THE HASHES" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hashed", [False, True])
+def test_pytorchs_index_is_asked_for_pytorch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: bool
+) -> None:
+    """What else it has is not taken, not even a build that pip prefers (1.0+other to 1.0)."""
+    bundle, pypi, theirs = (tmp_path / name for name in ("bundle", "pypi", "theirs"))
+    bundle.mkdir()
+    pages = (
+        (pypi, "firstpart", "1.0"),
+        (theirs / "cpu", "torch", "1.0+cpu"),
+        (theirs / "cpu", "firstpart", "1.0+other"),
+    )
+    hashes: dict[str, str] = {}
+    for index, name, version in pages:
+        (index / name).mkdir(parents=True)
+        wheel = tiny_wheel(index / name, name, version)
+        (index / name / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+        hashes.setdefault(name, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setattr(requirements, "TORCH_INDEX", theirs.as_uri())
+    runtime = tiny_wheel(bundle, "draftwell_runtime", needs="torch")
+    versions = {"firstpart": "1.0", "torch": "1.0+cpu"}
+    lines = [f"{name}=={version}" for name, version in versions.items()]
+    if hashed:
+        own = hashlib.sha256(runtime.read_bytes()).hexdigest()
+        lines = [f"{line} --hash=sha256:{hashes[line.partition('=')[0]]}" for line in lines]
+        lines.append(f"./{runtime.name} --hash=sha256:{own}")
+    lock = requirements.Lock("\n".join(lines), versions, hashes if hashed else {})
+    (bundle / "requirements-cpu.txt").write_text(lock.text)
+    (bundle / requirements.TORCH_FILE).write_text(str(lock.torch_text))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    for command in install_commands("cpu", runtime.name, lock):
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "--python", tmp_path / "env", *command.split()[1:]],
+            cwd=bundle,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_INDEX_URL": pypi.as_uri()},
+        )
+        assert done.returncode == 0, done.stderr
+    (site,) = tmp_path.glob("env/lib/python*/site-packages")
+    assert {path.stem for path in site.glob("*.dist-info")} == {
+        "torch-1.0+cpu",
+        "firstpart-1.0",
+        "draftwell_runtime-1.0",
+    }
 
 
 def test_the_last_report_counts_and_broken_ones_are_passed_over(reports: Path) -> None:

@@ -277,6 +277,13 @@ def test_a_manifest_that_is_nested_without_end_is_refused(bundle: Path) -> None:
     refused(bundle, "damaged_manifest", "manifest.json", "JSON")
 
 
+def test_a_manifest_that_is_too_large_is_not_read(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftwell.serving.bundle.manifest.MAX_BYTES", 100)
+    refused(bundle, "damaged_manifest", "manifest.json", "larger")
+
+
 def test_files_that_are_not_listed_are_refused(bundle: Path) -> None:
     (bundle / "artifacts" / "extra.py").write_text("")
     refused(bundle, "unlisted_file", "extra.py")
@@ -383,6 +390,8 @@ def test_digests_of_weights_are_kept_and_made_anew_when_a_file_changes(tmp_path:
         (folder / SIDECAR).read_text().replace(sha256_file(file), "0" * 64)
     )
     assert weights_digest(folder) == "0" * 64  # it was not read again
+    assert weights_digest(folder, in_full=True) == sha256_file(file)
+    assert weights_digest(folder) == "0" * 64
     os.utime(file, ns=(1, 1))
     assert weights_digest(folder) == sha256_file(file)
     (folder / SIDECAR).write_text("no JSON")
@@ -425,9 +434,10 @@ def test_every_part_of_a_pair_enters_its_fingerprint(tmp_path: Path) -> None:
 def test_shards_and_other_tokenizers_have_digests(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", 1)
     save_file({"more": np.ones(2)}, folder / "more.safetensors")
-    assert weights_digest(folder) == combine_digests(
+    both = combine_digests(
         {name: sha256_file(folder / name) for name in ("model.safetensors", "more.safetensors")}
     )
+    assert weights_digest(folder) == weights_digest(folder, in_full=True) == both
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     assert tokenizer_digest(folder) == sha256_file(folder / "tokenizer.model")
 

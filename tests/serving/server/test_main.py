@@ -32,6 +32,7 @@ from draftwell.serving.server.deployment.deployments import Deployments
 from draftwell.serving.server.http.keys import KEY_VARIABLE
 from draftwell.serving.server.lifecycle import DrainingServer, serve_bundles
 from draftwell.serving.server.main import run as run_server
+from draftwell.serving.server.model import loading
 from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.models.heads import random_eagle3
@@ -143,15 +144,20 @@ def test_models_are_loaded_on_a_thread_that_ends(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["loading", "True False True"]
 
 
-def test_a_server_that_still_loads_can_be_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_server_that_still_loads_can_be_ended(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """By a code of its own: a container's first process ignores signals that it has not asked
+    for."""
     with subprocess.Popen(
         [sys.executable, "-c", LOADING, str(tmp_path), "600"], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            process.send_signal(number)
+            assert process.wait(60) == code
         finally:
             process.kill()
 
@@ -313,6 +319,33 @@ def test_a_head_of_other_layers_gets_models_of_its_own(
     assert load_bundle(plain, slots=2, max_context=64, serving_now=other).pair is other.pair, (
         "without a head any target will do"
     )
+    # slots of a model that answers are not forgotten by the thread that loads
+    alone = load_bundle(plain, slots=2, max_context=64)
+    with_head = load_bundle(
+        bundle("with head", (0, 1, 1), 3), slots=2, max_context=64, serving_now=alone
+    )
+    assert with_head.pair is not alone.pair
+    assert not alone.pair.models["target"].features  # type: ignore[attr-defined]
+
+
+def test_a_second_model_set_is_loaded_only_where_there_is_memory_for_it(
+    tmp_path: Path, tiny_models: dict[Role, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = make_bundle(tmp_path / "plain", tiny_models, "autoregressive")
+    first = load_bundle(plain, slots=2, max_context=64)
+    changed = {role: tmp_path / "changed" / role for role in tiny_models}
+    for role, folder in changed.items():
+        shutil.copytree(tiny_models[role], folder)
+    other_template(changed["target"])
+    other = make_bundle(tmp_path / "other", changed, "autoregressive")
+    monkeypatch.setattr(loading, "free_memory", lambda device: 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load_pair", None)
+        with raises_code("no_room_to_switch", "GB are free", "--slots"):
+            load_bundle(other, slots=2, max_context=64, serving_now=first)
+    assert load_bundle(plain, slots=2, max_context=64, serving_now=first).pair is first.pair
+    monkeypatch.setattr(loading, "free_memory", lambda device: None)
+    assert load_bundle(other, slots=2, max_context=64, serving_now=first).pair is not first.pair
 
 
 def test_texts_of_all_clients_are_proposed_to_one_tenant_only_where_that_was_asked_for(

@@ -45,6 +45,7 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "feedback-text": (False, None),
     "feedback-per-minute": (60, (1, None)),
     "feedback-megabytes": (256, (1, None)),
+    "feedback-days": (30, (1, None)),
 }
 """Flag → its default and bounds."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from draftwell.registry.gates import GateRecord
+from draftwell.registry.gates import GateRecord, thresholds_digest
 from draftwell.registry.pairs import model_records
 from draftwell.registry.releases import ReleaseVersion, create_release
 from draftwell.registry.store import Published, Store
@@ -171,6 +171,7 @@ def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -
         passed=check.passed,
         checks=(check,),
         baseline_version=beside,
+        thresholds=thresholds_digest(),
         created="2026-11-21T10:00:00Z",
     )
 

@@ -24,7 +24,7 @@ from draftwell.flows.steps import (
     publish as publish_step,
     train as train_step,
 )
-from draftwell.registry.gates import GateRecord
+from draftwell.registry.gates import GateRecord, thresholds_digest
 from draftwell.registry.promotion import promote
 from draftwell.registry.releases import ReleaseVersion, record_gate
 from draftwell.registry.store import Store
@@ -178,6 +178,7 @@ def crown(step: StepContext, out: Path, strategy: str = "vanilla_sd") -> Release
             pins=release.pins,
             passed=True,
             checks=(check,),
+            thresholds=thresholds_digest(),
             created=context.now(),
         ),
     )

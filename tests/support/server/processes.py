@@ -288,12 +288,8 @@ def prefect_server(folder: Path, environment: Mapping[str, str]) -> Iterator[str
 def s3_server(bucket: str) -> Iterator[str]:
     """An S3-compatible store (moto) with an empty bucket; gives its address. Skips where moto is
     not installed."""
-    moto = pytest.importorskip(
-        "moto.server", reason="moto's server is not installed: pip install 'draftwell[dev]'"
-    )
-    boto3 = pytest.importorskip(
-        "boto3", reason="boto3 is not installed: pip install 'draftwell[remote]'"
-    )
+    moto = pytest.importorskip("moto.server", reason="moto's server is not installed (make setup)")
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed (make setup)")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:

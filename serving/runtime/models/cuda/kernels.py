@@ -15,6 +15,7 @@ Tests on CPUs run in Triton's interpreter: tests/serving/runtime/models/cuda/tes
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -23,10 +24,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from draftwell.serving.artifacts.compiled_libraries import own_folder
 from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.cuda import packing
 from draftwell.serving.runtime.models.cuda.reference import OUTPUTS, SplitWeight, step_of
 from draftwell.serving.runtime.models.lean_layer import Rope
+
+if not os.environ.keys() & {"TRITON_CACHE_DIR", "TRITON_HOME"}:
+    # Triton runs what is there, and asks nobody whose it is.
+    triton.knobs.cache.dir = str(own_folder("triton"))
 
 TILE = PROMPT_TILE = (64, OUTPUTS, 4)
 """Tokens, outputs and warps of one program of a product, for few tokens and for more than a tile:

@@ -1,5 +1,5 @@
-"""The library of the layers: compiled once for a kind of machine, kept in the user's cache,
-loaded without a compiler.
+"""The library of the layers: compiled once for a kind of machine, kept in the user's cache under
+its digest, verified and loaded without a compiler.
 
 It knows no model: sizes, weights and slots are arguments of its calls.
 """
@@ -15,14 +15,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from draftwell.serving.artifacts.compiled_libraries import LIBRARY, libraries_folder
+from draftwell.serving.artifacts.compiled_libraries import COMPILED, check_own, own_folder
 from draftwell.serving.device import cpu_flags
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock, sha256_file
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ OPTIONS = (
     "-fPIC",
     "-shared",
 )
-SECONDS = 300
+SECONDS = 150
 """After which a compiler has hung: it takes two."""
 
 
@@ -62,45 +62,50 @@ def find_library(wanted: Compile, folders: Sequence[Path]) -> ctypes.CDLL | None
     """
     if wanted == "off":
         return None
+    for file in filter(None, map(find, folders)):
+        try:
+            return load(file)
+        except (DraftwellError, OSError) as error:  # one that needs a newer C library, say
+            log.info("this machine's own layers are used: %s", error)
     try:
-        for folder in folders:
-            with suppress(DraftwellError, OSError):  # one that needs a newer C library
-                if (file := folder / key() / LIBRARY).is_file():
-                    return load(file)
-        own = find([libraries_folder()])
-        if not own.is_file():
-            build(own)
-        check_owner(own)
-        return load(own)
-    except (DraftwellError, OSError, RuntimeError) as error:
+        return _load_own()
+    except (DraftwellError, OSError) as error:
         if wanted == "on":
             raise
         log.warning("%s; layers run by torch, whose answers depend on what runs beside them", error)
         return None
 
 
-def check_owner(file: Path) -> None:
-    """Refuse to run code that others may have written.
+def _load_own() -> ctypes.CDLL:
+    """This machine's library, compiled where it is missing or damaged."""
+    folder = own_folder(COMPILED, key())
+    if (file := own_library()) is None:
+        with file_lock(folder / "lock"):  # of several starts one compiles
+            file = own_library() or build(folder)
+    try:
+        return load(file)
+    except DraftwellError as error:
+        log.warning("layers are compiled again: %s", error)
+    made = build(folder)
+    if made != file:
+        file.unlink(missing_ok=True)
+    return load(made)
+
+
+def own_library() -> Path | None:
+    """Where this machine's library is; None where it was not compiled yet.
 
     Raises:
-        DraftwellError: another user owns the file or its folder, or everybody may write to it
-            (`foreign_library`).
+        DraftwellError: others may have written it (`foreign_library`).
     """
-    for place in (file, file.parent):
-        found = place.stat()
-        if found.st_uid not in (0, os.getuid()) or found.st_mode & 0o002:
-            raise DraftwellError(
-                f"{place} belongs to another user, or everybody may write to it: delete it, or set "
-                "XDG_CACHE_HOME to a folder of your own",
-                code="foreign_library",
-            )
+    if (file := find(own_folder(COMPILED, key()).parent)) is not None:
+        check_own(file)
+    return file
 
 
-def find(folders: Sequence[Path]) -> Path:
-    """Where the library is: in the first of the folders that has it; if none has, where it will be,
-    in the last."""
-    files = [folder / key() / LIBRARY for folder in folders]
-    return next((file for file in files if file.is_file()), files[-1])
+def find(folder: Path) -> Path | None:
+    """The library of this kind of machine in a folder of libraries."""
+    return next((folder / key()).glob(f"{'?' * 64}.so"), None)
 
 
 def compiler() -> str | None:
@@ -113,9 +118,11 @@ def command() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
 
-def build(file: Path) -> None:
-    """Compile the library, in seconds.
+def build(folder: Path) -> Path:
+    """Compile the library into a folder, in seconds; a compiler that fails is tried twice.
 
+    Returns:
+        the file, which is named by its sha256.
     Raises:
         DraftwellError: there is no C++ compiler, or it fails.
     """
@@ -126,9 +133,16 @@ def build(file: Path) -> None:
             code="no_compiler",
         )
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            made = Path(folder) / LIBRARY
+        return _compiled(folder)
+    except DraftwellError as error:
+        log.warning("trying once more: %s", error)
+    return _compiled(folder)
+
+
+def _compiled(folder: Path) -> Path:
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            made = Path(place) / "layers.so"
             subprocess.run(
                 [*command(), *OPTIONS, "-o", str(made), str(SOURCE)],
                 timeout=SECONDS,
@@ -136,9 +150,8 @@ def build(file: Path) -> None:
                 capture_output=True,
                 text=True,
             )
-            made.chmod(0o755)
-            file.parent.chmod(0o755)
-            made.replace(file)
+            made.chmod(0o600)
+            return made.replace(folder / f"{sha256_file(made)}.so")
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise DraftwellError(
@@ -147,13 +160,29 @@ def build(file: Path) -> None:
         ) from error
 
 
-@cache
-def load(file: Path) -> ctypes.CDLL:
-    """The library of a file.
+def verify(file: Path) -> None:
+    """Refuse a library whose sha256 is not its name.
 
     Raises:
-        DraftwellError: it is broken, or of another machine (`broken_compiled_layer`).
+        DraftwellError: `forged_library`.
     """
+    if sha256_file(file) != file.stem:
+        raise DraftwellError(
+            f"{file} does not have the sha256 of its name (it was changed, cut short, or put there "
+            "by somebody): delete it",
+            code="forged_library",
+        )
+
+
+@cache
+def load(file: Path) -> ctypes.CDLL:
+    """The library of a file, which is verified first.
+
+    Raises:
+        DraftwellError: it is not what its name says (`forged_library`), or it does not run here
+            (`broken_compiled_layer`).
+    """
+    verify(file)
     try:
         library = ctypes.CDLL(str(file))
         library.draftwell_lanes.restype = ctypes.c_int64
@@ -167,8 +196,7 @@ def load(file: Path) -> ctypes.CDLL:
         library.draftwell_dots.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3]
     except (OSError, AttributeError) as error:
         raise DraftwellError(
-            f"the compiled layers {file} cannot be loaded: delete the folder; they are then "
-            "compiled again",
+            f"the compiled layers {file} do not run here ({error}): load the pair with compile=off",
             code="broken_compiled_layer",
         ) from error
     return library

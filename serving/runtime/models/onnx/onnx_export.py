@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from draftwell.serving.files import replace_folder
+from draftwell.serving.files import whole_folder
 from draftwell.serving.runtime.models.lean_llama import fits
 
 if TYPE_CHECKING:
@@ -64,15 +62,8 @@ def cached(module: Any, head_weight: Tensor, digests: dict[str, str], home: Path
     )
     folder = home / "onnx" / hashlib.sha256(body.encode()).hexdigest()[:32]
     if not (folder / GRAPH).is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        try:
+        with whole_folder(folder) as place:
             save(export_llama(module, head_weight), place)
-            place.chmod(0o755)
-            replace_folder(place, folder)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
     return folder / GRAPH
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftwell.components.bench.servers.long_prompt import Stall, parts, stall, stall_table, summary
@@ -34,6 +35,13 @@ def test_a_pause_that_ends_with_the_long_prompt_counts() -> None:
     )
     cells = [list(column.cells) for column in stall_table([row], "caption").columns]
     assert [str(cells[i][0]) for i in (0, 2, 3, 5, 6)] == ["ours", "100", "149", "4951", "49.51"]
+
+
+def test_the_99th_percentile_of_a_hundred_pauses_is_not_the_longest() -> None:
+    """Pauses of 1 to 100 ms; the longest alone would be a figure of one moment."""
+    arrivals = np.cumsum([0.0, *np.arange(1, 101) / 1e3]).tolist()
+    row = summary("ours", 1, [[-2.0, -1.9], arrivals], sent=-1.0, read=10.0)
+    assert (row.median_ms, row.p99_ms) == (pytest.approx(50.5), pytest.approx(99.01))
 
 
 def test_no_answers_are_no_figure() -> None:

@@ -33,3 +33,13 @@ def test_two_engines_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("DRAFTWELL_VLLM_MEMORY", wrong)
         with raises_code("bad_engine_setting", wrong, "0.4"):
             space_on("cuda").engine("off")
+
+
+def test_every_temperature_of_a_class_finds_what_the_class_was_tuned_to(tmp_path: Path) -> None:
+    """A file for each temperature would be judged for none but the one that tuned it."""
+    workspace: Any = SimpleNamespace(folder=lambda kind: tmp_path / kind)
+    space = EngineSpace(workspace, 1)
+    assert space.config_folder(0) == tmp_path / "engine_config"
+    assert {space.config_folder(t) for t in (1e-5, 0.7, 1.0)} == {
+        tmp_path / "engine_config_sampled"
+    }

@@ -205,14 +205,20 @@ def test_the_environment_is_locked_with_hashes_where_all_are_known(tmp_path: Pat
         "download_info": {"archive_info": {"hashes": {"sha256": "a" * 64}}},
     }
     (tmp_path / "1.json").write_text(json.dumps({"install": [entry]}))
-    assert engine_lock({"one": "1.0"}, tmp_path).splitlines()[1:] == [
-        f"one==1.0 --hash=sha256:{'a' * 64}"
-    ]
-    without = engine_lock({"one": "1.0", "two": "2.0"}, tmp_path)
-    assert "not recorded here which files were installed of two" in without
-    assert without.splitlines()[2:] == ["one==1.0", "two==2.0"]
-    index = "--extra-index-url https://download.pytorch.org/whl/cpu"
-    assert engine_lock({"torch": "2.9.0+cpu"}, tmp_path).splitlines()[1] == index, (
-        "PyPI has no such build"
-    )
-    assert "index" not in engine_lock({"torch": "2.9.0"}, tmp_path)
+    file, beside = "requirements-engine.txt", "requirements-engine-torch.txt"
+
+    def lines(name: str, **packages: str) -> list[str]:
+        return engine_lock(packages, tmp_path)[name].decode().splitlines()
+
+    assert lines(file, one="1.0")[1:] == [f"one==1.0 --hash=sha256:{'a' * 64}"]
+    without = lines(file, one="1.0", two="2.0")
+    assert "not recorded here which files were installed of two" in without[1]
+    assert without[2:] == ["one==1.0", "two==2.0"]
+    builds = {"torch": "2.9.0+cpu", "torchaudio": "2.9.0+cpu"}
+    whole = lines(file, **builds, one="1.0", torchcodec="0.8")
+    assert whole[2:] == ["one==1.0", "torch==2.9.0+cpu", "torchaudio==2.9.0+cpu", "torchcodec==0.8"]
+    own = lines(beside, **builds, one="1.0", torchcodec="0.8")
+    assert own[1] == "--index-url https://download.pytorch.org/whl/cpu", "PyPI has no such build"
+    assert own[3:] == ["torch==2.9.0+cpu", "torchaudio==2.9.0+cpu"], "it is asked for no more"
+    assert "index" not in "".join(whole)
+    assert list(engine_lock({"torch": "2.9.0"}, tmp_path)) == [file]

@@ -18,8 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from draftwell.registry.bundles.vllm.plugin.draftwell_vllm import (
+    access,
     proposers,
     register,
     spool,
@@ -533,6 +540,52 @@ def test_old_files_are_removed(logger: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert names[0] == "acceptance-20200103-host-1.ndjson"
     assert len(names) == 3
     assert names[-1].startswith("shard-")
+
+
+def client(monkeypatch: pytest.MonkeyPatch, key: str) -> TestClient:
+    """Of an application that answers every path, as it is behind vLLM's own check."""
+    monkeypatch.setenv("VLLM_API_KEY", key)
+
+    async def said(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.close()
+
+    routes = [
+        WebSocketRoute("/realtime", said),
+        Route("/{path:path}", lambda _: PlainTextResponse("answer"), methods=["GET", "POST"]),
+    ]
+    return TestClient(Starlette(routes=routes, middleware=[Middleware(access.KeyForAllPaths)]))
+
+
+@pytest.mark.parametrize(
+    "path", ["/invocations", "/tokenize", "/metrics", "/v1/completions", "/health/x", "//health"]
+)
+def test_the_key_is_asked_for_on_every_path(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """vLLM's own check covers a few prefixes."""
+    keyed = client(monkeypatch, "mine")
+
+    def status(sent: str) -> int:
+        return keyed.post(path, headers={"Authorization": sent}).status_code
+
+    wrong = ("", "mine", "Bearer", "Bearer min", "Bearer mine2", "Basic mine")
+    assert {status(sent) for sent in wrong} == {keyed.post(path).status_code} == {401}
+    assert [status(sent) for sent in ("Bearer mine", "bearer mine")] == [200, 200]
+    assert client(monkeypatch, "").post(path).status_code == 200, "the server has no key"
+
+
+def test_probes_and_a_browsers_question_need_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed = client(monkeypatch, "mine")
+    assert [keyed.get(path).status_code for path in ("/health", "/ping")] == [200, 200]
+    assert keyed.options("/invocations").status_code == 405, "the application's own answer"
+
+
+def test_a_websocket_needs_the_key_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed = client(monkeypatch, "mine")
+    with pytest.raises(WebSocketDisconnect) as refused, keyed.websocket_connect("/realtime"):
+        pass
+    assert refused.value.code == 1008
+    with keyed.websocket_connect("/realtime", headers={"Authorization": "Bearer mine"}):
+        pass
 
 
 def test_the_wheel_is_complete_and_its_entry_points_are_found_without_an_installation(

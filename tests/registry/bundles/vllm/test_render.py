@@ -19,8 +19,10 @@ import yaml
 from pydantic import ValidationError
 
 from draftwell.registry.bundles.vllm.files import check, cpu
+from draftwell.registry.bundles.vllm.plugin.draftwell_vllm import access
 from draftwell.registry.bundles.vllm.render import HERE, OWN_FILES, rendered, write_bundle
 from draftwell.registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
+from draftwell.serving.bundle.signature import SIGNATURE
 from tests.support.errors import raises_code
 
 DRAFTED = {"method": "draft_model", "model": "models/draft", "num_speculative_tokens": 3}
@@ -31,6 +33,8 @@ GATE = {
     "dtype": "bfloat16",
     "fingerprint": "f" * 64,
     "settings": {**DRAFTED, "model": "/where/it/was/measured"},
+    "gpus": 2,
+    "at_once": 64,
     "passed": True,
 }
 TEMPLATES = sorted((HERE / "chart" / "templates").glob("*.yaml"))
@@ -54,7 +58,7 @@ def serving(**changes: Any) -> VllmServing:
 
 
 CPU: dict[str, Any] = {
-    "gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2"},
+    "gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2", "gpus": 1},
     "image": "some/vllm-cpu:0.32.0",
     "gpus": 1,
 }
@@ -188,7 +192,7 @@ def test_no_name_is_run_by_the_shell(model: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={"PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin", "VLLM_CACHE_ROOT": "/elsewhere"},
     )
     lines = done.stdout.splitlines()
     assert lines[lines.index("--model") + 1] == model
@@ -261,6 +265,7 @@ def test_the_gates_record_becomes_the_settings() -> None:
     record = {
         "engine": "vllm",
         **GATE,
+        "gpus": 1,
         "dtype": "bfloat16-int8",
     }
     made: dict[str, Any] = {
@@ -284,6 +289,10 @@ def test_the_gates_record_becomes_the_settings() -> None:
     ):
         with raises_code("bad_value", said):
             gated_serving({**record, **changed}, **made)
+    with raises_code("bad_value", "gpus 4 is not what the gate judged"):
+        gated_serving(record, **made, gpus=4)
+    ungated = {**record, "passed": False}
+    assert gated_serving(ungated, **made, gpus=4, ungated_reason="a trial").gpus == 4
 
 
 def test_nothing_is_drafted_at_loads_that_were_not_measured() -> None:
@@ -296,6 +305,19 @@ def test_nothing_is_drafted_at_loads_that_were_not_measured() -> None:
     ]
     few = serving(speculative=config, gate={**GATE, "settings": config}, max_num_seqs=16)
     assert few.engine_arguments()["speculative_config"] == config
+
+
+def test_a_single_length_is_drafted_at_measured_loads_alone() -> None:
+    """Where a method has one length at all loads, no more requests are served at once."""
+    settings = serving(gate={**GATE, "at_once": 8})
+    assert settings.engine_arguments()["speculative_config"][SCHEDULE] == [[1, 8, 3], [9, 64, 0]]
+    assert SCHEDULE not in serving().engine_arguments()["speculative_config"]
+    suffix = {"method": "suffix", "num_speculative_tokens": 8}
+    gate = {**GATE, "at_once": 8, "settings": suffix}
+    config = serving(gate=gate, speculative=suffix, max_num_seqs=8).engine_arguments()
+    assert config["speculative_config"] == suffix
+    with pytest.raises(ValidationError, match=r"max_num_seqs 64 \(measured with up to 8"):
+        serving(gate=gate, speculative=suffix)
 
 
 def test_compose_reserves_what_a_replica_needs() -> None:
@@ -322,6 +344,13 @@ def test_compose_reserves_what_a_replica_needs() -> None:
     assert on_cpu["deploy"]["resources"]["reservations"] == {"cpus": "4"}
 
 
+def test_the_container_is_published_on_loopback_with_a_key() -> None:
+    """It listens on all addresses inside."""
+    for name in ("README.md", "Dockerfile"):
+        (line,) = [line for line in rendered(serving())[name].splitlines() if "docker run" in line]
+        assert "-p 127.0.0.1:8000:8000 -e VLLM_API_KEY " in line
+
+
 def test_compose_has_two_replicas_with_gpus_or_cores_of_their_own_behind_one_port() -> None:
     """Reserved by number, both would be given the first GPUs."""
     services = yaml.safe_load(rendered(serving())["compose.yaml"])["services"]
@@ -334,6 +363,7 @@ def test_compose_has_two_replicas_with_gpus_or_cores_of_their_own_behind_one_por
     assert [one for one in gpus if "count" in one] == [], "compose refuses both"
     assert [name for name, one in services.items() if "ports" in one] == ["proxy"]
     assert services["proxy"]["ports"] == ["127.0.0.1:8000:8000"]
+    assert re.fullmatch(r"caddy:[\w.-]+@sha256:[0-9a-f]{64}", services["proxy"]["image"])
     assert set(services["proxy"]["depends_on"]) == {"vllm-1", "vllm-2"}
     on_cpu = yaml.safe_load(rendered(serving(**CPU))["compose.yaml"])["services"]
     assert [on_cpu[name]["cpuset"] for name in ("vllm-1", "vllm-2")] == ["0-3", "4-7"]
@@ -357,6 +387,7 @@ def test_ray_serve_has_replicas_and_its_own_schema_takes_it() -> None:
     assert data["applications"][0]["import_path"] == "ray.serve.llm:build_openai_app"
     assert config["model_loading_config"] == {"model_id": "my.pair", "model_source": "some/target"}
     assert config["deployment_config"]["num_replicas"] == 3
+    assert data["http_options"]["host"] == "127.0.0.1", "its proxies know no key"
     on_cpu = ray_serve(serving(**CPU))["applications"][0]["args"]["llm_configs"][0]
     assert on_cpu["placement_group_config"] == {"bundles": [{"CPU": 4}]}
     schema = pytest.importorskip(
@@ -405,11 +436,14 @@ def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> N
     (config,) = ray_serve(serving(plugins=(wheel.name,)))["applications"][0]["args"]["llm_configs"]
     assert config["runtime_env"]["env_vars"]["PYTHONPATH"] == f"/bundle/{wheel.name}"
     assert "export PYTHONPATH" not in serve_script(serving())
+    options = itertools.pairwise(arguments((bundle / "serve.sh").read_text()))
+    assert ("--middleware", f"{access.__name__.partition('.plugin.')[2]}.KeyForAllPaths") in options
+    assert "--middleware" not in arguments(serve_script(serving()))
 
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
     """The few forms of Helm's language that the chart uses; anything else stays, and is then an
-    error."""
+    error, as is a value that it requires and that is empty (ValueError)."""
 
     def value(path: str) -> Any:
         found: Any = values
@@ -421,11 +455,19 @@ def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "
     for line in text.splitlines():
         if found := re.fullmatch(r"\{\{- if (\.Values[\w.]+) \}\}", line):
             kept.append(bool(value(found[1])))
+        elif found := re.fullmatch(
+            r"\{\{- if or (\.Values[\w.]+) \(not (\.Values[\w.]+)\) \}\}", line
+        ):
+            kept.append(bool(value(found[1]) or not value(found[2])))
         elif line == "{{- else }}":
             kept[-1] = not kept[-1]
         elif line == "{{- end }}":
             kept.pop()
         elif all(kept):
+            if found := re.search(r"\{\{ required \"(.+)\" (\.Values[\w.]+) \| quote \}\}", line):
+                if not value(found[2]):
+                    raise ValueError(found[1])
+                line = line.replace(found[0], json.dumps(str(value(found[2]))))
             line = re.sub(
                 r"\{\{ toJson (\.Values[\w.]+) \}\}", lambda m: json.dumps(value(m[1])), line
             )
@@ -474,6 +516,8 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
             "apiKeySecret": "keys",
             "tolerations": [{"key": "gpu", "operator": "Exists"}],
         }
+    else:
+        values["insecure"] = True
     made = {path.stem: yaml.safe_load(expand(path.read_text(), values)) for path in TEMPLATES}
     assert {data["kind"] for data in made.values()} == {
         "Deployment",
@@ -491,7 +535,7 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
         == str(made["service"]["spec"]["ports"][0]["port"])
     )
     assert pod["spec"]["enableServiceLinks"] is False
-    assert container["args"] == ["--shutdown-timeout", "45"]
+    assert container["args"] == ["--shutdown-timeout", "45"] + ["--insecure"] * (not filled)
     assert int(container["args"][1]) + 5 < pod["spec"]["terminationGracePeriodSeconds"], (
         "with the seconds before it is told to stop"
     )
@@ -525,6 +569,16 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
     assert allowed["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_chart_wants_a_secret_with_a_key_or_insecure() -> None:
+    """Its server was open to the whole cluster by default."""
+    values = yaml.safe_load(rendered(serving())["chart/values.yaml"])
+    (deployment,) = (path.read_text() for path in TEMPLATES if path.stem == "deployment")
+    with pytest.raises(ValueError, match=r"apiKeySecret: .* or set insecure: true"):
+        expand(deployment, values)
+    both = yaml.safe_load(expand(deployment, {**values, "insecure": True, "apiKeySecret": "keys"}))
+    assert "VLLM_API_KEY" in str(both), "a key that is named is asked for"
+
+
 @pytest.mark.skipif(
     shutil.which("helm") is None,
     reason="helm is not on PATH: the chart was read, but not by Helm itself",
@@ -532,7 +586,7 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
 @pytest.mark.parametrize(
     "changes",
     [
-        (),
+        ("insecure=true",),
         (
             "port=9000",
             "replicas=3",
@@ -544,22 +598,27 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
             "tolerations[0].key=gpu,tolerations[0].operator=Exists",
         ),
     ],
-    ids=["as it is", "filled"],
+    ids=["open", "filled"],
 )
 def test_helm_renders_the_chart_and_kubernetes_schemas_take_it(
     bundle: Path, changes: tuple[str, ...]
 ) -> None:
     chart = str(bundle / "chart")
-    subprocess.run(["helm", "lint", chart], capture_output=True, check=True)
+    given = [word for one in changes for word in ("--set", one)]
+    subprocess.run(["helm", "lint", chart, *given], capture_output=True, check=True)
+    bare = subprocess.run(
+        ["helm", "template", "here", chart], capture_output=True, text=True, check=False
+    )
+    assert (bare.returncode != 0, "apiKeySecret: name a secret" in bare.stderr) == (True, True)
     done = subprocess.run(
-        ["helm", "template", "here", chart, *(word for one in changes for word in ("--set", one))],
+        ["helm", "template", "here", chart, *given],
         capture_output=True,
         text=True,
         check=True,
     )
     made = {data["kind"]: data for data in yaml.safe_load_all(done.stdout) if data}
     assert set(made) == {"Deployment", "Service", "PodDisruptionBudget"}
-    assert made["Deployment"]["spec"]["replicas"] == (3 if changes else 2)
+    assert made["Deployment"]["spec"]["replicas"] == (3 if "replicas=3" in changes else 2)
     kubernetes = pytest.importorskip(
         "kubernetes_validate",
         reason="kubernetes-validate is not installed: its schemas were not asked",
@@ -576,6 +635,7 @@ def run_bundle(
     version: str = "0.32.0",
     gpu: str = "A  GPU",
     python: Path | str = sys.executable,
+    options: str = "",
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """serve.sh with a stand-in for vLLM that prints its arguments, and on stderr our variables."""
@@ -589,7 +649,7 @@ def run_bundle(
         "shown = ('LD_PRELOAD', 'TORCHINDUCTOR_CACHE_DIR', 'VLLM_CACHE_ROOT', "
         "'VLLM_CPU_OMP_THREADS_BIND', 'VLLM_USE_AOT_COMPILE')\n"
         "print(json.dumps({k: v for k, v in os.environ.items() if "
-        "k.startswith('DRAFTWELL_') or k in shown}), file=sys.stderr)\n"
+        "k.startswith(('DRAFTWELL_', 'VLLM_API_KEY')) or k in shown}), file=sys.stderr)\n"
     )
     info = site / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
@@ -599,7 +659,7 @@ def run_bundle(
     tool.write_text(f"#!/bin/sh\necho '{gpu}'\n")
     tool.chmod(0o755)
     return subprocess.run(
-        [str(bundle / "serve.sh"), "--host", "0.0.0.0"],
+        [str(bundle / "serve.sh"), *shlex.split(options)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -609,6 +669,7 @@ def run_bundle(
             "PYTHON": str(python),
             "PYTHONPATH": str(site),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": str(tmp_path / "home"),
             **variables,
         },
     )
@@ -635,11 +696,35 @@ def test_every_bundle_compiles_into_a_folder_of_its_own(bundle: Path, tmp_path: 
     """vLLM reads what it compiled with other settings, and with some ends with a recursion."""
     digest = json.loads((bundle / "manifest.json").read_text())["digest"]
     for given, found in (
-        ({"HOME": "/home/me"}, f"/home/me/.cache/vllm/draftwell-{digest[:12]}"),
-        ({"HOME": "/home/me", "XDG_CACHE_HOME": "/cache"}, f"/cache/vllm/draftwell-{digest[:12]}"),
+        ({}, f"{tmp_path}/home/.cache/vllm/draftwell-{digest[:12]}"),
+        ({"XDG_CACHE_HOME": f"{tmp_path}/x"}, f"{tmp_path}/x/vllm/draftwell-{digest[:12]}"),
         ({"VLLM_CACHE_ROOT": "/mine"}, "/mine"),
     ):
         assert variables_of(run_bundle(bundle, tmp_path, **given))["VLLM_CACHE_ROOT"] == found
+
+
+def test_what_vllm_compiles_is_in_folders_of_this_user_alone(bundle: Path, tmp_path: Path) -> None:
+    """It loads what it compiled; without a home that was in /tmp, where anybody may put it."""
+    place = tmp_path / "home" / ".cache" / "vllm"
+    found = variables_of(run_bundle(bundle, tmp_path))
+    assert found["TORCHINDUCTOR_CACHE_DIR"] == str(place / "inductor"), "on GPUs too"
+    made = (place, place / "inductor", Path(found["VLLM_CACHE_ROOT"]))
+    assert [folder.stat().st_mode & 0o777 for folder in made] == [0o700] * 3
+    place.chmod(0o777)
+    assert run_bundle(bundle, tmp_path).returncode == 0
+    assert place.stat().st_mode & 0o777 == 0o755
+    (place / "inductor").rmdir()
+    (place / "inductor").symlink_to(tmp_path)
+    refused = [run_bundle(bundle, tmp_path), run_bundle(bundle, tmp_path, HOME="")]
+    assert f"{place}/inductor, for what vLLM compiles" in refused[0].stderr
+    assert "HOME is not set" in refused[1].stderr
+    (place / "inductor").unlink()
+    if os.geteuid() == 0:
+        os.chown(place, 65534, 65534)
+        refused.append(run_bundle(bundle, tmp_path))
+        assert f"{place}, for what vLLM compiles" in refused[2].stderr
+    for done in refused:
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
 @pytest.fixture
@@ -730,13 +815,58 @@ def test_settings_that_need_more_than_vllms_image_get_no_container_without_an_im
 
 def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path) -> None:
     subprocess.run(["sh", "-n", str(bundle / "serve.sh")], check=True)
-    done = run_bundle(bundle, tmp_path)
+    done = run_bundle(bundle, tmp_path, options="--seed 'a b'")
     assert done.returncode == 0, done.stderr
     words = json.loads(done.stdout)
     assert words[:6] == ["--model", "some/target", "--port", "8000", "--host", "127.0.0.1"]
-    assert words[-2:] == ["--host", "0.0.0.0"]
+    assert words[-2:] == ["--seed", "a b"]
     assert json.loads(words[words.index("--speculative-config") + 1]) == DRAFTED
     assert run_bundle(bundle, tmp_path, version="0.32.0+cu130").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--host 0.0.0.0",
+        "--host=::",
+        "--host ''",
+        "--host 127.0.0.1 --host 10.0.0.7",
+        "--host 0.0.0.0 --api-key 'seen by ps'",
+    ],
+)
+def test_another_address_needs_a_key_or_insecure(
+    bundle: Path, tmp_path: Path, options: str
+) -> None:
+    done = run_bundle(bundle, tmp_path, options=options, VLLM_API_KEY="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("draftwell: --host ")
+    assert "VLLM_API_KEY" in done.stderr
+    assert done.stderr.count("\n") == 1
+    keyed = run_bundle(bundle, tmp_path, options=options, VLLM_API_KEY="mine")
+    words = shlex.split(options)
+    assert json.loads(keyed.stdout)[-len(words) :] == words
+    asked = run_bundle(bundle, tmp_path, options=f"--insecure {options}")
+    assert json.loads(asked.stdout) == json.loads(keyed.stdout), "vLLM does not know the word"
+
+
+def test_this_machines_own_address_needs_no_key(bundle: Path, tmp_path: Path) -> None:
+    for host in ("127.0.0.2", "localhost", "::1"):
+        options = f"--host 0.0.0.0 --host {host}"
+        assert run_bundle(bundle, tmp_path, options=options).returncode == 0
+
+
+def test_the_key_is_read_from_a_file_and_a_file_without_one_opens_nothing(
+    bundle: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "key file"
+    key.write_text("mine\n# the old one was another\n")
+    found = variables_of(run_bundle(bundle, tmp_path, VLLM_API_KEY_FILE="key file"))
+    assert found["VLLM_API_KEY"] == "mine"
+    for spoil in (lambda: key.write_text(""), key.unlink):
+        spoil()
+        done = run_bundle(bundle, tmp_path, VLLM_API_KEY_FILE=str(key), VLLM_API_KEY="old")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert f"{key}\n" in done.stderr
 
 
 def test_a_relative_spool_is_outside_the_bundle(bundle: Path, tmp_path: Path) -> None:
@@ -758,9 +888,9 @@ def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(
     assert variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu"))[name] == "0"
     assert variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu", **{name: "1"}))[name] == "1"
     assert name not in variables_of(run_bundle(bundle, tmp_path)), "on GPUs it is vLLM's"
-    place = {"XDG_CACHE_HOME": "/my/cache"}
+    place = {"XDG_CACHE_HOME": f"{tmp_path}/cache"}
     for named, folder in (
-        ({}, "/my/cache/vllm/inductor"),
+        ({}, f"{tmp_path}/cache/vllm/inductor"),
         ({"VLLM_CACHE_ROOT": "/mine"}, "/mine/inductor"),
         ({"TORCHINDUCTOR_CACHE_DIR": "/own", "VLLM_CACHE_ROOT": "/mine"}, "/own"),
     ):
@@ -769,7 +899,10 @@ def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(
     configs = [
         ray_serve(serving(**one))["applications"][0]["args"]["llm_configs"][0] for one in (CPU, {})
     ]
-    assert [config["runtime_env"]["env_vars"].get(name) for config in configs] == ["0", None]
+    given = [config["runtime_env"]["env_vars"] for config in configs]
+    assert [one.get(name) for one in given] == ["0", None]
+    assert given[1]["VLLM_CACHE_ROOT"] == "${HOME}/.cache/vllm/draftwell-my.pair-7-cuda"
+    assert given[1]["TORCHINDUCTOR_CACHE_DIR"] == "${HOME}/.cache/vllm/inductor"
 
 
 @pytest.mark.parametrize(
@@ -798,6 +931,36 @@ def test_another_gpu_is_refused(bundle: Path, tmp_path: Path) -> None:
         "the GPU here is cuda-other-gpu-9, the gate judged cuda-a-gpu" in done.stderr,
     ) == (2, True)
     assert run_bundle(bundle, tmp_path, gpu="").returncode == 0, "no name, nothing to compare"
+
+
+COSIGN = """#!/bin/sh
+# A "signature" is its key's text, then that of what was signed.
+echo noise
+[ "$1 $2 $4 $6 $7" = "verify-blob --key --bundle --offline manifest.json" ] || exit 9
+cat "$3" manifest.json | cmp -s - "$5" || { echo "Error: failed to verify signature"; exit 1; }
+"""
+
+
+def test_a_bundle_of_another_key_is_refused_before_anything_of_it_is_read(
+    bundle: Path, tmp_path: Path
+) -> None:
+    for name, text in (("mine.pub", "mine\n"), ("other.pub", "other\n")):
+        (tmp_path / name).write_text(text)
+    named = {"DRAFTWELL_SIGNATURE_KEY": "mine.pub", "DRAFTWELL_SIGNATURE_FLAGS": "--offline"}
+    without = run_bundle(bundle, tmp_path, **named)
+    assert (without.returncode, "cosign: not found" in without.stderr) == (2, True)
+    (tmp_path / "bin" / "cosign").write_text(COSIGN)
+    (tmp_path / "bin" / "cosign").chmod(0o755)
+    unsigned = run_bundle(bundle, tmp_path, **named)
+    assert (unsigned.returncode, unsigned.stdout) == (2, "")
+    manifest = (bundle / "manifest.json").read_text()
+    (bundle / SIGNATURE).write_text("mine\n" + manifest)
+    assert run_bundle(bundle, tmp_path, **named).returncode == 0
+    (bundle / "manifest.json").write_text("no JSON")
+    for key in ("mine.pub", str(tmp_path / "other.pub")):
+        done = run_bundle(bundle, tmp_path, **{**named, "DRAFTWELL_SIGNATURE_KEY": key})
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert f"DRAFTWELL_SIGNATURE_KEY ({tmp_path / key}): Error: failed to" in done.stderr
 
 
 @pytest.mark.parametrize(

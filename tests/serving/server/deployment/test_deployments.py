@@ -20,6 +20,7 @@ import pytest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.app import create_app
+from draftwell.serving.server.deployment import deployments as deployments_module
 from draftwell.serving.server.deployment.bundle_watch import BundleWatch, followed
 from draftwell.serving.server.deployment.deployment import Deployment
 from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
@@ -35,6 +36,11 @@ from tests.support.server.served_pair import TunedModel, running, served_pair
 from tests.support.server.server_process import wait_until
 
 PLAIN = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0}
+
+
+@pytest.fixture(autouse=True)
+def short_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployments_module, "TRIAL_SECONDS", 0.02)
 
 
 def sharing(old: ServedModel, strategy: str, **changes: Any) -> ServedModel:
@@ -426,7 +432,7 @@ def test_a_check_that_ran_out_of_time_is_worth_another_try_and_a_refusal_is_not(
     deployments = Deployments(served_pair("vanilla_sd", slots=1))  # not started: nobody answers
     check = Deployment.check
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Deployment, "check", lambda self: check(self, timeout=-4.9))
+        patch.setattr(Deployment, "check", lambda self, mirrored: check(self, timeout=-4.9))
         assert not deployments.switch(lambda old: sharing(old, "prompt_lookup"))
     assert deployments.worth_another_try
     assert not deployments.switch(refuse)

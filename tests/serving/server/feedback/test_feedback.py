@@ -25,7 +25,7 @@ from draftwell.serving.recording.recorder import PositionRecorder
 from draftwell.serving.recording.shadow import MOST_UNREAD
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import KINDS, LOSSY
-from draftwell.serving.server.feedback import feedback as module
+from draftwell.serving.server.feedback import feedback as module, spool as spool_module
 from draftwell.serving.server.feedback.record import Record
 from draftwell.serving.server.feedback.spool import Spool
 from draftwell.serving.server.scheduling.detokenize import TextStream
@@ -430,6 +430,35 @@ def test_a_spool_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
     assert spool.counts["removed_files"] > 0
 
 
+@pytest.mark.parametrize("moment", ["at start", "after a write", "while idle"])
+def test_files_of_the_spool_do_not_get_older_than_the_days_that_they_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    monkeypatch.setattr(spool_module, "IDLE_SECONDS", 0.01)
+    now, day = time.time(), 86_400
+    for age in (3, 1):
+        monkeypatch.setattr(time, "time", lambda age=age: now - age * day)
+        spool = Spool(tmp_path)
+        spool.write([record(age, body={"prompt": "a"})])
+    (tmp_path / "notes.txt").write_text("mine")
+    assert len(files(tmp_path)) == 5
+    if moment == "at start":
+        monkeypatch.setattr(time, "time", lambda: now)
+        spool = Spool(tmp_path, days=2)
+    else:
+        spool = Spool(tmp_path, days=2.5)
+        monkeypatch.setattr(time, "time", lambda: now)
+    if moment == "after a write":
+        spool.write([record(2)])
+    elif moment == "while idle":
+        spool.start()
+        wait_until(lambda: len(files(tmp_path)) == 3, "the old files are deleted")
+        spool.close()
+    wanted, number = (["r1", "r2"], 4) if moment == "after a write" else (["r1"], 3)
+    assert sorted(rows(tmp_path).column("prompt_id").unique().to_pylist()) == wanted
+    assert len(files(tmp_path)) == number
+
+
 @pytest.mark.parametrize("text", [True, False])
 def test_files_with_texts_are_for_the_servers_own_user_alone(tmp_path: Path, text: bool) -> None:
     """Also in a folder that was there already and that others may look into."""
@@ -456,6 +485,18 @@ def test_shards_sort_by_time_whatever_the_clock_does(
     assert names == ["other", "r1", "r2", "r3"]
 
 
+def test_two_servers_of_containers_never_write_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is process 1 there, and they may write in the same millisecond."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    for number, spool in enumerate([Spool(tmp_path), Spool(tmp_path)]):
+        spool.write([record(number, body={"prompt": "a"})])
+    assert len(files(tmp_path)) == 4
+    assert sorted(rows(tmp_path).column("prompt_id").unique().to_pylist()) == ["r0", "r1"]
+
+
 def _shard(folder: Path) -> Path:
     spool = Spool(folder)
     spool.write([record(id="other")])
@@ -478,8 +519,6 @@ def test_records_wait_for_each_other_but_not_long(tmp_path: Path) -> None:
 def test_a_write_that_fails_is_counted_and_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from draftwell.serving.server.feedback import spool as spool_module
-
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -316,7 +316,10 @@ def test_after_kill_9_in_the_middle_the_next_start_is_clean(
     else:
         assert now.origin == new
     assert not [
-        path for folder in (state, spool) for path in folder.iterdir() if path.name.startswith(".")
+        path
+        for folder in (state, spool)
+        for path in folder.iterdir()
+        if path.name.startswith(".") and path.name != ".lock"
     ]
     assert TraceSet(spool).read(["prompt_id"]).num_rows > 0
 
@@ -362,7 +365,7 @@ def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(
                 path
                 for folder in (state, spool)
                 for path in folder.iterdir()
-                if path.name.startswith(".")
+                if path.name.startswith(".") and path.name != ".lock"
             ]
     assert 50 * 20 < counts[0] < counts[1]
     assert len(set(TraceSet(spool).read(["prompt_id"]).column("prompt_id").to_pylist())) >= 6

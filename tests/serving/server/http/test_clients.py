@@ -37,7 +37,7 @@ def needs(module: str) -> None:
     """Skip, with the reason, where a tool of the extra `dev` is missing."""
     pytest.importorskip(
         module,
-        reason=f"needs {MODULES[module]}: pip install 'draftwell[dev]'",
+        reason=f"{MODULES[module]} is not installed (make setup)",
         exc_type=ImportError,
     )
 

@@ -37,6 +37,36 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "",
         [("add", '{"a": 1}')],
     ),
+    "arguments as a text": (
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call> ok',
+        "ok",
+        [("add", '{"a": 1}')],
+    ),
+    "arguments as a text before the name": (
+        '<tool_call>{"arguments": "{\\"a\\": \\"</tool_call>\\"}", "name": "say"}</tool_call>',
+        "",
+        [("say", '{"a": "</tool_call>"}')],
+    ),
+    "arguments as a text that is none": (
+        '<tool_call>{"name": "add", "arguments": "a = 1"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": "a = 1"}</tool_call>',
+        [],
+    ),
+    "arguments as a text of no object": (
+        '<tool_call>{"name": "add", "arguments": "[1]"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": "[1]"}</tool_call>',
+        [],
+    ),
+    "the mark of the end in arguments before the name": (
+        f'<tool_call>{{"arguments": {{"a": "</tool_call>"}}, "name": "add"}}</tool_call> and {ONE}',
+        "and",
+        [("add", '{"a": "</tool_call>"}'), ("add", '{"a": 1, "b": [2, "}]"]}')],
+    ),
+    "a string that is never closed": (
+        f'<tool_call>{{"name": "add}}</tool_call> and\n{ONE}',
+        '<tool_call>{"name": "add}</tool_call> and',
+        [("add", '{"a": 1, "b": [2, "}]"]}')],
+    ),
     "a list": (
         (
             '<tool_call>[{"name": "add", "arguments": {}}, {"name": "say", "arguments": {"x": '
@@ -55,26 +85,6 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         '<tool_call>{"parameters": {"a": 1}, "name": "add"}</tool_call>',
         "",
         [("add", '{"a": 1}')],
-    ),
-    "arguments as a string": (
-        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
-        "",
-        [("add", '{"a": 1}')],
-    ),
-    "a string that is no JSON": (
-        '<tool_call>{"name": "add", "arguments": "a = 1"}</tool_call>',
-        '<tool_call>{"name": "add", "arguments": "a = 1"}</tool_call>',
-        [],
-    ),
-    "the mark of the end in arguments before the name": (
-        '<tool_call>{"arguments": {"text": "a </tool_call> b"}, "name": "say"}</tool_call> so',
-        "so",
-        [("say", '{"text": "a </tool_call> b"}')],
-    ),
-    "a string that never ends, then a call": (
-        f'<tool_call>{{"arguments": {{"text": "a}}}}</tool_call>{ONE}',
-        '<tool_call>{"arguments": {"text": "a}}</tool_call>',
-        [("add", '{"a": 1, "b": [2, "}]"]}')],
     ),
     "arguments by an unknown name": (
         '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>',
@@ -199,6 +209,7 @@ def test_text_and_calls_whole_and_letter_by_letter(
                 "</tool_call>",
                 "{",
                 '"name": "add"',
+                '"arguments": "</tool_call>',
                 "<too",
             ]
         ),

@@ -28,6 +28,7 @@ from draftwell.serving.server.model.snapshots import (
 )
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
 from tests.support.errors import raises_code
+from tests.support.lost_writes import outcomes
 from tests.support.server.pools import SNAPSHOT_ORIGIN, decode, learn, pool
 
 
@@ -41,6 +42,11 @@ def served(
     """A pool that has just been started over a folder, and how many states it took up."""
     it, snapshots = pool(strategy, mode, parameters=parameters), Snapshots(folder)
     return it, snapshots, snapshots.keep(it, origin)
+
+
+def state_files(folder: Path) -> list[str]:
+    """The files of a state folder, but its lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
 def total(it: StrategyPool, tenant: str | None = None) -> int:
@@ -100,7 +106,7 @@ def test_a_state_that_is_forgotten_goes_from_the_disk_too(tmp_path: Path) -> Non
     for tenant in ("a", "b", "c"):
         learn(it, tenant)
         snapshots.save()
-    assert {path.name for path in tmp_path.iterdir()} == {name_of("b"), name_of("c")}
+    assert state_files(tmp_path) == sorted([name_of("b"), name_of("c")])
 
 
 def changed(path: Path, part: str, **values: Any) -> None:
@@ -198,7 +204,7 @@ def test_no_state_is_kept_where_none_is_learnt(tmp_path: Path) -> None:
     it, snapshots, _ = served(tmp_path, "off")
     learn(it)
     snapshots.close()
-    assert list(tmp_path.iterdir()) == []
+    assert state_files(tmp_path) == []
 
 
 def test_copies_are_written_while_requests_go_on(tmp_path: Path) -> None:
@@ -229,6 +235,40 @@ def test_copies_are_written_while_requests_go_on(tmp_path: Path) -> None:
     snapshots.close()
     assert len(seen) > 3
     assert total(served(tmp_path)[0]) == sum(table.total), "the last word is written at the end"
+
+
+def test_a_second_server_on_a_folder_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
+    """It would delete the states of tenants that it does not know."""
+    it, snapshots, _ = served(tmp_path, "tenant")
+    learn(it, "a")
+    snapshots.save()
+    with raises_code("state_folder_in_use", str(tmp_path), "--state-dir"):
+        served(tmp_path, "tenant")
+    assert state_files(tmp_path) == [name_of(EVERYBODY), name_of("a")]
+    snapshots.close()
+    assert served(tmp_path, "tenant")[2] == 2, "the folder is free when its server has ended"
+
+
+def test_a_loss_of_power_leaves_the_last_states_or_those_before(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    it, snapshots = pool("spide"), Snapshots(root / "state")
+    snapshots.keep(it, SNAPSHOT_ORIGIN)
+
+    def save() -> None:
+        learn(it)
+        snapshots.save()
+
+    def resumed(left: Path) -> int:
+        again, snapshots, _ = served(left / "state")
+        snapshots.close()
+        return total(again)
+
+    before = total(it)
+    once = outcomes(root, save, resumed, tmp_path / "once")
+    assert once == ({before, total(it)}, {total(it)})
+    known = total(it)
+    assert outcomes(root, save, resumed, tmp_path / "twice") == ({known, total(it)}, {total(it)})
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
@@ -285,14 +325,12 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_last_whole_one(tmp_path: Pat
     assert child.stdout is not None
     kept = int(child.stdout.readline())
     assert child.stdout.readline() == "writing\n"
-    assert len(list(tmp_path.iterdir())) == 2, "the last whole one, and one that is being written"
+    assert len(state_files(tmp_path)) == 2, "the last whole one, and one that is being written"
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
     it, _, resumed = served(tmp_path)
     assert (resumed, total(it)) == (1, kept)
-    assert [path.name for path in tmp_path.iterdir()] == [name_of(EVERYBODY)], (
-        "what was half written is gone"
-    )
+    assert state_files(tmp_path) == [name_of(EVERYBODY)], "what was half written is gone"
 
 
 def test_counts_for_sampled_requests_come_back(tmp_path: Path) -> None:

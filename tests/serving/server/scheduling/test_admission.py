@@ -177,26 +177,30 @@ def test_retry_after_follows_the_service_rate() -> None:
     rate = ServiceRate()
     assert rate.seconds_for(1000) == 1
     for _ in range(10):
-        rate.served()
         rate.worked(2.0)
+        rate.served()
     assert rate.seconds_for(1) == 2
     assert rate.seconds_for(10) == 20
     assert rate.seconds_for(0) == 1
     assert rate.seconds_for(10_000) == 60
+    for _ in range(32):
+        rate.worked(4.0)
+        rate.served()
+    assert rate.seconds_for(1) == 4, "the last 32 count"
 
 
-def test_an_idle_hour_makes_nobody_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = scheduler(capacity=1)
-    it.submit(ticket("first", max_tokens=3)[0])
+def test_an_idle_hour_makes_no_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = scheduler(slots=1, capacity=1)
+    it.submit(ticket(max_tokens=2)[0])
     turn_until_idle(it)
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 3600)
-    it.submit(ticket("running", max_tokens=30)[0])
-    it.turn()
-    it.submit(ticket("waiting")[0])
-    with pytest.raises(QueueFull) as full:
-        it.submit(ticket("too many")[0])
-    assert full.value.retry_after_seconds <= 5
+    for _ in range(2):
+        it.submit(ticket()[0])
+    with pytest.raises(QueueFull) as caught:
+        it.submit(ticket()[0])
+    assert caught.value.retry_after_seconds <= 2
+    turn_until_idle(it)
 
 
 def busy(capacity: int) -> Scheduler:

@@ -5,8 +5,8 @@ stop rules, and counts acceptance.
     "num_speculative_tokens": 8}'
 
 `proposers` has one class for each stop rule (`Spide`, `Svip`, `HFDynamic`, `Fixed`). Where
-`DRAFTWELL_SPOOL` names a folder, `stats` writes there how drafts fare. The package needs numpy and
-what vLLM brings, and nothing of Draftwell.
+`DRAFTWELL_SPOOL` names a folder, `stats` writes there how drafts fare. `access` asks for the API
+key on every path. The package needs numpy and what vLLM brings, and nothing of Draftwell.
 """
 
 from __future__ import annotations

@@ -48,6 +48,22 @@ def test_kernels_in_the_interpreter() -> None:
     check(TRITON_INTERPRET="1")
 
 
+CACHE = """
+import os, stat, triton
+from draftwell.serving.runtime.models.cuda import kernels
+folder = triton.knobs.cache.dir
+assert folder == os.environ["WANTED"], folder
+assert "/tmp" == folder or stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+"""
+
+
+@needs_triton
+def test_what_triton_compiles_is_kept_for_this_user_alone(tmp_path: Path) -> None:
+    place = {"XDG_CACHE_HOME": str(tmp_path)}
+    run("-c", CACHE, **place, WANTED=str(tmp_path / "draftwell" / "triton"))
+    run("-c", CACHE, **place, WANTED="/tmp", TRITON_CACHE_DIR="/tmp")
+
+
 COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget

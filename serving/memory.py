@@ -1,0 +1,100 @@
+"""Memory that a second set of models needs beside what is there, and what is free."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from draftwell.serving.artifacts.pair_files import PairFiles
+from draftwell.serving.cpu_quota import group_folders
+from draftwell.serving.number_format import dtype_of
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LOADING = {"cpu": 3.0, "cuda": 1.1}
+"""What loading takes, as a multiple of the weights in the dtype that they are computed in. Measured
+on the CPU: as read, packed, and for moments a part in another dtype, 2.3 to 2.8 together."""
+LONGEST_CONTEXT = 4096
+"""Positions of a slot where the settings name none."""
+
+
+def free_memory(device: str = "cpu", root: Path = Path("/")) -> int | None:
+    """Bytes that may be taken: on a GPU those of its memory, else what Linux and every control
+    group around this process leave; None where nobody says.
+
+    Args:
+        root: of the file system.
+    """
+    if device.startswith("cuda"):
+        import torch  # `draftwell gate` asks for the CPU's alone, and need not wait for it
+
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + idle
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
+    groups = (left_in(folder) for folder in group_folders(root, "memory"))
+    return min([*free, *(left for left in groups if left is not None)], default=None)
+
+
+def left_in(folder: Path) -> int | None:
+    """Bytes that a control group may still take, caches that it can drop included; None: no limit,
+    or no such group."""
+    second = (folder / "memory.max").is_file()
+    names = ("max", "current") if second else ("limit_in_bytes", "usage_in_bytes")
+    try:
+        limit, used = (int((folder / f"memory.{name}").read_text()) for name in names)
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # v2 writes "max" where there is no limit
+        return None
+    return limit - used + int(stat.get("inactive_file", 0))
+
+
+def weight_bytes(files: PairFiles) -> int:
+    """Bytes of a pair's weights on disk."""
+    return sum(map(weights_in, files.roles().values()))
+
+
+def weights_in(folder: Path) -> int:
+    """Bytes of a model's weights on disk."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def needed(
+    files: PairFiles, dtype: str, device: str, slots: int, max_context: int | None
+) -> tuple[float, float]:
+    """Bytes that loading a pair takes: of its weights, and of its slots' keys and values.
+
+    Args:
+        dtype: such as `float32` or `bfloat16-int8`.
+        slots, max_context: as in `LoadSettings`.
+    """
+    number = BYTES[dtype_of(dtype)]
+    weights = positions = 0.0
+    for folder in files.roles().values():
+        config = config_of(folder)
+        stored = config.get("dtype") or config.get("torch_dtype") or dtype_of(dtype)
+        weights += weights_in(folder) * number / BYTES.get(stored, number)
+        longest = config.get("max_position_embeddings", LONGEST_CONTEXT)
+        context = min(max_context or LONGEST_CONTEXT, longest)
+        positions += context * numbers_of_a_position(config)
+    loading = LOADING["cuda" if device.startswith("cuda") else "cpu"]
+    return loading * weights, slots * number * positions
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """A model's configuration, of its text part; empty for one of ours, which is small."""
+    file = folder / "config.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    text: dict[str, Any] = found.get("text_config", found)
+    return text
+
+
+def numbers_of_a_position(config: dict[str, Any]) -> int:
+    """Keys and values that all layers keep of one token; 0 where the configuration does not say."""
+    heads = config.get("num_attention_heads") or 1
+    width = config.get("head_dim") or config.get("hidden_size", 0) // heads
+    kept = config.get("num_key_value_heads") or heads
+    return int(2 * config.get("num_hidden_layers", 0) * kept * width)

@@ -1,0 +1,164 @@
+"""The record of champions: the numbers of its entries decide, no clock does, and nobody is lost."""
+
+import datetime
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from draftwell.registry import promotion
+from draftwell.registry.promotion import adopt, promote, rollback
+from draftwell.registry.promotion_log import history
+from draftwell.registry.releases import ReleaseVersion, find_release, record_gate
+from draftwell.registry.store import Store
+from tests.support.errors import raises_code
+from tests.support.loop.publishing import Make, verdict
+
+
+@pytest.fixture
+def three(store: Store, make_release: Make) -> list[ReleaseVersion]:
+    """A champion, and two releases that were judged beside it."""
+    made = [make_release(str(n), accepted=n) for n in (1, 2, 3)]
+    promote(store, "tiny", "cpu", 1, verdict(made[0]))
+    for each in made[1:]:
+        record_gate(store, verdict(each, beside=1))
+    return made
+
+
+def champions(store: Store) -> tuple[int | None, int | None, int]:
+    """What the alias says, the record, and the alias of what is pinned."""
+    return (
+        store.get_aliases("release", "tiny.cpu").get("champion"),
+        history(store, "tiny", "cpu").champion,
+        store.get_aliases("acceptance_table", "tiny")["champion-cpu"],
+    )
+
+
+def first(patch: pytest.MonkeyPatch, name: str, work: Callable[[], object], *, late: bool) -> None:
+    """Let another do some work once, before (or, `late`, after) promotion's function is called."""
+    real, calls = getattr(promotion, name), []
+
+    def called(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) > 1:
+            return real(*given)
+        found = real(*given) if late else None
+        work()
+        return found if late else real(*given)
+
+    patch.setattr(promotion, name, called)
+
+
+def test_of_two_that_were_judged_beside_one_champion_the_second_is_refused(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked before either promotes."""
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "anna")
+    other = Store(store.uri)
+    first(monkeypatch, "outdated", lambda: promote(other, "tiny", "cpu", 2), late=True)
+    with raises_code(
+        "promotion_lost",
+        "version 3 did not become champion",
+        "version 2",
+        "by anna@",
+        "`draftwell gate --pair tiny --device cpu --release 3`",
+    ):
+        promote(store, "tiny", "cpu", 3)
+    assert champions(store) == (2, 2, 2)
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1, "the loser never was champion"
+
+
+def test_whoever_sets_the_alias_late_gives_way_to_later_changes(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Store(store.uri)
+    record_gate(store, verdict(three[2], beside=2))
+    first(monkeypatch, "move_alias", lambda: promote(other, "tiny", "cpu", 3), late=False)
+    promote(store, "tiny", "cpu", 2)
+    assert champions(store) == (3, 3, 3)
+    assert [e.change.what for e in history(store, "tiny", "cpu")] == ["promotion"] * 3
+
+
+def test_the_way_back_goes_by_the_registrys_order_and_not_by_clocks(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second was promoted by a machine whose clock is an hour behind."""
+
+    class Behind(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            return super().now(tz) - datetime.timedelta(hours=1)
+
+    clock = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr("datetime.datetime", Behind)
+        patch.setattr("time.time", lambda: clock() - 3600)
+        promote(store, "tiny", "cpu", 2)
+    promote(store, "tiny", "cpu", 3, verdict(three[2], beside=2))
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 2
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1
+
+
+def test_an_entry_that_was_sent_twice_counts_once(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer was lost, and MLflow's client sent the request again."""
+    real = store.append
+
+    def twice(*given: Any) -> None:
+        real(*given)
+        real(*given)
+
+    monkeypatch.setattr(store, "append", twice)
+    promote(store, "tiny", "cpu", 2)
+    assert champions(store) == (2, 2, 2)
+    assert [entry.number for entry in history(store, "tiny", "cpu")] == [1, 2]
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1
+
+
+def test_a_hands_move_is_recorded_and_a_registry_without_record_begins_with_its_champion(
+    store: Store, make_release: Make
+) -> None:
+    one, two = (make_release(str(n), accepted=n) for n in (1, 2))
+    store.set_alias(one.published, "champion")
+    record_gate(store, verdict(one))
+    promote(store, "tiny", "cpu", 2, verdict(two, beside=1))
+    store.set_alias(one.published, "champion")
+    adopt(store, "tiny", "cpu")
+    adopt(store, "tiny", "cpu")
+    found = [(e.change.what, e.before, e.change.release) for e in history(store, "tiny", "cpu")]
+    assert found == [("by hand", None, 1), ("promotion", 1, 2), ("by hand", 2, 1)]
+    assert champions(store) == (1, 1, 1)
+
+
+def test_a_record_with_a_hole_is_not_believed(store: Store, three: list[ReleaseVersion]) -> None:
+    promote(store, "tiny", "cpu", 2)
+    store.client.delete_model_version("promotions.tiny.cpu", "1")
+    with raises_code("promotions_damaged", "version 1 of promotions.tiny.cpu", "delete"):
+        rollback(store, "tiny", "cpu", "a trial")
+    store.client.delete_registered_model("promotions.tiny.cpu")
+    promote(store, "tiny", "cpu", 2)
+    assert [e.change.what for e in history(store, "tiny", "cpu")] == ["by hand"]
+    store.set_tag(history(store, "tiny", "cpu")[0].kept, "change", "{}")
+    with raises_code("promotions_damaged", "version 1"):
+        history(store, "tiny", "cpu")
+    store.client.delete_registered_model("promotions.tiny.cpu")
+    promote(store, "tiny", "cpu", 3, verdict(three[2], beside=2))
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 2
+
+
+def test_the_record_says_who_promoted_what_when_and_why(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "anna")
+    promote(store, "tiny", "cpu", 2)
+    rollback(store, "tiny", "cpu", "answers are cut")
+    promote(store, "tiny", "cpu", 2, reason="they are not")
+    last = history(store, "tiny", "cpu")[-1]
+    assert last.change.judged is not None
+    assert abs(last.at.timestamp() - time.time()) < 60
+    assert "release 2 instead of 1, promotion by anna@" in last.words
+    assert last.words.endswith(": they are not")
+    kept = store.client.get_model_version("promotions.tiny.cpu", "4")
+    assert kept.source == f"models:/{find_release(store, 'tiny', 'cpu', 2).published.name}/2"
