@@ -1,8 +1,10 @@
-"""docs/proofs.md names tests that exist, and pages are whole."""
+"""docs/proofs.md and SECURITY.md name tests that exist, and pages are whole."""
 
 from __future__ import annotations
 
 import re
+
+import pytest
 
 from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.paths import REPO
@@ -10,9 +12,10 @@ from tests.support.paths import REPO
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
-def test_every_test_that_a_claim_names_exists() -> None:
-    named = NAMED.findall((REPO / "docs" / "proofs.md").read_text(encoding="utf-8"))
-    assert len(named) > 50
+@pytest.mark.parametrize(("page", "least"), [("docs/proofs.md", 50), ("SECURITY.md", 15)])
+def test_every_test_that_a_claim_names_exists(page: str, least: int) -> None:
+    named = NAMED.findall((REPO / page).read_text(encoding="utf-8"))
+    assert len(named) > least
     missing = [
         f"{file}::{test}"
         for file, test in named
