@@ -140,7 +140,6 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
     settings, security = _secured(settings, address_of(listener))
     _refuse_folders_inside(settings)
     persistence = Persistence(settings.state_dir, settings.state_seconds, settings.feedback)
-
     hide_folders(Path.home(), models_root())
     raise_file_limit()
 
