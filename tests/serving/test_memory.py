@@ -11,12 +11,18 @@ import torch
 
 from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.memory import free_memory, needed
-from tests.serving.test_cpu_quota import plant
 
 MB = 2**20
 INFO = {"proc/meminfo": f"MemTotal: {9 << 20} kB\nMemAvailable: {1000 << 10} kB\n"}
 V2 = {**INFO, "proc/self/cgroup": "0::/pod/one\n"}
 V1 = {**INFO, "proc/self/cgroup": "4:memory:/docker/ab\n3:cpu:/docker/ab\n"}
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
 
 
 def v2(folder: str, limit: int | str, used: int, cache: int = 0) -> dict[str, str]:
