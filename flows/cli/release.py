@@ -206,9 +206,7 @@ def rollback(
     context: typer.Context,
     reason: Annotated[
         str,
-        typer.Option(
-            "--reason", help="Why the champion is rolled back; recorded."
-        ),
+        typer.Option("--reason", help="Why the champion is rolled back; recorded."),
     ],
     pair: Pair = "default",
     device: DeviceOption = None,
