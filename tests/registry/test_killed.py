@@ -16,7 +16,7 @@ from draftwell.serving.artifacts.base import digest_of
 from tests.registry.killed_publisher import pair_in
 from tests.support.loop.publishing import release, verdict
 
-PROCESSES = 600
+PROCESSES = 900
 """Seconds that the processes may take together on a busy machine."""
 
 
