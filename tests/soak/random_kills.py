@@ -17,7 +17,9 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-import mlflow  # seconds, once for all processes  # noqa: F401
+# seconds, once for all processes
+import mlflow  # noqa: F401
+import torch._dynamo  # noqa: F401  # what optimizers import
 
 from draftwell.registry.bundles.build import build_bundle
 from draftwell.registry.connection import connect
@@ -82,7 +84,7 @@ EVERY = {
     "collect": Writer(lambda root, number: collect(root / str(number)), collected),
     "deploy": Writer(deploy, deployed),
 }
-LONGEST = {"deploy": 12.0, "collect": 4.0, "checkpoint": 2.0}
+LONGEST = {"deploy": 12.0, "collect": 8.0}
 """Seconds within which a writer is killed; others: 0.3."""
 
 
