@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from draftwell.registry.releases import (
 )
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import Check
-from tests.registry.bundles.test_signed import COSIGN
+from tests.support.cosign import put_on_path
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import Make, verdict
 
@@ -31,11 +30,7 @@ from tests.support.loop.publishing import Make, verdict
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the keys `mine` and `theirs`, and a cosign on PATH."""
-    tool = tmp_path / "bin" / "cosign"
-    tool.parent.mkdir()
-    tool.write_text(COSIGN)
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    put_on_path(tmp_path, monkeypatch)
     for name in ("mine", "theirs"):
         (tmp_path / name).write_text(f"{name}\n")
     return tmp_path
