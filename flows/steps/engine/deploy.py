@@ -210,9 +210,8 @@ def deploy_on_engine(
         options: of `OPTIONS`, as a person writes them.
         activate: whether `current` moves.
     Raises:
-        DraftwellError: no gate passed it, or it was rolled back (`not_deployable`), or it was tuned
-            on something else than is here (`tuned_elsewhere`); files are missing (`missing_file`);
-            an unknown option (`bad_setting`) or a bad value (`bad_value`).
+        DraftwellError: `not_deployable` (no gate passed it, or it was rolled back),
+            `tuned_elsewhere`, `missing_file`, `bad_setting` (unknown) or `bad_value`.
     """
     chosen, record = checked_options(options or {}), judged(space, released, ungated)
     if released.choice.method in ONE_LENGTH:
