@@ -200,8 +200,8 @@ def deploy_on_engine(
     options: Mapping[str, str] | None = None,
     activate: bool = True,
 ) -> Path:
-    """The folder of a bundle of a release that passed its gate, with the user's own files of the one
-    before; `current` points at it.
+    """The folder of a bundle of a release that passed its gate, with the user's own files of the
+    one before; `current` points at it.
 
     Args:
         ungated: reason to deploy it although no gate passed, or on something else than it was tuned
