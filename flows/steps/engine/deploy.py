@@ -213,9 +213,8 @@ def deploy_on_engine(
         DraftwellError: `not_deployable` (no gate passed it, or it was rolled back),
             `tuned_elsewhere`, `missing_file`, `bad_setting` (unknown) or `bad_value`.
     """
-    chosen, record = checked_options(options or {}), judged(space, released, ungated)
-    if released.choice.method in ONE_LENGTH:
-        chosen.setdefault("max_num_seqs", record["at_once"])
+    chosen = checked_options(options or {}, released.choice)
+    record = judged(space, released, ungated)
     pair, device = space.workspace.spec.name, space.workspace.device.partition(":")[0]
     placed, wheel = places(space, released.choice, with_weights), plugin_wheel()
 
@@ -266,13 +265,15 @@ def take_own_files(space: EngineSpace, bundles: Path, bundle: Path) -> None:
         space.workspace.say(f"    kept of {served.name}: {', '.join(names)}")
 
 
-def checked_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Options of a deployment; one that there is none of is refused (`bad_setting`)."""
+def checked_options(options: Mapping[str, str], choice: EngineChoice) -> dict[str, Any]:
+    """Options of a deployment; one that there is none of is refused (`bad_setting`). A choice that
+    drafts as much at all loads is served at measured ones, unless another number is named."""
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise DraftwellError(
             f"--set {unknown[0]}: choose from {', '.join(OPTIONS)}", code="bad_setting"
         )
-    return dict(options)
+    known = {"max_num_seqs": measured_at_once(choice)} if choice.method in ONE_LENGTH else {}
+    return {**known, **options}
 
 
 def tuned_counts(released: EngineRelease) -> dict[str, Any]:
