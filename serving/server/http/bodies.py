@@ -8,6 +8,7 @@ process would.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 
@@ -23,8 +24,8 @@ MOST_BODIES_BYTES = 256 * 2**20
 memory until they are answered."""
 BUSY_SECONDS = 5
 """When a body beyond that may find room."""
-MOST_VALUES = 262_144
-"""Values of one body: two prompts of the longest lists of tokens."""
+MOST_VALUES = 270_000
+"""Values of one body: two prompts of the longest lists of tokens, and what stands around them."""
 MOST_MEMBERS = 16_384
 """Names of one body's objects: each can become an error of its own."""
 DEEPEST = 128
@@ -38,6 +39,8 @@ STALL_SECONDS = 120.0
 PIECE = 2**16
 STEPS = np.zeros(256, np.int8)
 STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
+
+log = logging.getLogger(__name__)
 
 
 class JsonScan:
@@ -90,7 +93,8 @@ def too_complex(most: str, mend: str) -> APIError:
 
 
 class Allowance:
-    """Memory for all requests together; one client has at most half of it.
+    """Memory for all requests together; the requests of one client have at most half of it, unless
+    it is a single one.
 
     Args:
         size: bytes.
@@ -100,9 +104,11 @@ class Allowance:
         self.size, self.held = size, 0
         self._of: Counter[str] = Counter()
 
-    def take(self, client: str, size: int) -> None:
+    def take(self, client: str, size: int, own: int = 0) -> None:
         """Take memory, which is given back by the same with a negative size.
 
+        Args:
+            own: what the same request holds before.
         Raises:
             APIError: there is no room; it is taken nevertheless, to be given back with the rest.
         """
@@ -110,10 +116,21 @@ class Allowance:
         self._of[client] += size
         if not self._of[client]:
             del self._of[client]
-        if size > 0 and (self.held > self.size or self._of[client] > self.size // 2):
+        if size <= 0:
+            return
+        if own + size > self.size:
+            raise APIError(
+                400,
+                f"the request would hold {own + size} bytes of this server's {self.size} for all: "
+                "send less, or ask for fewer log-probs",
+                code="request_too_large",
+            )
+        alone = self._of[client] == own + size
+        if self.held > self.size or (self._of[client] > self.size // 2 and not alone):
+            whose = "requests" if self.held > self.size else "this client's requests"
             raise APIError(
                 503,
-                f"requests hold {self.size} bytes of this server: try again later",
+                f"{whose} hold what this server has for them: try again later",
                 code="too_many_requests",
                 headers=retry_after(BUSY_SECONDS),
             )
@@ -144,15 +161,15 @@ class Bodies:
         if length.isdecimal() and int(length[:20]) > self.most:
             await self.too_large().response(scope, receive, send)
             return
-        scan, seen, held, arrived = JsonScan(), 0, 0, False
+        scan, seen, held, arrived, stalled = JsonScan(), 0, 0, False, False
         end = time.monotonic() + BODY_SECONDS
         state = scope.setdefault("state", {})
         client = state.get("client", "")
 
         def charge(size: int) -> None:
             nonlocal held
-            held += size
-            self.allowance.take(client, size)
+            before, held = held, held + size
+            self.allowance.take(client, size, before)
 
         async def counted() -> Message:
             nonlocal seen, arrived
@@ -172,12 +189,21 @@ class Bodies:
             return message
 
         async def taken(message: Message) -> None:
-            async with asyncio.timeout(STALL_SECONDS):
-                await send(message)
+            nonlocal stalled
+            try:
+                async with asyncio.timeout(STALL_SECONDS):
+                    await send(message)
+            except TimeoutError:
+                stalled = True
+                log.info("a client took nothing of its answer for %g s", STALL_SECONDS)
+                raise
 
         state["charge"] = charge
         try:
             await self.app(scope, counted, taken)
+        except Exception:
+            if not stalled:
+                raise
         finally:
             self.allowance.take(client, -held)
 

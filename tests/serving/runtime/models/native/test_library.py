@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwell.serving.artifacts.compiled_libraries import libraries_folder, own_folder
+from draftwell.serving.artifacts.compiled_libraries import COMPILED, libraries_folder, own_folder
 from draftwell.serving.runtime.models.native import library
 from draftwell.serving.runtime.models.native.library import build, find, find_library, key, load
 from tests.support.errors import raises_code
@@ -169,25 +169,43 @@ def linked(path: Path) -> None:
     path.symlink_to("elsewhere")
 
 
+OPENED = {"a group's": 0o770, "everybody's": 0o702}
+SPOILT: dict[str, Callable[[Path], None]] = {
+    "another's": foreign,
+    "a link": linked,
+    **{name: lambda path, mode=mode: path.chmod(mode) for name, mode in OPENED.items()},
+}
+LEVELS = ("file", "key", "compiled", "draftwell")
+
+
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        foreign,
-        linked,
-        lambda path: path.chmod(0o770),
-        lambda path: path.chmod(0o702),
-    ],
-    ids=["another's", "a link", "a group's", "everybody's"],
+    ("level", "how"),
+    [(level, how) for level in LEVELS for how in SPOILT if level == "file" or how not in OPENED],
 )
-@pytest.mark.parametrize("level", range(4), ids=["file", "key", "compiled", "draftwell"])
 def test_code_that_others_may_have_written_is_not_run(
-    home: Path, spoil: Callable[[Path], None], level: int, monkeypatch: pytest.MonkeyPatch
+    home: Path, level: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "load", lambda file: pytest.fail("loaded"))
     file = put(home, Path(f"{'0' * 64}.so"), b"code")
-    spoil(place := (file, *file.parents)[level])
+    place = (file, *file.parents)[LEVELS.index(level)]
+    SPOILT[how](place)
     with raises_code("foreign_library", f"{place} "):
         find_library("on", [])
+
+
+@pytest.mark.parametrize("mode", OPENED.values(), ids=OPENED)
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_a_folder_of_ones_own_that_others_could_write_to_is_emptied_and_closed(
+    home: Path, level: str, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a umask of 002 leaves it, with which earlier versions made it."""
+    monkeypatch.setattr(library, "load", lambda file: pytest.fail("loaded"))
+    file = put(home, Path(f"{'0' * 64}.so"), b"code")
+    place = (file, *file.parents)[LEVELS.index(level)]
+    place.chmod(mode)
+    own_folder(COMPILED, key())
+    assert not file.exists()
+    assert place.stat().st_mode & 0o777 == 0o700
 
 
 def test_without_a_place_for_a_cache_the_variable_is_named(
