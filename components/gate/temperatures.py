@@ -15,6 +15,9 @@ from draftwell.serving.artifacts.kinds import other_temperature
 from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy, served_choice
 
+LEAST_PROMPTS = 16
+"""Below, resampled intervals are too narrow to call a proof wrong."""
+
 
 def tuned_classes(config: DecodingConfig) -> Iterator[tuple[StrategyChoice, float]]:
     """The choices of a config, each with the temperature that it was tuned at."""
@@ -144,7 +147,8 @@ def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) ->
 
     It is judged by its interval over prompts. A lossless choice draws from the target's own
     distribution, by proof: of it only an interval that is wholly beyond the limit is no chance, but
-    a fault of what draws.
+    a fault of what draws; that takes `LEAST_PROMPTS`, since resampling fewer gives intervals that
+    are too narrow.
     """
     if limit is None or entry.strategy == reference.strategy:
         return GateVerdict(())
@@ -162,6 +166,9 @@ def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) ->
         f"the target finds its samples {shift.value:+.3f} nats a token less likely than "
         f"plain decoding's [{shift.low:+.3f}, {shift.high:+.3f}]"
     )
+    if entry.lossless and shift.prompts < LEAST_PROMPTS:
+        why = f"{text}, on {shift.prompts} prompts: below {LEAST_PROMPTS} that decides nothing"
+        return GateVerdict.of([Skipped("likelihood", why)])
     check = within("likelihood", shift, limit, f"{text} (both ends within {limit:g})")
     lenient = f"{text} (not wholly beyond {limit:g})"
     return GateVerdict((surely(check, lenient) if entry.lossless else check,))

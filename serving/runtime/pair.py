@@ -61,6 +61,8 @@ log = logging.getLogger(__name__)
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 RESERVED = frozenset({"self", "messages", "conversations", "raise_exception", "strftime_now"})
 """Names in a chat template that are no request's to set, besides Jinja's own."""
+ENCODING = threading.Lock()
+"""Held by a tokenizer in Python, whose settings may change while it encodes."""
 MOST_ONNX_CORES = 8
 """A draft is small: more threads wait for each other longer than they compute (a guess, not
 measured)."""
@@ -93,7 +95,6 @@ class LoadedPair:
     settings: str = ""
 
     def __post_init__(self) -> None:
-        self._encoding = threading.Lock()
         if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is not None:
             backend.no_truncation()
             backend.no_padding()
@@ -139,7 +140,7 @@ class LoadedPair:
         """Ids of plain text; any thread may call it. `special`: with the special tokens that the
         tokenizer puts around a text."""
         if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is None:
-            with self._encoding:  # its settings may change while it encodes
+            with ENCODING:
                 return list(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
         # a batch, because that alone lets other threads run meanwhile
         return list(backend.encode_batch_fast([prompt], add_special_tokens=special)[0].ids)

@@ -219,6 +219,14 @@ def test_a_lossless_choices_likelihood_fails_beyond_doubt_only(
     assert "not enough evidence" not in check.detail
 
 
+def test_a_lossless_choices_likelihood_on_few_prompts_decides_nothing() -> None:
+    few = [samples(shift, noise=0.01, lossless=True, prompts=4) for shift in (0.3, 0.0)]
+    verdict = judged(*few)
+    assert verdict.passed
+    assert [one.name for one in verdict.skipped] == ["sampled likelihood"]
+    assert "4 prompts" in verdict.skipped[0].why
+
+
 def test_a_lossless_choices_likelihood_that_was_not_read_is_said() -> None:
     verdict = judged(samples(0.0, lossless=True, read=False), samples(0.0))
     assert verdict.passed

@@ -153,7 +153,7 @@ def test_a_bundle_is_signed_and_its_signature_checked(
 
 @pytest.fixture
 def signed(
-    build: Make, champion: Store, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Make, champion: Store, key: Path, hashed: None, monkeypatch: pytest.MonkeyPatch
 ) -> ServerSettings:
     """What serves a bundle that was signed with the key."""
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))

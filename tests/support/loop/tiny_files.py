@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from draftwell.flows.workspace import TURN
 from tests.support.server.served_pair import tiny_pair
 
 PROMPTS = (
@@ -48,9 +49,9 @@ def write_prompts(file: Path, count: int = len(PROMPTS)) -> Path:
 
 
 def snapshot(folder: Path) -> dict[str, int]:
-    """Every file below a folder with its size."""
+    """Every file below a folder with its size, but for the lock of a workspace."""
     return {
         str(path.relative_to(folder)): path.stat().st_size
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != TURN
     }
