@@ -309,28 +309,32 @@ def test_no_other_package_is_looked_for_in_pytorchs_index(checkout: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("build", "lock", "files"),
+    ("build", "glibc", "lock", "files"),
     [
-        ("2.13.0+cpu", "", True),
-        ("2.13.0+cpu", "off", False),
-        ("2.13.0", "", False),
-        ("2.13.0+cu130", "", False),
+        ("2.13.0+cpu", "2.36", "", True),
+        ("2.13.0+cpu", "2.41", "", True),
+        ("2.13.0+cpu", "2.9", "", False),
+        ("2.13.0+cpu", "2.36", "off", False),
+        ("2.13.0", "2.36", "", False),
+        ("2.13.0+cu130", "2.36", "", False),
     ],
 )
 def test_what_is_installed_has_the_hash_of_the_lock(
-    tmp_path: Path, build: str, lock: str, files: bool
+    tmp_path: Path, build: str, glibc: str, lock: str, files: bool
 ) -> None:
     """A stand-in for Python notes what pip is asked for; a build for CUDA brings libraries that no
-    lock has."""
+    lock has, and where glibc is older than the lock's pip takes other files."""
     python, log = tmp_path / "python", tmp_path / "log"
     python.write_text(
-        '#!/bin/sh\ncase "$2" in *sysconfig*) echo here ;; '
+        f'#!/bin/sh\ncase "$2" in *sysconfig*) echo here ;; *libc_ver*) echo {glibc} ;; '
         f'*torch*) echo "{build.partition("+")[2]}" ;; *) echo "$@" >> {log} ;; esac\n'
     )
     python.chmod(0o755)
     locks = tmp_path / ".ci" / "locks" / "here"
     locks.mkdir(parents=True)
-    (locks / "run.txt").write_text("numpy==1 --hash=sha256:a\nsetuptools==2 --hash=sha256:b\n")
+    (locks / "run.txt").write_text(
+        "# glibc 2.36\nnumpy==1 --hash=sha256:a\nsetuptools==2 --hash=sha256:b\n"
+    )
     subprocess.run(
         [str(REPO / ".ci" / "install"), "run", "pipeline,server"],
         cwd=tmp_path,
