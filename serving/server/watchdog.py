@@ -63,9 +63,14 @@ class Watchdog:
         self._silent = 0
 
     def end_within(self, seconds: float) -> None:
-        """End the process if it has not ended by itself after so many seconds. Takes no lock:
-        signal handlers may call it."""
-        self._late, self._end_by = "end", time.monotonic() + seconds
+        """End the process if it has not ended by itself after so many seconds, or sooner where an
+        earlier call said so. Takes no lock: signal handlers may call it."""
+        self._late, self._end_by = "end", min(self._end_by, time.monotonic() + seconds)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the process is ended if it has not ended by itself."""
+        return self._end_by - time.monotonic()
 
     def fault(self) -> str | None:
         """Why the process has to end now; None while it need not. Counts what it sees, and not the

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -198,6 +199,28 @@ def test_closing_does_not_wait_for_a_hung_pass_and_its_clients_are_told() -> Non
         assert deployments.close(0)
 
 
+def test_state_is_written_after_a_round_that_takes_some_seconds_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served, written = served_pair("autoregressive", slots=1), []
+    device, deployments = FakeDevice(served), Deployments(served)
+    device.released.clear()
+    deployments.start()
+    scheduler = deployments.current.scheduler
+    text, sampling = TextStream(served.decode), served.pair.sampling(max_tokens=2)
+    scheduler.submit(Ticket(served.encode("hello"), sampling, text, lambda event: None))
+    assert device.hangs.wait(30)
+
+    def end(code: int) -> None:
+        raise AssertionError(f"the process has ended with {code}")
+
+    monkeypatch.setattr(lifecycle.os, "_exit", end)
+    persistence = SimpleNamespace(close=lambda: written.append(scheduler.alive))
+    threading.Timer(scheduler_module.ABORT_SECONDS + 1, device.released.set).start()
+    lifecycle._write(deployments, persistence, 30)  # type: ignore[arg-type]
+    assert written == [False]
+
+
 def test_a_new_model_that_hangs_does_not_hold_up_the_next_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -271,6 +294,7 @@ def test_the_watchdog_finds_a_hung_pass_after_some_looks_and_a_loop_that_stands_
     dog.beat()
     assert dog.fault() is None
     dog.end_within(-1)
+    dog.end_within(60)  # a supervisor that asks again gives it no more time
     assert "end in time" in str(dog.fault())
 
 
@@ -310,7 +334,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener, watchdog.Watchdog() as 
     config = lifecycle.web_config(app)
     server = lifecycle.DrainingServer(config, deployments, drain, dog)
     server.run(sockets=[listener])
-    lifecycle._write(deployments, None)
+    lifecycle._write(deployments, None, dog.seconds_left - lifecycle.WRITE_SECONDS)
 """
 
 
