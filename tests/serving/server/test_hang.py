@@ -127,6 +127,16 @@ def test_rounds_may_take_twice_as_long_as_they_did() -> None:
     assert found == [False, True, False, True]
 
 
+def test_a_long_prompt_on_a_slow_machine_is_no_hang() -> None:
+    scheduler = Deployments(served_pair("autoregressive")).current.scheduler
+    found = []
+    for token_seconds, seconds in ((0.4, 3500), (0.4, 3600), (0.01, 890), (0.01, 910)):
+        scheduler._token_seconds, scheduler.engine.reading = token_seconds, 4096
+        scheduler._round_began = time.monotonic() - seconds
+        found.append(scheduler.hung)
+    assert found == [False, True, False, True]
+
+
 def test_a_slow_moment_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: clock[0])
@@ -221,6 +231,7 @@ def test_state_is_written_after_a_round_that_takes_some_seconds_to_end(
     assert written == [False]
 
 
+@pytest.mark.usefixtures("hung_soon")
 def test_a_new_model_that_hangs_does_not_hold_up_the_next_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -248,6 +259,28 @@ def test_a_new_model_that_hangs_does_not_hold_up_the_next_switch(
             assert deployments.switch(lambda old: served_pair("vanilla_sd", slots=1))
         finally:
             device.released.set()
+
+
+def test_a_new_model_whose_round_is_only_slow_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = create_app(served_pair("autoregressive", slots=1), drain_seconds=0)
+    deployments: Deployments = app.state.deployments
+    slow = served_pair("autoregressive", slots=1)
+    device = FakeDevice(slow)
+    device.released.clear()
+
+    def check(new: Deployment, mirrored: object) -> None:
+        text, sampling = TextStream(slow.decode), slow.pair.sampling(max_tokens=2)
+        new.scheduler.submit(Ticket(slow.encode("hello"), sampling, text, lambda event: None))
+        assert device.hangs.wait(30)
+        threading.Timer(scheduler_module.ABORT_SECONDS + 1, device.released.set).start()
+        raise NoAnswerInTime("it does not answer")
+
+    monkeypatch.setattr(Deployment, "check", check)
+    with running(app):
+        assert not deployments.switch(lambda old: slow)
+        assert deployments.worth_another_try, deployments.last_switch_error
 
 
 def test_a_load_that_hangs_beside_a_model_that_serves_is_given_up(
