@@ -14,13 +14,16 @@ import traceback
 from draftwell.serving.errors import DeviceLost
 from draftwell.serving.server.deployment.deployments import Deployments
 from draftwell.serving.server.process import HUNG
+from draftwell.serving.server.scheduling.scheduler import HUNG_SECONDS
 from draftwell.serving.server.scheduling.ticket import Failure
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 LOOKS = 4
-"""How often in a row a pass is found hung: one look comes right after a process was paused."""
+"""How often in a row a pass is found hung."""
+PAUSE_SECONDS = 5.0
+"""Between two looks: the process was paused meanwhile."""
 LOOP_SECONDS = 60.0
 """Longest turn of the event loop."""
 START_SECONDS = 3600.0
@@ -40,6 +43,7 @@ class Watchdog:
     def __init__(self) -> None:
         self._deployments: Deployments | None = None
         self._silent = self._hung = 0  # looks in a row
+        self._looked_at = time.monotonic()
         self._end_by, self._late = time.monotonic() + START_SECONDS, "start"
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftwell-watchdog", daemon=True)
@@ -56,6 +60,7 @@ class Watchdog:
 
     def serve(self, deployments: Deployments) -> None:
         """Watch what serves from now on."""
+        self._looked_at = time.monotonic()
         self._end_by, self._silent, self._deployments = math.inf, 0, deployments
 
     def beat(self) -> None:
@@ -83,9 +88,13 @@ class Watchdog:
         self._silent += 1
         if self._silent * LOOK_SECONDS > LOOP_SECONDS:
             return f"the event loop has stood still for {LOOP_SECONDS:g} s"
+        now, before = time.monotonic(), self._looked_at
+        self._looked_at = now
+        if now - before > PAUSE_SECONDS:  # the pause is no time that a pass took
+            self._hung = -int(HUNG_SECONDS / LOOK_SECONDS)
         seconds = deployments.hung_seconds
-        self._hung = self._hung + 1 if seconds is not None else 0
-        if self._hung >= LOOKS:
+        self._hung = min(self._hung + 1, 0 if seconds is None else LOOKS)
+        if self._hung == LOOKS:
             return f"a forward pass has not ended for {seconds:.0f} s"
         return None
 

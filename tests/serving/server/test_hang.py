@@ -331,6 +331,28 @@ def test_the_watchdog_finds_a_hung_pass_after_some_looks_and_a_loop_that_stands_
     assert "end in time" in str(dog.fault())
 
 
+def test_a_pause_of_the_process_is_no_time_that_a_pass_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dog, found, clock = Watchdog(), Found(), [time.monotonic()]
+    monkeypatch.setattr(watchdog_module.time, "monotonic", lambda: clock[0])
+    dog.serve(found)  # type: ignore[arg-type]
+
+    def looks(seconds: float) -> list[str | None]:
+        faults = []
+        for _ in range(int(seconds / watchdog_module.LOOK_SECONDS)):
+            clock[0] += watchdog_module.LOOK_SECONDS
+            dog.beat()
+            faults.append(dog.fault())
+        return faults
+
+    assert not any(looks(10))
+    clock[0] += 400
+    found.hung_seconds = 401.0
+    assert not any(looks(290))
+    assert any(looks(15))
+
+
 def test_a_start_has_an_hour_and_what_follows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog_module, "START_SECONDS", -1.0)
     dog = Watchdog()
