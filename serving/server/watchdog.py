@@ -100,7 +100,12 @@ class Watchdog:
 
     def _run(self) -> None:
         while not (self._left.is_set() and self._end_by == math.inf):
-            if why := self.fault():
+            why = None
+            try:
+                why = self.fault()
+            except Exception:  # the next look may find more
+                log.exception("the watchdog could not look")
+            if why:
                 # whatever this waits for, the process ends
                 threading.Thread(target=self._tell, args=(why,), daemon=True).start()
                 # clients of a server that was asked to end were told when its drain was over
@@ -109,11 +114,14 @@ class Watchdog:
             time.sleep(LOOK_SECONDS)
 
     def _tell(self, why: str) -> None:
-        """Answer the requests that wait, and log where all threads are."""
+        """Log it, answer the requests that wait, and log where all threads are."""
+        log.critical("%s: the process ends with code %d, to be started again", why, HUNG)
         if self._deployments:
             error = DeviceLost("the server's device does not answer", code="device_hung")
-            self._deployments.abort(Failure(error))
-        log.critical("%s: the process ends with code %d, to be started again", why, HUNG)
+            try:
+                self._deployments.abort(Failure(error))
+            except Exception:
+                log.exception("requests could not be answered")
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
             stack = "".join(traceback.format_stack(frame))

@@ -353,6 +353,29 @@ def test_a_pause_of_the_process_is_no_time_that_a_pass_took(
     assert any(looks(15))
 
 
+def test_the_log_says_why_the_process_ends_also_where_clients_cannot_be_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        @property
+        def hung_seconds(self) -> float:
+            looks.append(1)
+            raise RuntimeError("no answer")
+
+        def abort(self, event: object) -> None:
+            raise RuntimeError("a lock is broken")
+
+    looks: list[int] = []
+    monkeypatch.setattr(watchdog_module, "LOOK_SECONDS", 0.01)
+    with Watchdog() as dog:
+        dog.serve(Broken())  # type: ignore[arg-type]
+        wait_until(lambda: len(looks) > 2, "it looks again after an error", 10)
+        dog._tell("it hangs")
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    assert messages[0].startswith("it hangs: the process ends")
+    assert any(message.startswith("thread MainThread") for message in messages)
+
+
 def test_a_start_has_an_hour_and_what_follows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog_module, "START_SECONDS", -1.0)
     dog = Watchdog()
