@@ -11,6 +11,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Linux: paths are as usual; two files change places."""
@@ -235,7 +238,8 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
         path: a folder that exists, or a file, which is created with its folder where it is missing.
         wait: wait for another holder; otherwise the value says whether the lock was free.
     Yields:
-        whether this process holds the lock.
+        whether this process holds the lock; also where the file system has no locks, with a
+        warning.
     """
     import fcntl  # POSIX only, so not at import
 
@@ -248,6 +252,10 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, *UNABLE):
+                raise
+            log.warning("%s cannot be locked (%s): let no other process use it", path, error)
         yield True
     finally:
         os.close(handle)

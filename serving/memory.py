@@ -49,7 +49,9 @@ def left_in(folder: Path) -> int | None:
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # v2 writes "max" where there is no limit
         return None
-    return limit - used + int(stat.get("inactive_file", 0))
+    # weights that were read more than once are active
+    droppable = sum(int(stat.get(f"{kind}_file", 0)) for kind in ("inactive", "active"))
+    return limit - used + droppable
 
 
 def weight_bytes(files: PairFiles) -> int:

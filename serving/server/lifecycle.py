@@ -172,7 +172,8 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
             server.run(sockets=[listener])
         finally:
             watch.close()
-            _write(deployments, persistence)
+            watchdog.end_within(DRAIN_SECONDS + WRITE_SECONDS)  # or sooner, as a signal said
+            _write(deployments, persistence, watchdog.seconds_left - WRITE_SECONDS)
     return DEVICE_FAILED if server.device_lost else 0
 
 
@@ -210,10 +211,11 @@ def _application(
     )
 
 
-def _write(deployments: Deployments, persistence: Persistence) -> None:
-    """Write what is left once no request runs any more. A pass that hangs may still change it, and
-    the interpreter's end would wait for it: then the process ends here."""
-    if deployments.close(0):
+def _write(deployments: Deployments, persistence: Persistence, seconds: float) -> None:
+    """Write what is left once no request runs any more. A pass that takes longer than so many
+    seconds to end may still change it, and the interpreter's end would wait for it: then the
+    process ends here."""
+    if deployments.close(max(0.0, seconds)):
         persistence.close()
         return
     log.error("a forward pass does not end: what was learnt since the last snapshot is not kept")

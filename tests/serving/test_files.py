@@ -1,6 +1,7 @@
 """Files, folders and links that survive a kill and a loss of power at every step."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +184,20 @@ def test_all_may_read_a_whole_folder(root: Path) -> None:
         (place / "program").touch(0o700)
     modes = {path.name: path.stat().st_mode & 0o777 for path in root.rglob("*")}
     assert modes == {"folder": 0o755, "weights": 0o644, "program": 0o744}
+
+
+def test_a_file_system_without_locks_is_used_without_them_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EIO]
+
+    def fail(handle: int, operation: int) -> None:
+        raise OSError(failures[0], os.strerror(failures.pop(0)))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    for count in (1, 2, 3):
+        with files.file_lock(tmp_path / "lock", wait=False) as held:
+            assert held
+        assert len(caplog.records) == count
+    with pytest.raises(OSError, match="Input/output"), files.file_lock(tmp_path / "lock"):
+        pass

@@ -30,7 +30,7 @@ def v2(folder: str, limit: int | str, used: int, cache: int = 0) -> dict[str, st
     return {
         f"{place}/memory.max": f"{limit}\n",
         f"{place}/memory.current": f"{used}\n",
-        f"{place}/memory.stat": f"anon 5\ninactive_file {cache}\n",
+        f"{place}/memory.stat": f"anon 5\ninactive_file {cache - cache // 5}\nactive_file {cache // 5}\n",
     }
 
 

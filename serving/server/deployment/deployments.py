@@ -243,11 +243,12 @@ class Deployments:
         try:
             new.check(self._mirror.requests())
         except BaseException as error:
-            if not shared and not new.scheduler.close(0):
-                raise DraftwellError(
-                    "the new model's passes do not end: restart the server to try it again",
-                    code="new_model_hangs",
-                ) from error
+            while not shared and not new.scheduler.close(0):  # a second each
+                if new.scheduler.hung:
+                    raise DraftwellError(
+                        "the new model's passes do not end: restart the server to try it again",
+                        code="new_model_hangs",
+                    ) from error
             raise
         return new
 

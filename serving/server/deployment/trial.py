@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from draftwell.serving.errors import InvalidRequest
+from draftwell.serving.errors import InvalidRequest, OutOfMemory
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.admission import QueueFull
 from draftwell.serving.server.scheduling.observer import Observer
@@ -21,8 +21,8 @@ ENDS = 50
 """Requests that a trial lasts."""
 FEWEST_FAULTS, MOST_FAULTS = 3, 0.1
 """A bundle is taken back for more than this share of its requests, and for no fewer faults."""
-NO_FAULTS = (InvalidRequest, QueueFull, DeadlineExceeded, SchedulerClosed)
-"""What clients or load cause."""
+NO_FAULTS = (InvalidRequest, QueueFull, DeadlineExceeded, OutOfMemory, SchedulerClosed)
+"""What clients or load cause; memory is short while two bundles are there."""
 
 
 class Trial(Observer):

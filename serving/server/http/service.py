@@ -214,8 +214,7 @@ class Service:
             definition = await on_thread(ENCODERS, asked.define, self.served.is_token)
             if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
-            async with self._turns.setdefault(owner, asyncio.Lock()):
-                return await on_thread(COMPILERS, self.served.grammar, definition, owner)
+            return await self._compiled(definition, owner)
         except InvalidRequest as error:
             for part in asked.parts:  # if one of them is refused alone, the message names its field
                 await self._grammar(part, owner)
@@ -223,6 +222,15 @@ class Service:
         # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
         except DraftwellError as error:
             raise APIError(501, without_paths(error), param=asked.field, code=error.code) from error
+
+    async def _compiled(self, definition: str, owner: Owner) -> Grammar:
+        """A grammar, of which a client has one compiled at a time, also where it has given up
+        the one before."""
+        turn, loop = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop()
+        await turn.acquire()
+        compiling = COMPILERS.submit(self.served.grammar, definition, owner)
+        compiling.add_done_callback(lambda _: loop.call_soon_threadsafe(turn.release))
+        return await asyncio.wrap_future(compiling)
 
     def _choices(
         self,

@@ -52,8 +52,8 @@ TOKEN_SECONDS = 0.5
 """What each token of a prompt that its step reads adds to that: a large model on few cores reads a
 few tokens a second."""
 MOST_PROMPT_SECONDS = 600.0
-"""What all of them add at most: an idle server's step reads thousands, and a device that hangs
-meanwhile must be noticed all the same."""
+"""What all of them add at most where prompts of late took less: an idle server's step reads
+thousands, and a device that hangs meanwhile must be noticed all the same."""
 FORGET = 0.9
 """What a round leaves of what earlier ones took longer than it."""
 ABORT_SECONDS = 1.0
@@ -144,8 +144,9 @@ class Scheduler:
     def hung(self) -> bool:
         """Whether a round has taken so long that it will hardly end: a device or a lock that does
         not answer."""
-        prompts = min(TOKEN_SECONDS * self.engine.reading, MOST_PROMPT_SECONDS)
-        return self.busy_seconds > HUNG_SECONDS + prompts
+        reading = self.engine.reading
+        prompts = min(TOKEN_SECONDS * reading, MOST_PROMPT_SECONDS)
+        return self.busy_seconds > HUNG_SECONDS + max(prompts, 2 * self._token_seconds * reading)
 
     @property
     def accepts(self) -> bool:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -126,6 +127,16 @@ def test_rounds_may_take_twice_as_long_as_they_did() -> None:
     assert found == [False, True, False, True]
 
 
+def test_a_long_prompt_on_a_slow_machine_is_no_hang() -> None:
+    scheduler = Deployments(served_pair("autoregressive")).current.scheduler
+    found = []
+    for token_seconds, seconds in ((0.4, 3500), (0.4, 3600), (0.01, 890), (0.01, 910)):
+        scheduler._token_seconds, scheduler.engine.reading = token_seconds, 4096
+        scheduler._round_began = time.monotonic() - seconds
+        found.append(scheduler.hung)
+    assert found == [False, True, False, True]
+
+
 def test_a_slow_moment_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: clock[0])
@@ -198,6 +209,29 @@ def test_closing_does_not_wait_for_a_hung_pass_and_its_clients_are_told() -> Non
         assert deployments.close(0)
 
 
+def test_state_is_written_after_a_round_that_takes_some_seconds_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served, written = served_pair("autoregressive", slots=1), []
+    device, deployments = FakeDevice(served), Deployments(served)
+    device.released.clear()
+    deployments.start()
+    scheduler = deployments.current.scheduler
+    text, sampling = TextStream(served.decode), served.pair.sampling(max_tokens=2)
+    scheduler.submit(Ticket(served.encode("hello"), sampling, text, lambda event: None))
+    assert device.hangs.wait(30)
+
+    def end(code: int) -> None:
+        raise AssertionError(f"the process has ended with {code}")
+
+    monkeypatch.setattr(lifecycle.os, "_exit", end)
+    persistence = SimpleNamespace(close=lambda: written.append(scheduler.alive))
+    threading.Timer(scheduler_module.ABORT_SECONDS + 1, device.released.set).start()
+    lifecycle._write(deployments, persistence, 30)  # type: ignore[arg-type]
+    assert written == [False]
+
+
+@pytest.mark.usefixtures("hung_soon")
 def test_a_new_model_that_hangs_does_not_hold_up_the_next_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -225,6 +259,28 @@ def test_a_new_model_that_hangs_does_not_hold_up_the_next_switch(
             assert deployments.switch(lambda old: served_pair("vanilla_sd", slots=1))
         finally:
             device.released.set()
+
+
+def test_a_new_model_whose_round_is_only_slow_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = create_app(served_pair("autoregressive", slots=1), drain_seconds=0)
+    deployments: Deployments = app.state.deployments
+    slow = served_pair("autoregressive", slots=1)
+    device = FakeDevice(slow)
+    device.released.clear()
+
+    def check(new: Deployment, mirrored: object) -> None:
+        text, sampling = TextStream(slow.decode), slow.pair.sampling(max_tokens=2)
+        new.scheduler.submit(Ticket(slow.encode("hello"), sampling, text, lambda event: None))
+        assert device.hangs.wait(30)
+        threading.Timer(scheduler_module.ABORT_SECONDS + 1, device.released.set).start()
+        raise NoAnswerInTime("it does not answer")
+
+    monkeypatch.setattr(Deployment, "check", check)
+    with running(app):
+        assert not deployments.switch(lambda old: slow)
+        assert deployments.worth_another_try, deployments.last_switch_error
 
 
 def test_a_load_that_hangs_beside_a_model_that_serves_is_given_up(
@@ -271,7 +327,53 @@ def test_the_watchdog_finds_a_hung_pass_after_some_looks_and_a_loop_that_stands_
     dog.beat()
     assert dog.fault() is None
     dog.end_within(-1)
+    dog.end_within(60)  # a supervisor that asks again gives it no more time
     assert "end in time" in str(dog.fault())
+
+
+def test_a_pause_of_the_process_is_no_time_that_a_pass_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dog, found, clock = Watchdog(), Found(), [time.monotonic()]
+    monkeypatch.setattr(watchdog_module.time, "monotonic", lambda: clock[0])
+    dog.serve(found)  # type: ignore[arg-type]
+
+    def looks(seconds: float) -> list[str | None]:
+        faults = []
+        for _ in range(int(seconds / watchdog_module.LOOK_SECONDS)):
+            clock[0] += watchdog_module.LOOK_SECONDS
+            dog.beat()
+            faults.append(dog.fault())
+        return faults
+
+    assert not any(looks(10))
+    clock[0] += 400
+    found.hung_seconds = 401.0
+    assert not any(looks(290))
+    assert any(looks(15))
+
+
+def test_the_log_says_why_the_process_ends_also_where_clients_cannot_be_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        @property
+        def hung_seconds(self) -> float:
+            looks.append(1)
+            raise RuntimeError("no answer")
+
+        def abort(self, event: object) -> None:
+            raise RuntimeError("a lock is broken")
+
+    looks: list[int] = []
+    monkeypatch.setattr(watchdog_module, "LOOK_SECONDS", 0.01)
+    with Watchdog() as dog:
+        dog.serve(Broken())  # type: ignore[arg-type]
+        wait_until(lambda: len(looks) > 2, "it looks again after an error", 10)
+        dog._tell("it hangs")
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    assert messages[0].startswith("it hangs: the process ends")
+    assert any(message.startswith("thread MainThread") for message in messages)
 
 
 def test_a_start_has_an_hour_and_what_follows_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +412,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener, watchdog.Watchdog() as 
     config = lifecycle.web_config(app)
     server = lifecycle.DrainingServer(config, deployments, drain, dog)
     server.run(sockets=[listener])
-    lifecycle._write(deployments, None)
+    lifecycle._write(deployments, None, dog.seconds_left - lifecycle.WRITE_SECONDS)
 """
 
 

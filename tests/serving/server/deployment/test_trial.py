@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from draftwell.serving.errors import ContextTooLong, DraftwellError, InvalidRequest
+from draftwell.serving.errors import ContextTooLong, DraftwellError, InvalidRequest, OutOfMemory
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import build_strategy
@@ -164,6 +164,7 @@ BAD = Failure(RuntimeError("it fails"))
         ([DONE] * 20 + [BAD] * 3, "3 of 23"),
         ([Failure(InvalidRequest("no")), Failure(ContextTooLong("long"))] * 5, None),
         ([Failure(DeadlineExceeded("late")), Failure(QueueFull(1)), CANCELLED] * 5, None),
+        ([Failure(OutOfMemory("two bundles are there"))] * 5, None),
         ([DONE] * ENDS + [BAD] * 10, None),
     ],
 )

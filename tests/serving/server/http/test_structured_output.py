@@ -483,13 +483,13 @@ def test_one_clients_grammars_leave_compilers_for_anothers(
 
     monkeypatch.setattr(module, "GuidanceGrammar", slow)
     with (
-        serving(served, security=Security(keys=Keys.of("one", "another"))) as (url, _),
+        serving(served, security=Security(keys=Keys.of("one", "another", "third"))) as (url, _),
         httpx.Client(base_url=url, timeout=100) as clients,
         ThreadPoolExecutor(8) as threads,
     ):
 
-        def ask(key: str, text: str) -> int:
-            body = CHAT | {"guided_choice": [text]}
+        def ask(key: str, text: str, timeout: float | None = None) -> int:
+            body = CHAT | {"guided_choice": [text], "timeout": timeout}
             headers = {"Authorization": f"Bearer {key}"}
             return clients.post("/v1/chat/completions", json=body, headers=headers).status_code
 
@@ -499,6 +499,10 @@ def test_one_clients_grammars_leave_compilers_for_anothers(
             time.sleep(0.3)  # all of them wait by now
             assert threads.submit(ask, "another", "quick").result(30) == 200
             assert not any(one.done() for one in waiting)
+            # nor do those that it gives up, while their threads compile on
+            late = [ask("third", f"slow and late {i}", 0.3) for i in range(4)]
+            assert late == [408] * 4
+            assert threads.submit(ask, "another", "as quick").result(30) == 200
         finally:
             go_on.set()
         assert [one.result() for one in waiting] == [200] * 6
