@@ -30,6 +30,12 @@ def withdrawal(store: Store, release: ReleaseVersion) -> str | None:
     return f"it was rolled back on {entry.at:%Y-%m-%d} ({entry.change.reason})" if entry else None
 
 
+def deployment_objection(store: Store, release: ReleaseVersion) -> str | None:
+    """Why a release's gate record does not let it be deployed, or None."""
+    promoted = history(store, release.pair, release.device).was_promoted(release.version)
+    return objection(release, gate_record(release), again=promoted)
+
+
 def promote(
     store: Store,
     pair: str,
@@ -139,7 +145,7 @@ def rollback(
             f"{good.name} is the champion already: name another release with --to",
             code="already_champion",
         )
-    if why := objection(good, gate_record(good)) or withdrawal(store, good):
+    if why := objection(good, gate_record(good), again=True) or withdrawal(store, good):
         raise DraftwellError(
             f"{good.name} cannot be made champion again, {why}: name another release with --to",
             code="no_way_back",
@@ -159,7 +165,7 @@ def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
     were not rolled back."""
     for version in seen.earlier_champions():
         release = find_release(store, champion.pair, champion.device, version)
-        if objection(release, gate_record(release)) is None:
+        if objection(release, gate_record(release), again=True) is None:
             return version
     raise DraftwellError(
         f"{champion.name} has no previous champion: name a release that passed its gate with --to",

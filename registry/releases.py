@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
-from draftwell.registry.gates import GateRecord
+from draftwell.registry.gates import GateRecord, thresholds_digest
 from draftwell.registry.record_signature import check_record, sign_record
 from draftwell.registry.store import Published, Store
 from draftwell.registry.strict import Strict, validate
@@ -368,13 +368,23 @@ def gate_record(release: ReleaseVersion) -> GateRecord | None:
         ) from error
 
 
-def objection(release: ReleaseVersion, record: GateRecord | None) -> str | None:
-    """Why a release may not be promoted or deployed, or None."""
+def objection(
+    release: ReleaseVersion, record: GateRecord | None, *, again: bool = False
+) -> str | None:
+    """Why a release may not be promoted or deployed, or None.
+
+    Args:
+        again: it was champion before, so that thresholds that were changed since do not count.
+    """
     if record is None:
         return "it has no gate record"
     if (record.pair, record.device) != (release.pair, release.device):
         return f"the gate record is for {record.pair} on {record.device}"
-    return record.objection(release.version, release.pins)
+    if why := record.objection(release.version, release.pins):
+        return why
+    if not again and record.thresholds != thresholds_digest():
+        return "it was judged by other thresholds than gates.yaml has"
+    return None
 
 
 def is_champion(store: Store, release: ReleaseVersion) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from draftwell.registry import gates
 from draftwell.registry.gates import GateRecord, load_gates
-from draftwell.registry.promotion import promote
+from draftwell.registry.promotion import deployment_objection, promote, rollback
 from draftwell.registry.releases import (
     find_release,
     gate_record,
@@ -96,6 +96,24 @@ def test_a_verdict_by_other_thresholds_lets_nothing_pass(
     monkeypatch.setattr(gates, "HERE", tmp_path)
     release = find_release(store, "tiny", "cpu", 1)
     assert "other thresholds" in str(objection(release, gate_record(release)))
+
+
+def test_a_rollback_leads_to_what_passed_by_the_thresholds_of_its_time(
+    make_release: Make, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thresholds are compared of what becomes champion for the first time."""
+    for n in (1, 2, 3):
+        made = make_release(str(n), accepted=n)
+        promote(store, "tiny", "cpu", n, verdict(made, beside=n - 1 or None))
+    record_gate(store, verdict(make_release("4", accepted=4), beside=3))
+    kept = load_gates().model_dump(mode="json") | {"max_bundle_mb": 7}
+    (tmp_path / "gates.yaml").write_text(json.dumps(kept))
+    monkeypatch.setattr(gates, "HERE", tmp_path)
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 2
+    good = rollback(store, "tiny", "cpu", "another", to=1)[1]
+    assert (good.version, deployment_objection(store, good)) == (1, None)
+    new = find_release(store, "tiny", "cpu", 4)
+    assert "other thresholds" in str(deployment_objection(store, new))
 
 
 def test_an_edited_verdict_contradicts_its_checks(make_release: Make, store: Store) -> None:
