@@ -1,6 +1,7 @@
 """The record of champions: the numbers of its entries decide, no clock does, and nobody is lost."""
 
 import datetime
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftwell.registry import promotion
-from draftwell.registry.promotion import adopt, promote, rollback
+from draftwell.registry.promotion import adopt, champion_since, promote, rollback, withdrawal
 from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import ReleaseVersion, find_release, record_gate
 from draftwell.registry.store import Store
@@ -130,6 +131,29 @@ def test_a_hands_move_is_recorded_and_a_registry_without_record_begins_with_its_
     found = [(e.change.what, e.before, e.change.release) for e in history(store, "tiny", "cpu")]
     assert found == [("by hand", None, 1), ("promotion", 1, 2), ("by hand", 2, 1)]
     assert champions(store) == (1, 1, 1)
+
+
+def test_what_a_registry_kept_in_tags_counts_where_the_record_is_silent(
+    store: Store, make_release: Make
+) -> None:
+    """Champions and a rollback from before the record: the way back goes by them, and what was
+    taken back stays so until a person promotes it."""
+    one, two, three, _ = (make_release(str(n), accepted=n) for n in (1, 2, 3, 4))
+    for made in (one, two, three):
+        record_gate(store, verdict(made))
+        store.set_tag(made.published, "champion_since", f"2026-11-0{made.version}T10:00:00+00:00")
+    note = {"reason": "too slow", "to": 1, "at": "2026-11-04T10:00:00+00:00"}
+    store.set_tag(two.published, "rolled_back", json.dumps(note))
+    store.set_alias(three.published, "champion")
+    with raises_code("was_rolled_back", "(too slow)"):
+        promote(store, "tiny", "cpu", 2, verdict(two, beside=3))
+    assert str(champion_since(store, find_release(store, "tiny", "cpu", 1))).startswith(
+        "2026-11-01"
+    )
+    assert champion_since(store, find_release(store, "tiny", "cpu", 4)) is None
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1
+    promote(store, "tiny", "cpu", 2, reason="another's load")
+    assert withdrawal(store, find_release(store, "tiny", "cpu", 2)) is None
 
 
 def test_a_record_with_a_hole_is_not_believed(store: Store, three: list[ReleaseVersion]) -> None:

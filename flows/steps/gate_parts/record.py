@@ -21,8 +21,7 @@ from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.judged import keep_judged
 from draftwell.registry.gates import GateRecord, thresholds_digest
-from draftwell.registry.promotion import withdrawal
-from draftwell.registry.promotion_log import history
+from draftwell.registry.promotion import champion_since, withdrawal
 from draftwell.registry.releases import (
     ReleaseVersion,
     find_release,
@@ -163,7 +162,7 @@ def earlier_verdict(
     record = gate_record(release)
     checks = [vars(check) for check in record.checks] if record else []
     why = withdrawal(Store(), release)
-    if why is None and history(Store(), pair, device).became_champion(number):
+    if why is None and champion_since(Store(), release):
         why = (
             f"it was champion before; `draftwell promote --pair {pair} --device {device} "
             f"--release {number}` to promote it again"
