@@ -145,11 +145,10 @@ def test_what_a_registry_kept_in_tags_counts_where_the_record_is_silent(
     note = {"reason": "too slow", "to": 1, "at": "2026-11-04T10:00:00+00:00"}
     store.set_tag(two.published, "rolled_back", json.dumps(note))
     store.set_alias(three.published, "champion")
-    with raises_code("was_rolled_back", "(too slow)"):
+    with raises_code("was_rolled_back", "too slow"):
         promote(store, "tiny", "cpu", 2, verdict(two, beside=3))
-    assert str(champion_since(store, find_release(store, "tiny", "cpu", 1))).startswith(
-        "2026-11-01"
-    )
+    since = champion_since(store, find_release(store, "tiny", "cpu", 1))
+    assert since == datetime.datetime(2026, 11, 1, 10, tzinfo=datetime.UTC)
     assert champion_since(store, find_release(store, "tiny", "cpu", 4)) is None
     assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1
     promote(store, "tiny", "cpu", 2, reason="another's load")
