@@ -21,6 +21,7 @@ from draftwell.registry.releases import (
     move_alias,
     objection,
     record_gate,
+    standing_record,
 )
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
@@ -191,7 +192,7 @@ def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
     tagged = [number for _, number in sorted(dated, reverse=True)]
     for version in dict.fromkeys((*seen.earlier_champions(), *tagged)):
         release = find_release(store, champion.pair, champion.device, version)
-        why = objection(release, gate_record(release), again=True) or withdrawal(store, release)
+        why = objection(release, standing_record(release), again=True) or withdrawal(store, release)
         if why is None and version != champion.version:
             return version
     raise DraftwellError(

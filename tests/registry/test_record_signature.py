@@ -19,6 +19,7 @@ from draftwell.registry.releases import (
     objection,
     record_gate,
     signature_tag,
+    standing_record,
 )
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import Check
@@ -81,6 +82,23 @@ def test_a_record_of_another_key_or_of_none_is_refused(
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(keys / "nowhere"))
     with raises_code("not_signed", "no such file"):
         record_gate(store, verdict(one, value=1.3))
+
+
+def test_the_way_back_leads_past_a_champion_whose_record_is_not_signed(
+    make_release: Make, store: Store, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gate that looks at it finds no record; naming it is refused."""
+    for n in (1, 2, 3):
+        if n != 2:
+            monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(keys / "mine"))
+        made = make_release(str(n), accepted=n)
+        promote(store, "tiny", "cpu", n, verdict(made, beside=n - 1 or None))
+        monkeypatch.delenv("DRAFTWELL_COSIGN_KEY", raising=False)
+    monkeypatch.setenv("DRAFTWELL_COSIGN_PUBLIC", str(keys / "mine"))
+    assert standing_record(find_release(store, "tiny", "cpu", 2)) is None
+    with raises_code("gate_record_unsigned"):
+        rollback(store, "tiny", "cpu", "a trial", to=2)
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1
 
 
 def test_a_verdict_by_other_thresholds_lets_nothing_pass(
