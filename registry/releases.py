@@ -327,7 +327,7 @@ def record_gate(
         store.log_text(release.published, signature, f"{folder}.json.sigstore.json")
         store.set_tag(release.published, signature_tag(text), signature)
     store.set_tag(release.published, "gate_record", text)
-    if record.objection(release.version, release.pins) is None:
+    if record.objection(release.version, release.pins, release.published.digest) is None:
         move_alias(store, release, "challenger")
 
 
@@ -392,7 +392,7 @@ def objection(
         return "it has no gate record"
     if (record.pair, record.device) != (release.pair, release.device):
         return f"the gate record is for {record.pair} on {record.device}"
-    if why := record.objection(release.version, release.pins):
+    if why := record.objection(release.version, release.pins, release.published.digest):
         return why
     if not again and record.thresholds != thresholds_digest():
         return "it was judged by other thresholds than gates.yaml has"

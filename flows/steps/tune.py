@@ -350,7 +350,7 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
             config = DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
         record = standing_record(champion)
         as_greedy = record is not None and record.serves_greedy_choice(
-            champion.version, champion.pins
+            champion.version, champion.pins, champion.published.digest
         )
         return config.with_greedy_for_sampled() if as_greedy else config
     except DraftwellError as error:

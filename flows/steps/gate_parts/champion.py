@@ -87,7 +87,9 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
         made_of = artifact_prompts(theirs, draft)
     config: Any = theirs["decoding_config"]
     record = standing_record(champion)
-    if record is not None and record.serves_greedy_choice(champion.version, champion.pins):
+    if record is not None and record.serves_greedy_choice(
+        champion.version, champion.pins, champion.published.digest
+    ):
         theirs["decoding_config"] = config = config.with_greedy_for_sampled()
     contender = StrategyContender(
         pair, StrategyResources(theirs, pair.special_tokens), served_choice(config, 0.0), "champion"

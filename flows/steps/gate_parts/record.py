@@ -88,6 +88,7 @@ def record_of(
         device=release.device,
         release_version=release.version,
         pins=release.pins,
+        release_digest=release.published.digest,
         passed=verdict.passed,
         checks=verdict.checks,
         baseline_version=champion,
