@@ -210,7 +210,11 @@ def adopt(store: Store, pair: str, device: str) -> History:
         last = seen[-1] if seen else None
         # Whoever has set the alias looks again: another may have come after it, and been faster.
         if last is not None and (not last.done or moved not in (0, last.number)):
-            move_alias(store, find_release(store, pair, device, last.change.release), "champion")
+            release = find_release(store, pair, device, last.change.release)
+            # again, as that takes a while: what came meanwhile must not be undone
+            if history(store, pair, device)[-1].number != last.number:
+                continue
+            move_alias(store, release, "champion")
             store.set_tag(last.kept, DONE, "yes")
             moved = last.number
             continue

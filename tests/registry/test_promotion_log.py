@@ -81,6 +81,30 @@ def test_whoever_sets_the_alias_late_gives_way_to_later_changes(
     assert [e.change.what for e in history(store, "tiny", "cpu")] == ["promotion"] * 3
 
 
+def test_an_alias_is_not_set_for_a_change_that_another_has_come_after(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was slow to read the release and then died would leave the other's undone."""
+    other, mine = Store(store.uri), []
+    record_gate(store, verdict(three[2], beside=2))
+    read, move, reads = promotion.find_release, promotion.move_alias, []
+
+    def slow(*given: Any) -> ReleaseVersion:
+        reads.append(given)
+        if len(reads) == 2:  # the first is the release that is promoted
+            promote(other, "tiny", "cpu", 3)
+        return read(*given)
+
+    def moved(by: Store, release: ReleaseVersion, alias: str) -> None:
+        mine.extend([release.version] if by is store else [])
+        move(by, release, alias)
+
+    monkeypatch.setattr(promotion, "find_release", slow)
+    monkeypatch.setattr(promotion, "move_alias", moved)
+    promote(store, "tiny", "cpu", 2)
+    assert (mine, champions(store)) == ([], (3, 3, 3))
+
+
 def test_the_way_back_goes_by_the_registrys_order_and_not_by_clocks(
     store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
