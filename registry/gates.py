@@ -47,6 +47,11 @@ class GateRecord(JudgedRecord):
     device: str
     release_version: int = Field(ge=1)
     pins: dict[str, int] = Field(description="kind → version that was judged")
+    release_digest: str | None = Field(
+        None,
+        description="the release's own, which covers the contents of what it pins; None: not "
+        "recorded",
+    )
     checks: tuple[Check, ...] = Field(min_length=1)
     baseline_version: int | None = Field(
         None, description="the champion when it was judged; None where there was none"
@@ -73,15 +78,14 @@ class GateRecord(JudgedRecord):
     )
     created: str = Field(description="when it was judged, ISO 8601")
 
-    def objection(self, version: int, pins: dict[str, int]) -> str | None:
-        """Why the record does not let a release pass, or None."""
-        if self.release_version != version or self.pins != pins:
+    def objection(self, version: int, pins: dict[str, int], digest: str) -> str | None:
+        """Why the record does not let a release of this digest pass, or None."""
+        same = (self.release_version, self.pins) == (version, pins)
+        if not same or self.release_digest not in (None, digest):
             return f"its gate record names version {self.release_version} with other artifacts"
-        if self.thresholds != thresholds_digest() and self.passed:
-            return "it was judged by other thresholds than gates.yaml has"
         return self.refusal()
 
-    def serves_greedy_choice(self, version: int, pins: dict[str, int]) -> bool:
+    def serves_greedy_choice(self, version: int, pins: dict[str, int], digest: str) -> bool:
         """Whether bundles of a release that passed let its greedy choice serve sampled requests,
         for which nothing was tuned."""
-        return self.sampled_as_greedy and self.objection(version, pins) is None
+        return self.sampled_as_greedy and self.objection(version, pins, digest) is None

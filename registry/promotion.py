@@ -8,6 +8,8 @@ deployment.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from draftwell.registry.gates import GateRecord
 from draftwell.registry.promotion_log import DONE, Entry, History, What, append, history
 from draftwell.registry.releases import (
@@ -19,15 +21,43 @@ from draftwell.registry.releases import (
     move_alias,
     objection,
     record_gate,
+    standing_record,
 )
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
+CHAMPION_SINCE, ROLLED_BACK = "champion_since", "rolled_back"
+"""Tags of registries from before the record: when a release last became champion (ISO 8601), and
+why it was rolled back (JSON). They count of a release that the record does not name."""
+
 
 def withdrawal(store: Store, release: ReleaseVersion) -> str | None:
     """Why and when a release was rolled back, or None."""
-    entry = history(store, release.pair, release.device).rolled_back(release.version)
-    return f"it was rolled back on {entry.at:%Y-%m-%d} ({entry.change.reason})" if entry else None
+    changes = history(store, release.pair, release.device)
+    if entry := changes.rolled_back(release.version):
+        return f"it was rolled back on {entry.at:%Y-%m-%d} ({entry.change.reason})"
+    note = release.published.tags.get(ROLLED_BACK)
+    if not note or changes.was_promoted(release.version):
+        return None
+    return f"it was rolled back ({note})"
+
+
+def champion_since(store: Store, release: ReleaseVersion) -> datetime | None:
+    """When a release last became champion; None if it never was."""
+    entry = history(store, release.pair, release.device).became_champion(release.version)
+    if entry is not None:
+        return entry.at
+    tag = release.published.tags.get(CHAMPION_SINCE)
+    return datetime.fromisoformat(tag) if tag else None
+
+
+def deployment_objection(store: Store, release: ReleaseVersion) -> str | None:
+    """Why a release's gate record does not let it be deployed, or None."""
+    promoted = (
+        history(store, release.pair, release.device).was_promoted(release.version)
+        or CHAMPION_SINCE in release.published.tags
+    )
+    return objection(release, gate_record(release), again=promoted)
 
 
 def promote(
@@ -139,7 +169,7 @@ def rollback(
             f"{good.name} is the champion already: name another release with --to",
             code="already_champion",
         )
-    if why := objection(good, gate_record(good)) or withdrawal(store, good):
+    if why := objection(good, gate_record(good), again=True) or withdrawal(store, good):
         raise DraftwellError(
             f"{good.name} cannot be made champion again, {why}: name another release with --to",
             code="no_way_back",
@@ -157,9 +187,13 @@ def _cut_off_rollback(seen: History) -> Entry | None:
 def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
     """Number of the release that was champion last among those whose gate record stands and that
     were not rolled back."""
-    for version in seen.earlier_champions():
+    versions = store.versions("release", f"{champion.pair}.{champion.device}")
+    dated = [(p.tags[CHAMPION_SINCE], p.version) for p in versions if CHAMPION_SINCE in p.tags]
+    tagged = [number for _, number in sorted(dated, reverse=True)]
+    for version in dict.fromkeys((*seen.earlier_champions(), *tagged)):
         release = find_release(store, champion.pair, champion.device, version)
-        if objection(release, gate_record(release)) is None:
+        why = objection(release, standing_record(release), again=True) or withdrawal(store, release)
+        if why is None and version != champion.version:
             return version
     raise DraftwellError(
         f"{champion.name} has no previous champion: name a release that passed its gate with --to",
@@ -176,7 +210,11 @@ def adopt(store: Store, pair: str, device: str) -> History:
         last = seen[-1] if seen else None
         # Whoever has set the alias looks again: another may have come after it, and been faster.
         if last is not None and (not last.done or moved not in (0, last.number)):
-            move_alias(store, find_release(store, pair, device, last.change.release), "champion")
+            release = find_release(store, pair, device, last.change.release)
+            # again, as that takes a while: what came meanwhile must not be undone
+            if history(store, pair, device)[-1].number != last.number:
+                continue
+            move_alias(store, release, "champion")
             store.set_tag(last.kept, DONE, "yes")
             moved = last.number
             continue

@@ -97,6 +97,10 @@ class History(tuple[Entry, ...]):
         """The last change that made a release champion; None if it never was."""
         return next((entry for entry in reversed(self) if entry.change.release == release), None)
 
+    def was_promoted(self, release: int) -> bool:
+        """Whether a promotion or a rollback, which ask for a gate record, made it champion."""
+        return any(e.change.release == release and e.change.what != "by hand" for e in self)
+
     def rolled_back(self, release: int) -> Entry | None:
         """The rollback that took a release back, if no promotion came after it."""
         for entry in reversed(self):

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
-from draftwell.registry.gates import GateRecord
+from draftwell.registry.gates import GateRecord, thresholds_digest
 from draftwell.registry.record_signature import check_record, sign_record
 from draftwell.registry.store import Published, Store
 from draftwell.registry.strict import Strict, validate
@@ -44,6 +44,7 @@ __all__ = [
     "is_champion",
     "objection",
     "record_gate",
+    "standing_record",
 ]
 
 GATE_HEADING = "## Last gate"
@@ -326,7 +327,7 @@ def record_gate(
         store.log_text(release.published, signature, f"{folder}.json.sigstore.json")
         store.set_tag(release.published, signature_tag(text), signature)
     store.set_tag(release.published, "gate_record", text)
-    if record.objection(release.version, release.pins) is None:
+    if record.objection(release.version, release.pins, release.published.digest) is None:
         move_alias(store, release, "challenger")
 
 
@@ -368,13 +369,34 @@ def gate_record(release: ReleaseVersion) -> GateRecord | None:
         ) from error
 
 
-def objection(release: ReleaseVersion, record: GateRecord | None) -> str | None:
-    """Why a release may not be promoted or deployed, or None."""
+def standing_record(release: ReleaseVersion) -> GateRecord | None:
+    """The release's last verdict, or None; one that is not signed as it has to be counts as none.
+    Promotion and deployment ask for `gate_record`, which refuses it."""
+    try:
+        return gate_record(release)
+    except DraftwellError as error:
+        if error.code != "gate_record_unsigned":
+            raise
+        return None
+
+
+def objection(
+    release: ReleaseVersion, record: GateRecord | None, *, again: bool = False
+) -> str | None:
+    """Why a release may not be promoted or deployed, or None.
+
+    Args:
+        again: it was champion before, so that thresholds that were changed since do not count.
+    """
     if record is None:
         return "it has no gate record"
     if (record.pair, record.device) != (release.pair, release.device):
         return f"the gate record is for {record.pair} on {record.device}"
-    return record.objection(release.version, release.pins)
+    if why := record.objection(release.version, release.pins, release.published.digest):
+        return why
+    if not again and record.thresholds != thresholds_digest():
+        return "it was judged by other thresholds than gates.yaml has"
+    return None
 
 
 def is_champion(store: Store, release: ReleaseVersion) -> bool:

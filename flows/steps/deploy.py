@@ -16,8 +16,8 @@ from draftwell.flows.steps.champion import champion_number, current_manifest
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.build import build_bundle, relink
 from draftwell.registry.bundles.judged import deviation
-from draftwell.registry.promotion import adopt, promote, withdrawal
-from draftwell.registry.releases import find_release, gate_record, objection
+from draftwell.registry.promotion import adopt, deployment_objection, promote, withdrawal
+from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
@@ -78,7 +78,7 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
 
     store = Store()
     champion = find_release(store, space.spec.name, device, "champion")
-    if why := objection(champion, gate_record(champion)) or withdrawal(store, champion):
+    if why := deployment_objection(store, champion) or withdrawal(store, champion):
         announce(f"{champion.name}, the champion, is not deployed: {why}")
         return None
     return linked(store, space, champion, out)
@@ -128,7 +128,7 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
     if served is not None and served.release_digest == champion.published.digest:
         announce(f"{champion.name} is the champion, and `current` leads to it: nothing to do")
         return Synced("unchanged", number, current.resolve())
-    if why := objection(champion, gate_record(champion)) or withdrawal(store, champion):
+    if why := deployment_objection(store, champion) or withdrawal(store, champion):
         stays = f"release {served.release_version} stays" if served else "nothing is served"
         raise DraftwellError(
             f"the alias champion names {champion.name}, which is not deployed, {why}; "

@@ -39,7 +39,7 @@ from draftwell.flows.failures import will_pass
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.reference_traces import Served, find_reference, keep_reference, served
 from draftwell.flows.workspace import Workspace
-from draftwell.registry.promotion_log import history
+from draftwell.registry.promotion import champion_since
 from draftwell.registry.store import Store
 from draftwell.registry.strict import read_yaml
 from draftwell.serving.artifacts.kinds import KINDS, WATCHED
@@ -279,12 +279,7 @@ def out_of_date(
 def promoted(champion: Served) -> datetime | None:
     """When the champion was promoted, by the registry's clock; None where there is none, or one
     that was named by hand and never deployed."""
-    release = champion.release
-    if release is None:
-        return None
-    changes = history(Store(), release.pair, release.device)
-    entry = changes.became_champion(release.version)
-    return entry.at if entry else None
+    return champion_since(Store(), champion.release) if champion.release else None
 
 
 def watched_temperature(

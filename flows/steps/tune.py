@@ -31,7 +31,7 @@ from draftwell.flows.steps.picked import say_if_only_lossy, take_marked
 from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workers.task_runners import WorkerPool, spread_replays
 from draftwell.flows.workspace import in_turn
-from draftwell.registry.releases import gate_record
+from draftwell.registry.releases import standing_record
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import ArtifactError
 from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
@@ -348,9 +348,9 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
         pinned = store.resolve("decoding_config", champion.pair, champion.pins["decoding_config"])
         with tempfile.TemporaryDirectory() as place:
             config = DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
-        record = gate_record(champion)
+        record = standing_record(champion)
         as_greedy = record is not None and record.serves_greedy_choice(
-            champion.version, champion.pins
+            champion.version, champion.pins, champion.published.digest
         )
         return config.with_greedy_for_sampled() if as_greedy else config
     except DraftwellError as error:

@@ -31,14 +31,8 @@ from draftwell.registry.bundles.text import bundle_texts
 from draftwell.registry.bundles.wheel import runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
 from draftwell.registry.pairs.records import model_records
-from draftwell.registry.promotion import adopt, withdrawal
-from draftwell.registry.releases import (
-    ReleaseVersion,
-    find_release,
-    gate_record,
-    is_champion,
-    objection,
-)
+from draftwell.registry.promotion import adopt, deployment_objection, withdrawal
+from draftwell.registry.releases import ReleaseVersion, find_release, gate_record, is_champion
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
 from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
@@ -90,7 +84,7 @@ def build_bundle(
     release = find_release(store, pair_spec.name, device, alias)
     crowned = alias == "champion" or is_champion(store, release)
     record = gate_record(release)
-    ungated = objection(release, record)
+    ungated = deployment_objection(store, release)
     withdrawn = withdrawal(store, release)
     why = ungated or withdrawn
     if why and not ungated_reason:

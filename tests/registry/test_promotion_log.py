@@ -1,6 +1,7 @@
 """The record of champions: the numbers of its entries decide, no clock does, and nobody is lost."""
 
 import datetime
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftwell.registry import promotion
-from draftwell.registry.promotion import adopt, promote, rollback
+from draftwell.registry.promotion import adopt, champion_since, promote, rollback, withdrawal
 from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import ReleaseVersion, find_release, record_gate
 from draftwell.registry.store import Store
@@ -80,6 +81,30 @@ def test_whoever_sets_the_alias_late_gives_way_to_later_changes(
     assert [e.change.what for e in history(store, "tiny", "cpu")] == ["promotion"] * 3
 
 
+def test_an_alias_is_not_set_for_a_change_that_another_has_come_after(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was slow to read the release and then died would leave the other's undone."""
+    other, mine = Store(store.uri), []
+    record_gate(store, verdict(three[2], beside=2))
+    read, move, reads = promotion.find_release, promotion.move_alias, []
+
+    def slow(*given: Any) -> ReleaseVersion:
+        reads.append(given)
+        if len(reads) == 2:  # the first is the release that is promoted
+            promote(other, "tiny", "cpu", 3)
+        return read(*given)
+
+    def moved(by: Store, release: ReleaseVersion, alias: str) -> None:
+        mine.extend([release.version] if by is store else [])
+        move(by, release, alias)
+
+    monkeypatch.setattr(promotion, "find_release", slow)
+    monkeypatch.setattr(promotion, "move_alias", moved)
+    promote(store, "tiny", "cpu", 2)
+    assert (mine, champions(store)) == ([], (3, 3, 3))
+
+
 def test_the_way_back_goes_by_the_registrys_order_and_not_by_clocks(
     store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +155,28 @@ def test_a_hands_move_is_recorded_and_a_registry_without_record_begins_with_its_
     found = [(e.change.what, e.before, e.change.release) for e in history(store, "tiny", "cpu")]
     assert found == [("by hand", None, 1), ("promotion", 1, 2), ("by hand", 2, 1)]
     assert champions(store) == (1, 1, 1)
+
+
+def test_what_a_registry_kept_in_tags_counts_where_the_record_is_silent(
+    store: Store, make_release: Make
+) -> None:
+    """Champions and a rollback from before the record: the way back goes by them, and what was
+    taken back stays so until a person promotes it."""
+    one, two, three, _ = (make_release(str(n), accepted=n) for n in (1, 2, 3, 4))
+    for made in (one, two, three):
+        record_gate(store, verdict(made))
+        store.set_tag(made.published, "champion_since", f"2026-11-0{made.version}T10:00:00+00:00")
+    note = {"reason": "too slow", "to": 1, "at": "2026-11-04T10:00:00+00:00"}
+    store.set_tag(two.published, "rolled_back", json.dumps(note))
+    store.set_alias(three.published, "champion")
+    with raises_code("was_rolled_back", "too slow"):
+        promote(store, "tiny", "cpu", 2, verdict(two, beside=3))
+    since = champion_since(store, find_release(store, "tiny", "cpu", 1))
+    assert since == datetime.datetime(2026, 11, 1, 10, tzinfo=datetime.UTC)
+    assert champion_since(store, find_release(store, "tiny", "cpu", 4)) is None
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1
+    promote(store, "tiny", "cpu", 2, reason="another's load")
+    assert withdrawal(store, find_release(store, "tiny", "cpu", 2)) is None
 
 
 def test_a_record_with_a_hole_is_not_believed(store: Store, three: list[ReleaseVersion]) -> None:

@@ -12,13 +12,14 @@ import pytest
 
 from draftwell.registry import gates
 from draftwell.registry.gates import GateRecord, load_gates
-from draftwell.registry.promotion import promote
+from draftwell.registry.promotion import deployment_objection, promote, rollback
 from draftwell.registry.releases import (
     find_release,
     gate_record,
     objection,
     record_gate,
     signature_tag,
+    standing_record,
 )
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import Check
@@ -83,6 +84,23 @@ def test_a_record_of_another_key_or_of_none_is_refused(
         record_gate(store, verdict(one, value=1.3))
 
 
+def test_the_way_back_leads_past_a_champion_whose_record_is_not_signed(
+    make_release: Make, store: Store, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gate that looks at it finds no record; naming it is refused."""
+    for n in (1, 2, 3):
+        if n != 2:
+            monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(keys / "mine"))
+        made = make_release(str(n), accepted=n)
+        promote(store, "tiny", "cpu", n, verdict(made, beside=n - 1 or None))
+        monkeypatch.delenv("DRAFTWELL_COSIGN_KEY", raising=False)
+    monkeypatch.setenv("DRAFTWELL_COSIGN_PUBLIC", str(keys / "mine"))
+    assert standing_record(find_release(store, "tiny", "cpu", 2)) is None
+    with raises_code("gate_record_unsigned"):
+        rollback(store, "tiny", "cpu", "a trial", to=2)
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1
+
+
 def test_a_verdict_by_other_thresholds_lets_nothing_pass(
     make_release: Make, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +114,24 @@ def test_a_verdict_by_other_thresholds_lets_nothing_pass(
     monkeypatch.setattr(gates, "HERE", tmp_path)
     release = find_release(store, "tiny", "cpu", 1)
     assert "other thresholds" in str(objection(release, gate_record(release)))
+
+
+def test_a_rollback_leads_to_what_passed_by_the_thresholds_of_its_time(
+    make_release: Make, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thresholds are compared of what becomes champion for the first time."""
+    for n in (1, 2, 3):
+        made = make_release(str(n), accepted=n)
+        promote(store, "tiny", "cpu", n, verdict(made, beside=n - 1 or None))
+    record_gate(store, verdict(make_release("4", accepted=4), beside=3))
+    kept = load_gates().model_dump(mode="json") | {"max_bundle_mb": 7}
+    (tmp_path / "gates.yaml").write_text(json.dumps(kept))
+    monkeypatch.setattr(gates, "HERE", tmp_path)
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 2
+    good = rollback(store, "tiny", "cpu", "another", to=1)[1]
+    assert (good.version, deployment_objection(store, good)) == (1, None)
+    new = find_release(store, "tiny", "cpu", 4)
+    assert "other thresholds" in str(deployment_objection(store, new))
 
 
 def test_an_edited_verdict_contradicts_its_checks(make_release: Make, store: Store) -> None:

@@ -91,6 +91,10 @@ def test_nothing_is_promoted_without_a_verdict_about_just_these_versions(
             good.model_copy(update={"pins": {**two.pins, "acceptance_table": 1}}),
             "names version 2 with other artifacts",
         ),
+        (
+            good.model_copy(update={"release_digest": "0" * 64}),
+            "names version 2 with other artifacts",
+        ),
         (verdict(two, value=0.9), "(min_speedup_lower_bound)"),
         (verdict(two, value=0.9).model_copy(update={"passed": True}), "(min_speedup_lower_bound)"),
         (good.model_copy(update={"passed": False}), "gate failed"),

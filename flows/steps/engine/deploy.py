@@ -51,8 +51,8 @@ from draftwell.registry.bundles.vllm.settings import (
 )
 from draftwell.registry.bundles.wheel import plugin_wheel
 from draftwell.registry.pairs.records import model_records
-from draftwell.registry.promotion import promote, withdrawal
-from draftwell.registry.releases import find_release, gate_record, is_champion, objection
+from draftwell.registry.promotion import deployment_objection, promote, withdrawal
+from draftwell.registry.releases import find_release, is_champion
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
@@ -299,7 +299,7 @@ def judged(space: EngineSpace, released: EngineRelease, ungated: str | None) -> 
     before = released.release
     # as it is now: its gate may have been since it was looked up
     release = find_release(Store(), before.pair, before.device, before.version)
-    why = objection(release, gate_record(release)) or withdrawal(Store(), release)
+    why = deployment_objection(Store(), release) or withdrawal(Store(), release)
     if why and not ungated:
         raise DraftwellError(
             f"{release.name} is not deployed, {why}: run `draftwell gate --engine {NAME} --pair "

@@ -24,7 +24,7 @@ from draftwell.flows.steps.gate_parts.record import judged_digest, record_of, re
 from draftwell.flows.workspace import in_turn
 from draftwell.registry.gates import load_gates
 from draftwell.registry.promotion import outdated
-from draftwell.registry.releases import gate_record, objection, record_gate
+from draftwell.registry.releases import objection, record_gate, standing_record
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import GateVerdict, Skipped, settled
 from draftwell.serving.errors import DraftwellError
@@ -48,7 +48,7 @@ def gate_as(
     """
     released = find_engine_release(space, number, deployment_of(settings, space).temperature)
     release, rows = released.release, untouched(space, prompts, None, released.config)
-    record = None if settings.fresh else gate_record(release)
+    record = None if settings.fresh else standing_record(release)
     champion = champion_number(space.workspace, release.device)
     found: dict[str, Any] = {"report": None, "champion": champion}
     if (

@@ -13,7 +13,7 @@ from draftwell.components.gate.footprint import room_for_another
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.flows.context import StepContext, artifact_prompts
 from draftwell.flows.steps.champion import artifacts_of, champion_of
-from draftwell.registry.releases import ReleaseVersion, gate_record
+from draftwell.registry.releases import ReleaseVersion, standing_record
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.compiled_libraries import wanted_mode
@@ -86,8 +86,10 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
         theirs = artifacts_of(store, champion, champion.fingerprint)
         made_of = artifact_prompts(theirs, draft)
     config: Any = theirs["decoding_config"]
-    record = gate_record(champion)
-    if record is not None and record.serves_greedy_choice(champion.version, champion.pins):
+    record = standing_record(champion)
+    if record is not None and record.serves_greedy_choice(
+        champion.version, champion.pins, champion.published.digest
+    ):
         theirs["decoding_config"] = config = config.with_greedy_for_sampled()
     contender = StrategyContender(
         pair, StrategyResources(theirs, pair.special_tokens), served_choice(config, 0.0), "champion"

@@ -21,18 +21,16 @@ from draftwell.flows.steps.gate_parts.champion import ChampionComparison
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.judged import keep_judged
 from draftwell.registry.gates import GateRecord, thresholds_digest
-from draftwell.registry.promotion import withdrawal
-from draftwell.registry.promotion_log import history
+from draftwell.registry.promotion import champion_since, withdrawal
 from draftwell.registry.releases import (
     ReleaseVersion,
     find_release,
-    gate_record,
     objection,
     record_gate,
+    standing_record,
 )
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import FAILED, GateVerdict
-from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
 
 COMPARED = (
@@ -67,13 +65,8 @@ def record_stays(space: Workspace, release: ReleaseVersion, verdict: GateVerdict
 
 
 def has_passed(release: ReleaseVersion) -> bool:
-    """Whether a release has a valid record; one that is not signed as it has to be is none."""
-    try:
-        return objection(release, gate_record(release)) is None
-    except DraftwellError as error:
-        if error.code != "gate_record_unsigned":
-            raise
-        return False
+    """Whether a release has a valid record."""
+    return objection(release, standing_record(release)) is None
 
 
 def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
@@ -95,6 +88,7 @@ def record_of(
         device=release.device,
         release_version=release.version,
         pins=release.pins,
+        release_digest=release.published.digest,
         passed=verdict.passed,
         checks=verdict.checks,
         baseline_version=champion,
@@ -160,10 +154,10 @@ def earlier_verdict(
     release = find_release(Store(), pair, device, number)
     if number == champion:
         return {"passed": True, "checks": []} if has_passed(release) else None
-    record = gate_record(release)
+    record = standing_record(release)
     checks = [vars(check) for check in record.checks] if record else []
     why = withdrawal(Store(), release)
-    if why is None and history(Store(), pair, device).became_champion(number):
+    if why is None and champion_since(Store(), release):
         why = (
             f"it was champion before; `draftwell promote --pair {pair} --device {device} "
             f"--release {number}` to promote it again"

@@ -135,8 +135,10 @@ def champion(tuned: Path, call: Callable[..., Any], few: str, place: Path) -> Pa
 
 
 def test_the_bundle_that_was_judged_is_deployed(champion: Path, place: Path) -> None:
-    record = gate_record(find_release(Store(), "tiny", "cpu", 1))
+    release = find_release(Store(), "tiny", "cpu", 1)
+    record = gate_record(release)
     assert record is not None
+    assert record.release_digest == release.published.digest
     assert open_bundle(place / "dist" / "tiny" / "1-cpu").manifest.digest == record.bundle_digest
 
 

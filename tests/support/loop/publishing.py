@@ -168,6 +168,7 @@ def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -
         device=of.device,
         release_version=of.version,
         pins=of.pins,
+        release_digest=of.published.digest,
         passed=check.passed,
         checks=(check,),
         baseline_version=beside,
