@@ -26,6 +26,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
@@ -69,6 +70,21 @@ def whole_values(value: V) -> V:
     else:
         return value
     raise PydanticCustomError(kind, why)
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuse a larger object before anything in it is looked at: each entry could be an error."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticCustomError(
+                "too_long",
+                "it has {found} entries: at most {most}",
+                {"found": len(value), "most": count},
+            )
+        return value
+
+    return BeforeValidator(check)
 
 
 OTHER_FIELDS = json.loads((Path(__file__).parent / "other_fields.json").read_text(encoding="utf-8"))
@@ -483,6 +499,7 @@ def short_value(value: Any) -> Any:
 TemplateValues = Annotated[
     dict[Name, Annotated[JsonValue, AfterValidator(short_value)]],
     Field(max_length=MOST_TEMPLATE_VALUES),
+    at_most(MOST_TEMPLATE_VALUES),
 ]
 
 
@@ -651,7 +668,12 @@ class SpeculationOptions(BaseModel):
         None, description="report the origin of every token: accepted, rescued, recovered or target"
     )
     parameters: (
-        Annotated[dict[Name, bool | int | float | Name], Field(max_length=MOST_PARAMETERS)] | None
+        Annotated[
+            dict[Name, bool | int | float | Name],
+            Field(max_length=MOST_PARAMETERS),
+            at_most(MOST_PARAMETERS),
+        ]
+        | None
     ) = Field(
         None,
         description=(
@@ -731,7 +753,11 @@ class Generation(OpenAIFields):
         None, ge=-2, le=2, description="subtracted as many times as the answer contains the token"
     )
     logit_bias: (
-        Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=300)]
+        Annotated[
+            dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=300),
+            at_most(300),
+        ]
         | None
     ) = Field(None, description="token id → number added to its logit, for the whole answer")
     seed: int | None = Field(

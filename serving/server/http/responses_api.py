@@ -34,6 +34,7 @@ from draftwell.serving.server.http.requests import (
     PastCall,
     Text,
     TextFormat,
+    at_most,
     check_arguments,
     contradiction,
 )
@@ -338,7 +339,7 @@ class ResponsesRequest(Calling):
             "values add nothing here"
         ),
     )
-    metadata: Annotated[dict[Short, Short], Field(max_length=16)] | None = Field(
+    metadata: Annotated[dict[Short, Short], Field(max_length=16), at_most(16)] | None = Field(
         None, description="returned as it is"
     )
     text: TextOptions | None = Field(

@@ -248,6 +248,19 @@ def test_what_is_ignored_is_not_kept() -> None:
     assert kept.metadata == {"a": "b"}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {f"-{i}": "a" for i in range(9000)}},
+        {"speculation": {"parameters": {str(i): [] for i in range(9000)}}},
+    ],
+)
+def test_what_is_too_large_is_one_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        CompletionRequest.model_validate({"model": "tiny", "prompt": "a"} | fields)
+    assert refused.value.error_count() == 1
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_arguments_are_json_again_and_bounded_together(whole: bool) -> None:
     parts = 1 if whole else 8
