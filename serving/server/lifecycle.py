@@ -172,8 +172,8 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
             server.run(sockets=[listener])
         finally:
             watch.close()
-            watchdog.end_within(DRAIN_SECONDS + WRITE_SECONDS)  # or sooner, as a signal said
-            _write(deployments, persistence, watchdog.seconds_left - WRITE_SECONDS)
+            left = min(DRAIN_SECONDS, watchdog.seconds_left - WRITE_SECONDS)
+            _write(deployments, persistence, left)
     return DEVICE_FAILED if server.device_lost else 0
 
 

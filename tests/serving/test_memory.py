@@ -26,11 +26,11 @@ def plant(root: Path, files: dict[str, str]) -> Path:
 
 
 def v2(folder: str, limit: int | str, used: int, cache: int = 0) -> dict[str, str]:
-    place = f"sys/fs/cgroup/{folder}"
+    place, active = f"sys/fs/cgroup/{folder}", cache // 5
     return {
         f"{place}/memory.max": f"{limit}\n",
         f"{place}/memory.current": f"{used}\n",
-        f"{place}/memory.stat": f"anon 5\ninactive_file {cache - cache // 5}\nactive_file {cache // 5}\n",
+        f"{place}/memory.stat": f"inactive_file {cache - active}\nactive_file {active}\n",
     }
 
 

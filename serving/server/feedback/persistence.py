@@ -60,8 +60,9 @@ class Persistence:
             self.feedback.start()
 
     def close(self) -> None:
-        """Write what is left; call it when no request runs any more."""
-        if self.feedback:
-            self.feedback.close()
+        """Write what is left, the worth most first: time may be short; call it when no request
+        runs any more."""
         if self.snapshots:
             self.snapshots.close()
+        if self.feedback:
+            self.feedback.close()

@@ -202,6 +202,8 @@ class Spool:
         )
         sizes = {path: size_of(path) for _, path in files}
         total = sum(sizes.values())
+        if late := sum(stamp < too_old for stamp, _ in files):
+            log.info("%d files of feedback are older than %g days: deleted", late, self.days)
         for stamp, path in files:
             if total <= self.max_bytes and stamp >= too_old:
                 return

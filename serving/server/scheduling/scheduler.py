@@ -95,6 +95,7 @@ class Scheduler:
         self._queue = FairQueue(capacity)
         self._displaced: list[Ticket] = []
         self._running: list[Ticket] = []
+        self._admitting: list[Ticket] = []  # at most one, on its way from the queue to a slot
         self._rounds = 0
         self._closing = False
         self._aborting = False
@@ -233,7 +234,7 @@ class Scheduler:
         self.stop_taking()
         self._aborting = True
         with self._changed:
-            tickets = [*self._queue, *self._displaced, *self._running]
+            tickets = [*self._queue, *self._displaced, *self._admitting, *self._running]
         for ticket in tickets:
             ticket.give_up(event)
 
@@ -343,6 +344,7 @@ class Scheduler:
                 if not self._queue:
                     return
                 ticket = self._queue.pop()
+                self._admitting = [ticket]
                 ticket.together.started = True
             ticket.strategy = ticket.strategy or self.strategy
             try:
@@ -352,10 +354,12 @@ class Scheduler:
                 )
             except Exception as error:
                 self._leave(ticket, Failure(error))
-                continue
-            ticket.admitted_at = time.monotonic()
-            self._running.append(ticket)
-            self._observers.notify("admitted", ticket)
+            else:
+                ticket.admitted_at = time.monotonic()
+                self._running.append(ticket)
+                self._observers.notify("admitted", ticket)
+            finally:
+                self._admitting = []
 
     def _owner(self, ticket: Ticket) -> Hashable:
         """Whose prompts and answers a ticket need not read again (`Engine.submit`); the server's

@@ -432,8 +432,12 @@ def test_a_spool_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["at start", "after a write", "while idle"])
 def test_files_of_the_spool_do_not_get_older_than_the_days_that_they_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    moment: str,
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr(spool_module, "IDLE_SECONDS", 0.01)
     now, day = time.time(), 86_400
     for age in (3, 1):
@@ -457,6 +461,10 @@ def test_files_of_the_spool_do_not_get_older_than_the_days_that_they_may(
     wanted, number = (["r1", "r2"], 4) if moment == "after a write" else (["r1"], 3)
     assert sorted(rows(tmp_path).column("prompt_id").unique().to_pylist()) == wanted
     assert len(files(tmp_path)) == number
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if "older than" in line] == [
+        f"2 files of feedback are older than {spool.days:g} days: deleted"
+    ]
 
 
 @pytest.mark.parametrize("text", [True, False])

@@ -311,6 +311,7 @@ def test_a_step_has_longer_for_the_prompt_tokens_that_it_reads(
         it.turn()
     assert read[1:] == [8] * 4
     assert engine.reading == 0
+    it._token_seconds = 0.01  # as after some prompts
     began = time.monotonic()
     for seconds, reading, hung in (
         (299, 0, False),
@@ -322,3 +323,22 @@ def test_a_step_has_longer_for_the_prompt_tokens_that_it_reads(
     ):  # an idle server's step reads so many
         it._round_began, engine.reading = began - seconds, reading
         assert it.hung is hung
+
+
+def test_a_request_on_its_way_to_a_slot_is_told_of_an_abort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = scheduler(1)
+    one, events = ticket()
+    admit, told = it.engine.submit, []
+
+    def submit(*given: Any) -> Any:
+        it.abort(Failure(RuntimeError("it hangs")))
+        told.extend(events)
+        return admit(*given)
+
+    monkeypatch.setattr(it.engine, "submit", submit)
+    it.submit(one)
+    turn_until_idle(it)
+    assert [type(event) for event in told] == [Failure]
+    assert events == told
