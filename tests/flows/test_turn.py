@@ -143,6 +143,33 @@ def test_a_flow_waits_for_its_turn_and_holds_it_over_all_steps(
     assert free(space)
 
 
+def test_while_a_flow_waits_other_threads_are_refused(
+    hold: Callable[..., Any], space: Workspace, pair_file: Path
+) -> None:
+    """They do not wait for the flow, which may take hours."""
+    holder, waits, refused = hold(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with Workspace(str(pair_file), say=lambda line: waits.set()).turn("flow", wait=True):
+            pass
+
+    def step() -> None:
+        with raises_code("workspace_in_use"), space.turn("draftwell gate"):
+            pass
+        refused.set()
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (wait, step)]
+    threads[0].start()
+    assert waits.wait(60)
+    threads[1].start()
+    in_time = refused.wait(20)
+    holder.kill()
+    for each in threads:
+        each.join(60)
+    assert in_time
+    assert free(space)
+
+
 @pytest.mark.slow
 def test_of_two_tunings_at_once_one_is_refused_and_the_other_is_whole(
     run: Any, pair_file: Path, prompts_file: Path, space: Workspace
