@@ -714,15 +714,22 @@ def test_what_vllm_compiles_is_in_folders_of_this_user_alone(bundle: Path, tmp_p
     assert run_bundle(bundle, tmp_path).returncode == 0
     assert place.stat().st_mode & 0o777 == 0o755
     (place / "inductor").rmdir()
-    (place / "inductor").symlink_to(tmp_path)
-    refused = [run_bundle(bundle, tmp_path), run_bundle(bundle, tmp_path, HOME="")]
-    assert f"{place}/inductor, for what vLLM compiles" in refused[0].stderr
-    assert "HOME is not set" in refused[1].stderr
-    (place / "inductor").unlink()
+    place.rename(tmp_path / "large disk")
+    place.symlink_to(tmp_path / "large disk")
+    (tmp_path / "others").mkdir()
+    (place / "inductor").symlink_to(tmp_path / "others")
+    assert run_bundle(bundle, tmp_path).returncode == 0, "links of one's own"
+    refused = [run_bundle(bundle, tmp_path, HOME="")]
+    assert "HOME is not set" in refused[0].stderr
     if os.geteuid() == 0:
+        for owned, follow in ((tmp_path / "others", True), (place / "inductor", False)):
+            os.chown(owned, 65534, 65534, follow_symlinks=follow)
+            refused.append(run_bundle(bundle, tmp_path))
+            assert f"{place}/inductor, for what vLLM compiles" in refused[-1].stderr
+            os.chown(owned, 0, 0, follow_symlinks=follow)
         os.chown(place, 65534, 65534)
         refused.append(run_bundle(bundle, tmp_path))
-        assert f"{place}, for what vLLM compiles" in refused[2].stderr
+        assert f"{place}, for what vLLM compiles" in refused[-1].stderr
     for done in refused:
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
