@@ -849,11 +849,22 @@ def test_another_address_needs_a_key_or_insecure(
     assert done.stderr.startswith("draftwell: --host ")
     assert "VLLM_API_KEY" in done.stderr
     assert done.stderr.count("\n") == 1
+    options = options.partition(" --api-key")[0]
     keyed = run_bundle(bundle, tmp_path, options=options, VLLM_API_KEY="mine")
     words = shlex.split(options)
     assert json.loads(keyed.stdout)[-len(words) :] == words
     asked = run_bundle(bundle, tmp_path, options=f"--insecure {options}")
     assert json.loads(asked.stdout) == json.loads(keyed.stdout), "vLLM does not know the word"
+
+
+@pytest.mark.parametrize("option", ["--api-key other", "--api-key=other", "--api_key other"])
+def test_two_keys_are_refused(bundle: Path, tmp_path: Path, option: str) -> None:
+    """vLLM would ask for one, our plug-in for the other, and no request could pass."""
+    done = run_bundle(bundle, tmp_path, options=option, VLLM_API_KEY="mine")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("draftwell: --api-key beside VLLM_API_KEY")
+    assert done.stderr.count("\n") == 1
+    assert run_bundle(bundle, tmp_path, options=option).returncode == 0, "on this machine"
 
 
 def test_this_machines_own_address_needs_no_key(bundle: Path, tmp_path: Path) -> None:
