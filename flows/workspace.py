@@ -103,17 +103,14 @@ class Workspace:
         )
 
     def begin(self) -> None:
-        """Note the format of a workspace that something is about to be written to, and put back
-        what a killed command has left set aside."""
-        for artifacts in (self.artifacts, *self.root.glob("*/artifacts")):
-            put_back(artifacts)
+        """Note the format of a workspace that something is about to be written to."""
         if not (self.root / MARK).is_file():
             write_json(self.root / MARK, {"format": FORMAT})
 
     @contextmanager
     def turn(self, what: str, *, wait: bool = False) -> Iterator[None]:
-        """Let no other process change the workspace meanwhile. This process may begin it again:
-        steps call each other, on several threads.
+        """Let no other process change the workspace meanwhile, and put back what a killed one has
+        left set aside. This process may begin it again: steps call each other, on several threads.
 
         Args:
             what: who holds it, for the message of others, such as "draftwell tune".
@@ -122,12 +119,17 @@ class Workspace:
             DraftwellError: another process holds it (`workspace_in_use`).
         """
         held = HELD.setdefault(self.root, _Held())
-        with held.guard:
-            if held.times == 0:
-                with ExitStack() as lock:
-                    self._take_turn(lock, what, wait)
-                    held.lock = lock.pop_all()
-            held.times += 1
+        file = self.root / TURN
+        while not self._take_turn(held, what):
+            holder = file.read_text() or "another command"
+            if not wait:
+                raise DraftwellError(
+                    f"{holder} is changing {self.root}: wait for it, or set another DRAFTWELL_HOME",
+                    code="workspace_in_use",
+                )
+            self.say(f"waiting for {holder}, which is changing {self.root}")
+            with file_lock(file):  # without the guard: other threads are refused meanwhile
+                pass
         try:
             yield
         finally:
@@ -136,19 +138,20 @@ class Workspace:
                 if held.times == 0:
                     held.lock.close()
 
-    def _take_turn(self, lock: ExitStack, what: str, wait: bool) -> None:
+    def _take_turn(self, held: _Held, what: str) -> bool:
+        """Begin this process's turn, or begin it again; False where another process has it."""
         file = self.root / TURN
-        if not lock.enter_context(file_lock(file, wait=False)):
-            holder = file.read_text() or "another command"
-            if not wait:
-                raise DraftwellError(
-                    f"{holder} is changing {self.root}: wait for it, or set another DRAFTWELL_HOME",
-                    code="workspace_in_use",
-                )
-            self.say(f"waiting for {holder}, which is changing {self.root}")
-            lock.enter_context(file_lock(file))
-        since = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%H:%M}"
-        file.write_text(f"{what} ({since})")
+        with held.guard, ExitStack() as lock:
+            if held.times == 0:
+                if not lock.enter_context(file_lock(file, wait=False)):
+                    return False
+                host, began = socket.gethostname(), f"{datetime.now():%H:%M}"
+                file.write_text(f"{what} (process {os.getpid()} on {host} since {began})")
+                for artifacts in (self.artifacts, *self.root.glob("*/artifacts")):
+                    put_back(artifacts)
+                held.lock = lock.pop_all()
+            held.times += 1
+        return True
 
     def traces_at(self, temperature: float) -> Path:
         """Folder of the traces of a temperature: greedy ones and sampled ones do not replace each

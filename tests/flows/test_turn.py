@@ -32,7 +32,7 @@ from draftwell.flows.workspace import Workspace
 
 with Workspace(sys.argv[1]).turn("draftwell tune"):
     print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
+    time.sleep(600)
 """
 STEPS = [
     *(train.run_train, train.run_train_head, train.run_train_datastore, train.run_train_medusa),
@@ -56,11 +56,11 @@ def space(pair_file: Path, own_stores: Path) -> Workspace:
 
 @pytest.fixture
 def hold(pair_file: Path, space: Workspace) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a process that holds the workspace's turn for some seconds."""
+    """Starts a process that holds the workspace's turn."""
     begun: list[subprocess.Popen[str]] = []
 
-    def held(seconds: float = 600.0) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HOLDER, str(pair_file), str(seconds)]
+    def held() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, str(pair_file)]
         begun.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         assert begun[-1].stdout is not None
         assert begun[-1].stdout.readline() == "held\n"
@@ -126,14 +126,47 @@ def test_a_flow_waits_for_its_turn_and_holds_it_over_all_steps(
     hold: Callable[..., Any],
     space: Workspace,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(loop_flow, "steps_of", lambda settings: {"free": free(space)})
-    holder = hold(1.5)
+    holder, said = hold(), []
+
+    def say(line: str) -> None:
+        said.append(line)
+        holder.kill()
+
+    place = Workspace(space.name, say=say)
+    monkeypatch.setattr(loop_flow, "workspace_of", lambda settings: place)
     found = loop_flow.run_steps(PipelineSettings(pair=space.name))
-    assert holder.poll() is not None or holder.wait(1) == 0, "it had not ended yet"
+    assert holder.wait(1) != 0, "it was ended when the line was said"
     assert found == {"free": False}
-    assert f"waiting for draftwell tune (process {holder.pid} on" in capsys.readouterr().err
+    assert said[0].startswith(f"waiting for draftwell tune (process {holder.pid} on")
+    assert free(space)
+
+
+def test_while_a_flow_waits_other_threads_are_refused(
+    hold: Callable[..., Any], space: Workspace, pair_file: Path
+) -> None:
+    """They do not wait for the flow, which may take hours."""
+    holder, waits, refused = hold(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with Workspace(str(pair_file), say=lambda line: waits.set()).turn("flow", wait=True):
+            pass
+
+    def step() -> None:
+        with raises_code("workspace_in_use"), space.turn("draftwell gate"):
+            pass
+        refused.set()
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (wait, step)]
+    threads[0].start()
+    assert waits.wait(60)
+    threads[1].start()
+    in_time = refused.wait(20)
+    holder.kill()
+    for each in threads:
+        each.join(60)
+    assert in_time
     assert free(space)
 
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from draftwell.registry.gates import GateRecord
 
 
+UNMEASURED = ("tuned_elsewhere", "no_head_to_export", "no_draft_to_export")
+"""Errors of a champion that cannot be measured on this machine."""
+
+
 def gate_as(
     settings: PipelineSettings, space: EngineSpace, number: int, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -123,11 +127,12 @@ def judge(
             )
         ]
         regression = beside_champion(space, released, lab, levels)
-    idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
     settings = choice.chosen.speculative_config(space.files)
     compared = None if temperature else unlike
     thresholds = load_gates()
-    verdict = judge_engine(figures, compared, thresholds, settings, idle) + regression
+    verdict = (
+        judge_engine(figures, compared, thresholds, settings, idle_loads(released)) + regression
+    )
     return settled(verdict, thresholds, NAME), figures
 
 
@@ -148,13 +153,20 @@ def beside_champion(
             why = f"{name} decodes in the same way"
             return GateVerdict.of([Skipped("regression", why, applies=False)])
         found = [
-            figure_of(choice.label, lab.between(rival, choice, "gate", level)) for level in levels
+            figure_of(choice.label, lab.between(rival, choice, "gate", level))
+            for level in levels
+            if level not in idle_loads(released) & idle_loads(champion)  # the same engine twice
         ]
     except DraftwellError as error:
-        if error.code != "tuned_elsewhere" and not isinstance(error, MethodFails):
+        if error.code not in UNMEASURED and not isinstance(error, MethodFails):
             raise
         return GateVerdict.of([Skipped("regression", f"{name} cannot be measured here: {error}")])
     return judge_regression(found, load_gates())
+
+
+def idle_loads(released: EngineRelease) -> frozenset[int]:
+    """Requests at once at which a choice drafts nothing."""
+    return frozenset(level.at_once for level in released.choice.levels if level.k == 0)
 
 
 def keep_verdict(record: GateRecord, verdict: GateVerdict, figures: Sequence[Figure]) -> None:

@@ -143,6 +143,7 @@ class Recalibration:
         """The loop on recorded prompts, unless that was done already."""
         if not self.settings.fresh and last is not None and (why := self.waits(last)):
             return {"state": ANSWERED, "why": why, "drift": reason}
+        self.refuse_several_gpus()
         job = self.begin(last)
         self.note(job)
         prompts = self.space.folder / PROMPTS
@@ -160,6 +161,17 @@ class Recalibration:
             why = f"{sentence(outcome)}; what is served stays"
             done = {"state": outcome["state"], "why": why}
         return {**done, "drift": reason, "report": outcome}
+
+    def refuse_several_gpus(self) -> None:
+        """What is tuned keeps the served bundle's `gpus`, and would be refused in the end."""
+        gpus = served_settings(self.settings.out, self.pair).get("gpus", 1)
+        if gpus != 1:
+            raise DraftwellError(
+                f"{named(str(self.served()))} serves on {gpus} GPUs, and vLLM is measured on one: "
+                "what is tuned could not be deployed. Tune with `draftwell tune --engine vllm`, "
+                f"then `draftwell deploy --engine vllm --set gpus={gpus} --ungated REASON`",
+                code="bad_setting",
+            )
 
     def begin(self, last: Begun | None) -> Begun:
         """The recalibration that was begun for what is served, or a new one with the prompts of
@@ -285,9 +297,9 @@ def recalibrate(
         then what is served stays; answered: there is nothing to do about the drift yet; busy:
         another run is at it), `why`, and where there was a loop its `report`.
     Raises:
-        DraftwellError: more prompts are asked for than are looked at, or the command of a restart
-            is empty (`bad_setting`); what the check, the loop and the restart raise, or nothing was
-            restarted (`nothing_restarted`): the next run resumes.
+        DraftwellError: more prompts are asked for than are looked at, the command of a restart is
+            empty, or several GPUs serve (`bad_setting`); what the check, the loop and the restart
+            raise, or nothing was restarted (`nothing_restarted`): the next run resumes.
     """
     limits = limits or load_limits()
     if needed_prompts(settings) > limits.window:

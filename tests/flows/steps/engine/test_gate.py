@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,10 +21,10 @@ PROMPTS = [[5 + i, 6 + i] for i in range(8)]
 SERVED = Method("ngram", 5, 3)
 
 
-def released(number: int, method: Method) -> Any:
+def released(number: int, method: Method, levels: tuple[Any, ...] = ()) -> Any:
     return SimpleNamespace(
         release=SimpleNamespace(device="cpu-vllm", version=number, name=f"release {number}"),
-        choice=SimpleNamespace(chosen=method),
+        choice=SimpleNamespace(chosen=method, levels=levels),
         config=SimpleNamespace(contents=SimpleNamespace(temperature=0.0)),
     )
 
@@ -34,11 +35,15 @@ def beside(
     log: list[str],
     *,
     faults: list[str] | None = None,
+    served: Any = None,
+    levels: tuple[Any, ...] = (),
 ) -> Any:
     """The verdict on a way to speculate beside the champion's, which is 1.5 times as fast as plain
     decoding, at one and at two requests at once."""
     monkeypatch.setattr(gate, "champion_number", lambda *arguments: 1)
-    monkeypatch.setattr(gate, "find_engine_release", lambda *arguments: released(1, SERVED))
+    monkeypatch.setattr(
+        gate, "find_engine_release", lambda *arguments: served or released(1, SERVED)
+    )
     speeds = {"ngram:5": 1.5, "suffix": 1.3, "suffix:9": 1.6}
     lab = Lab(
         maker(speeds, log, faults or []),
@@ -52,7 +57,7 @@ def beside(
     )
     space: Any = SimpleNamespace(workspace=None)
     with lab.open():
-        return gate.beside_champion(space, released(2, method), lab, (1, 2))
+        return gate.beside_champion(space, released(2, method, levels), lab, (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -83,8 +88,21 @@ def test_a_champion_that_cannot_be_measured_here_is_said(monkeypatch: pytest.Mon
     [skipped] = beside(monkeypatch, Method("suffix", 8), log).skipped
     assert (skipped.name, skipped.applies, log) == ("regression", True, [])
     assert "release 1, the champion, cannot be measured here: it was tuned with" in skipped.why
+    missing = DraftwellError("eagle3 needs a head", code="no_head_to_export")
+    monkeypatch.setattr(gate, "refuse_elsewhere", Mock(side_effect=missing))
+    [skipped] = beside(monkeypatch, Method("suffix", 8), log).skipped
+    assert "cannot be measured here: eagle3 needs a head" in skipped.why
     monkeypatch.setattr(gate, "refuse_elsewhere", lambda *arguments: None)
     assert not beside(monkeypatch, SERVED, log).skipped[0].applies, "it is the same way"
     assert log == []
     failing = beside(monkeypatch, Method("suffix", 8), log, faults=[f"start {SERVED.label}"])
     assert "has no kernel" in failing.skipped[0].why
+
+
+def test_loads_at_which_neither_drafts_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There both are the engine without drafts: a wide interval would decide nothing."""
+    monkeypatch.setattr(gate, "refuse_elsewhere", lambda *arguments: None)
+    levels = (SimpleNamespace(at_once=1, k=5), SimpleNamespace(at_once=2, k=0))
+    served = released(1, SERVED, levels)
+    found = beside(monkeypatch, Method("suffix", 9), [], served=served, levels=levels)
+    assert [check.name for check in found.checks] == ["regression, 1 at once"]

@@ -165,6 +165,16 @@ def test_after_a_deployment_it_waits_though_a_gateway_adds_prompts_all_the_time(
     assert (case.run(fresh=True)["state"], len(case.loops)) == ("deployed", 3)
 
 
+def test_several_gpus_are_refused_before_anything_is_tuned(case: Case) -> None:
+    file = case.home / "1-cpu" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["settings"]["gpus"] = 2
+    file.write_text(json.dumps(manifest))
+    with raises_code("bad_setting", "1-cpu serves on 2 GPUs", "measured on one", "--ungated"):
+        case.run()
+    assert (case.loops, list(case.folder.glob("recalib*"))) == ([], [])
+
+
 def test_what_a_person_has_taken_back_stays_taken_back(case: Case) -> None:
     assert case.run()["state"] == "deployed"
     link_current(case.home, case.home / "1-cpu")

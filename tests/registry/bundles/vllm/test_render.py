@@ -289,7 +289,7 @@ def test_the_gates_record_becomes_the_settings() -> None:
     ):
         with raises_code("bad_value", said):
             gated_serving({**record, **changed}, **made)
-    with raises_code("bad_value", "gpus 4 is not what the gate judged"):
+    with raises_code("bad_value", "gpus 4", "measured on one", "--ungated"):
         gated_serving(record, **made, gpus=4)
     ungated = {**record, "passed": False}
     assert gated_serving(ungated, **made, gpus=4, ungated_reason="a trial").gpus == 4
@@ -714,15 +714,22 @@ def test_what_vllm_compiles_is_in_folders_of_this_user_alone(bundle: Path, tmp_p
     assert run_bundle(bundle, tmp_path).returncode == 0
     assert place.stat().st_mode & 0o777 == 0o755
     (place / "inductor").rmdir()
-    (place / "inductor").symlink_to(tmp_path)
-    refused = [run_bundle(bundle, tmp_path), run_bundle(bundle, tmp_path, HOME="")]
-    assert f"{place}/inductor, for what vLLM compiles" in refused[0].stderr
-    assert "HOME is not set" in refused[1].stderr
-    (place / "inductor").unlink()
+    place.rename(tmp_path / "large disk")
+    place.symlink_to(tmp_path / "large disk")
+    (tmp_path / "others").mkdir()
+    (place / "inductor").symlink_to(tmp_path / "others")
+    assert run_bundle(bundle, tmp_path).returncode == 0, "links of one's own"
+    refused = [run_bundle(bundle, tmp_path, HOME="")]
+    assert "HOME is not set" in refused[0].stderr
     if os.geteuid() == 0:
+        for owned, follow in ((tmp_path / "others", True), (place / "inductor", False)):
+            os.chown(owned, 65534, 65534, follow_symlinks=follow)
+            refused.append(run_bundle(bundle, tmp_path))
+            assert f"{place}/inductor, for what vLLM compiles" in refused[-1].stderr
+            os.chown(owned, 0, 0, follow_symlinks=follow)
         os.chown(place, 65534, 65534)
         refused.append(run_bundle(bundle, tmp_path))
-        assert f"{place}, for what vLLM compiles" in refused[2].stderr
+        assert f"{place}, for what vLLM compiles" in refused[-1].stderr
     for done in refused:
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
@@ -842,11 +849,22 @@ def test_another_address_needs_a_key_or_insecure(
     assert done.stderr.startswith("draftwell: --host ")
     assert "VLLM_API_KEY" in done.stderr
     assert done.stderr.count("\n") == 1
+    options = options.partition(" --api-key")[0]
     keyed = run_bundle(bundle, tmp_path, options=options, VLLM_API_KEY="mine")
     words = shlex.split(options)
     assert json.loads(keyed.stdout)[-len(words) :] == words
     asked = run_bundle(bundle, tmp_path, options=f"--insecure {options}")
     assert json.loads(asked.stdout) == json.loads(keyed.stdout), "vLLM does not know the word"
+
+
+@pytest.mark.parametrize("option", ["--api-key other", "--api-key=other", "--api_key other"])
+def test_two_keys_are_refused(bundle: Path, tmp_path: Path, option: str) -> None:
+    """vLLM would ask for one, our plug-in for the other, and no request could pass."""
+    done = run_bundle(bundle, tmp_path, options=option, VLLM_API_KEY="mine")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("draftwell: --api-key beside VLLM_API_KEY")
+    assert done.stderr.count("\n") == 1
+    assert run_bundle(bundle, tmp_path, options=option).returncode == 0, "on this machine"
 
 
 def test_this_machines_own_address_needs_no_key(bundle: Path, tmp_path: Path) -> None:
