@@ -77,7 +77,7 @@ def judge_predictions(found: Sequence[PredictiveLoss], thresholds: Thresholds) -
     parts: list[Check | Skipped] = []
     for one in found:
         if len(one.tokens) < 2:
-            parts.append(Skipped(f"{one.kind} predicts", "a single prompt decides nothing"))
+            parts.append(Skipped(f"{one.kind} on a single prompt", "it decides nothing"))
             continue
         ratio = over_sums(
             list(zip(one.losses, one.reference, strict=True)), lambda s: s[..., 0] / s[..., 1]

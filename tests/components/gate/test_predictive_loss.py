@@ -27,7 +27,7 @@ from draftwell.components.train.examples import Examples, read_examples, split_b
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.bundle.verdict import FAILED, UNDECIDED, Check, Thresholds, settled
+from draftwell.serving.bundle.verdict import FAILED, UNDECIDED, Check, Thresholds
 from draftwell.serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
@@ -417,15 +417,6 @@ def test_a_worse_prediction_on_the_champions_own_prompts_is_no_evidence() -> Non
     assert judge_predictions(
         [replace(losses, favours_champion=True, losses=losses.reference)], LIMIT
     ).passed
-
-
-def test_a_single_prompt_leaves_the_required_prediction_open() -> None:
-    """In words that say why."""
-    losses = PredictiveLoss("verifier", (1.0,), (1.0,), (9,), "a constant")
-    required = LIMIT.model_copy(update={"required": {"cpu": ("predicts",)}})
-    [check] = settled(judge_predictions([losses], required), required, "cpu").checks
-    assert (check.name, check.result) == ("verifier predicts", UNDECIDED)
-    assert check.detail.startswith("a single prompt decides nothing")
 
 
 def test_a_champions_artifact_for_other_requests_is_no_rival(
