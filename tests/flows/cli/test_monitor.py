@@ -23,7 +23,6 @@ from draftwell.flows.steps import monitor as monitor_step
 from draftwell.flows.steps.announcement import announce_once, announced, announcement
 from draftwell.flows.steps.reference_traces import kept_reference
 from draftwell.flows.workspace import Workspace
-from draftwell.registry.promotion_log import History
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.recording.trace import TraceSet
 from tests.support.errors import raises_code
@@ -203,9 +202,8 @@ def crowned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, datetime.datetime
 
     def crown(strategy: str, since: datetime.datetime) -> None:
         release: Any = SimpleNamespace(pair="tiny", device="cpu", version=1)
-        entry: Any = SimpleNamespace(change=SimpleNamespace(release=1), at=since)
         monkeypatch.setattr(monitor_step, "Store", lambda: None)
-        monkeypatch.setattr(monitor_step, "history", lambda *given: History([entry]))
+        monkeypatch.setattr(monitor_step, "champion_since", lambda *given: since)
         artifacts = {
             "decoding_config": DecodingConfig(strategy, {}, {}, drifting.verifier().provenance)
         }

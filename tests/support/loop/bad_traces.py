@@ -13,17 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from draftwell.flows.workspace import TURN
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import HEADER
 
 
 def contents(*folders: Path) -> dict[str, str]:
-    """Every file below some folders with the digest of what it holds."""
+    """Every file below some folders with the digest of what it holds, but for who had the turn."""
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest()
         for folder in folders
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != TURN
     }
 
 
