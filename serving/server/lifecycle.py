@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from draftwell.serving.artifacts.pair_files import draftwell_home, models_root
 from draftwell.serving.bundle.bundle import refuse_inside
 from draftwell.serving.errors import DeviceLost, DraftwellError
+from draftwell.serving.memory import collect_garbage
 from draftwell.serving.runtime.engine.workers import StillRunning, on_own_thread
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.bundle_watch import BundleWatch
@@ -159,6 +160,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
             # no other reference to the models stays: they can be freed
             app = _application(load(settings.bundle), settings, security, persistence.observers)
         deployments: Deployments = app.state.deployments
+        collect_garbage()
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: watch.ask())
         watch.start()

@@ -164,7 +164,7 @@ class ServerSettings(BaseModel):
     )
     body_megabytes: int = Field(
         256,
-        ge=8,
+        ge=16,
         description=(
             "MiB that the bodies of all requests that are not answered yet may take; beyond that "
             "further ones are answered 503."

@@ -12,7 +12,6 @@ between them is only a new strategy, and costs nothing.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from draftwell.serving.errors import DeviceLost, DraftwellError
+from draftwell.serving.memory import collect_garbage
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.server.deployment.deployment import Deployment, NoAnswerInTime
 from draftwell.serving.server.deployment.mirror import Mirror
@@ -173,7 +173,7 @@ class Deployments:
             old, started = self.current, time.monotonic()
             new = self._accepted(load, old)
             if new is None:
-                gc.collect()  # modules refer to themselves, and weights are large
+                collect_garbage()  # modules refer to themselves, and weights are large
                 return False
             with self._lock:
                 self.current = new
@@ -281,7 +281,7 @@ class Deployments:
         for pause in (0.0, 0.1, 1.0, 10.0, 60.0):  # clients may still read their answers
             time.sleep(pause)
             over = served() is None
-            gc.collect()  # modules refer to themselves, and weights are large
+            collect_garbage()  # modules refer to themselves, and weights are large
             if over:
                 return
 

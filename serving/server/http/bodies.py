@@ -30,6 +30,8 @@ MOST_MEMBERS = 16_384
 """Names of one body's objects: each can become an error of its own."""
 DEEPEST = 128
 """Lists and objects within each other."""
+TEXT_COPIES = 2
+"""A body's bytes stay beside what they are parsed to."""
 VALUE_BYTES = 128
 """Memory that a value takes beyond its text: 70 as parsed, and its part of the request's model."""
 BODY_SECONDS = 30.0
@@ -183,7 +185,7 @@ class Bodies:
                 if seen > self.most:
                     raise self.too_large()
                 scan.feed(chunk)
-                charge(len(chunk) + VALUE_BYTES * (scan.values - before))
+                charge(TEXT_COPIES * len(chunk) + VALUE_BYTES * (scan.values - before))
             except APIError as error:
                 raise Refused(error) from None
             return message

@@ -30,7 +30,7 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "insecure": (False, None),
     "cors-origin": (None, None),
     "allowed-host": (None, None),
-    "body-megabytes": (256, (8, None)),
+    "body-megabytes": (256, (16, None)),
     "request-timeout": (None, (0.001, None)),
     "drain-seconds": (20.0, (0, None)),
     "allow-parameters": (False, None),

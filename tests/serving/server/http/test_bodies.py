@@ -20,6 +20,7 @@ from draftwell.serving.server.http.bodies import (
     DEEPEST,
     MOST_MEMBERS,
     MOST_VALUES,
+    TEXT_COPIES,
     VALUE_BYTES,
     Bodies,
     JsonScan,
@@ -184,7 +185,8 @@ def test_a_body_is_charged_for_what_it_becomes_until_it_is_answered() -> None:
 
     app.app = inner
     asyncio.run(app(scope("a"), source([text]), nothing))
-    assert held == [len(text) + VALUE_BYTES * 1000, len(text) + VALUE_BYTES * 1000 + 77]
+    charged = TEXT_COPIES * len(text) + VALUE_BYTES * 1000
+    assert held == [charged, charged + 77]
     assert app.allowance.held == 0
 
 
