@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +75,10 @@ OPTIONS = {
     Trained.ACCEPTANCE_HEAD: OF_TRACES,
     Trained.MEDUSA_HEADS: OF_TRACES,
     Trained.DATASTORE: {"--traces", "--device"},
-    Trained.EAGLE3_HEAD: {"--prompts", "--limit", "--minutes", "--tokens", "--work", "--seed"},
+    Trained.EAGLE3_HEAD: {
+        *("--prompts", "--limit", "--minutes", "--tokens", "--work", "--seed"),
+        "--published",
+    },
 }
 """What each kind takes of the options that not all do."""
 
@@ -169,6 +173,15 @@ Work = Annotated[
         "(default: in the pair's workspace).",
     ),
 ]
+Published = Annotated[
+    Path | None,
+    typer.Option(
+        "--published",
+        help="Head of eagle3: take the one in this folder instead of training one: of EAGLE, "
+        "SpecForge, SGLang or speculators, with config.json and safetensors, for the pair's "
+        "target.",
+    ),
+]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, help="Seed of all random streams (default: 0).")
 ]
@@ -190,6 +203,7 @@ def train(
     minutes: Minutes = None,
     tokens: Tokens = None,
     work: Work = None,
+    published: Published = None,
     seed: Seed = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -204,12 +218,10 @@ def train(
     refuse_other_kinds(kind, invoked.params)
     if kind is Trained.EAGLE3_HEAD:
         budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed)
-        if prompts:
-            budget["prompts"] = load(prompts, limit)
-        elif limit is not None:
-            budget["invented"] = limit
-        train_eagle3(pair, dtype, threads, publish, budget)
-        return
+        request = budget | named(prompts=prompts, limit=limit)
+        make = partial(import_eagle3, published) if published else train_eagle3
+        set_threads(threads)
+        return make(pair, dtype, publish, request)
     settings = named(
         label=label,
         ratio=ratio,
@@ -281,17 +293,19 @@ def named(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def train_eagle3(
-    pair: str, dtype: str | None, threads: int | None, publish: bool, request: dict[str, Any]
-) -> None:
+def train_eagle3(pair: str, dtype: str | None, publish: bool, request: dict[str, Any]) -> None:
     """`train --kind eagle3_head`.
 
     Args:
-        request: fields of `HeadRequest`.
+        request: the options that were given.
     """
     from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
 
-    set_threads(threads)
+    limit = request.pop("limit", None)
+    if "prompts" in request:
+        request["prompts"] = load(request["prompts"], limit)
+    elif limit is not None:
+        request["invented"] = limit
     space = Workspace(pair, dtype, say)
     head, report = run_train_eagle3(space, HeadRequest(**request), say=say)
     if publish:
@@ -309,6 +323,29 @@ def train_eagle3(
         f"acceptance on held-out texts, by depth: {shares}; "
         f"{report['accepted_length']:.2f} tokens of a draft are kept\n"
         f"next: draftwell calibrate --pair {pair}, which measures the head's step{then}"
+    )
+
+
+def import_eagle3(
+    folder: Path, pair: str, dtype: str | None, publish: bool, request: dict[str, Any]
+) -> None:
+    """`train --kind eagle3_head --published`; `request` as for `train_eagle3`."""
+    from draftwell.flows.steps.eagle3 import run_import_eagle3
+
+    refuse(
+        {f"--{name}": value for name, value in request.items()},
+        "not with --published, which trains nothing: remove this",
+        "option_of_training",
+    )
+    space = Workspace(pair, dtype, say)
+    head = run_import_eagle3(space, folder)
+    if publish:
+        made = Store().publish(space.folder(head.kind), pair=space.spec.name)
+        say(f"registered {made.name} version {made.version}")
+    typer.echo(
+        f"a head of {len(head.head_tokens)} tokens that reads what enters the layers "
+        f"{', '.join(map(str, head.layers))} of the target\n"
+        f"next: draftwell calibrate --pair {pair}, which measures the head's step"
     )
 
 
