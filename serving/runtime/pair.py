@@ -62,6 +62,7 @@ from draftwell.serving.runtime.vocabulary import (
     end_token,
     names_of,
     not_shared,
+    shared_ids,
     what_differs,
 )
 from draftwell.serving.settings import Settings
@@ -504,13 +505,9 @@ def load_small(
     module = load_module(folder, getattr(torch, dtype_of(settings.dtype)), device)
     rows, their_rows = (one.config.get_text_config().vocab_size for one in (target, module))
     lacking = not_shared(own, rows, theirs, their_rows)
-    if not lacking:
-        return SmallModel(module)
-    shared = torch.ones(rows, dtype=torch.bool)
-    shared[lacking] = False
+    differs = what_differs(f"{role} {folder.name}", lacking, own, theirs, rows) if lacking else ""
     stand_ins = dict.fromkeys(lacking, end_token(module))
-    differs = what_differs(f"{role} {folder.name}", lacking, own, theirs, rows)
-    return SmallModel(module, shared.nonzero()[:, 0], stand_ins, differs)
+    return SmallModel(module, shared_ids(lacking, rows), stand_ins, differs)
 
 
 def copied_weights(folder: Path, settings: LoadSettings) -> Weights | None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from draftwell.serving.errors import VocabularyMismatch
 
 Names = Mapping[int, str]
@@ -54,6 +57,16 @@ def not_shared(own: Names, rows: int, theirs: Names, their_rows: int) -> list[in
     return [
         token for token in range(rows) if token >= their_rows or own.get(token) != theirs.get(token)
     ]
+
+
+def shared_ids(differing: Sequence[int], rows: int) -> Tensor | None:
+    """`[shared]` ids that a smaller model's head may cover beside a target of `rows` ids; None:
+    all."""
+    if not differing:
+        return None
+    shared = torch.ones(rows, dtype=torch.bool)
+    shared[list(differing)] = False
+    return shared.nonzero()[:, 0]
 
 
 def what_differs(draft: str, differing: Sequence[int], own: Names, theirs: Names, rows: int) -> str:

@@ -441,11 +441,12 @@ def calibrate(
     """
     from draftwell.flows.steps import train as train_step
 
+    given = {"--traces": traces, "--prompts": prompts, "--temperature": temperature or None}
+    asked = ("calibrate", pair, dtype, device, threads)
     if Workspace(pair, dtype).spec.draft is None:
-        given = {"--traces": traces, "--prompts": prompts, "--temperature": temperature or None}
         refuse(given, WITHOUT_DRAFT, "calibrate_without_draft")
-        profile_alone(pair, publish, dtype, device, threads)
-        return
+        with open_with_progress(*asked, any_strategy=True) as opened:
+            return profile_alone(opened, publish)
     if temperature > 0:
         calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
         return
@@ -457,9 +458,10 @@ def calibrate(
         column=column,
     )
     memory = MemorySettings(max_tokens=max_tokens, batch=batch, smallest_count=smallest_count)
-    with open_with_progress(
-        "calibrate", pair, dtype, device, threads, any_strategy=True, slots=batch
-    ) as opened:
+    with open_with_progress(*asked, any_strategy=True, slots=batch) as opened:
+        if "draft" not in opened.pair.models:  # left out: its vocabulary is another one
+            refuse(given, WITHOUT_DRAFT, "calibrate_without_draft")
+            return profile_alone(opened, publish)
         report = train_step.run_calibrate(
             opened, context.open_trace(opened, traces), rows, memory, limit=limit
         )
@@ -474,14 +476,11 @@ def calibrate(
     )
 
 
-def profile_alone(
-    pair: str, publish: bool, dtype: str | None, device: str | None, threads: int | None
-) -> None:
+def profile_alone(opened: context.StepContext, publish: bool) -> None:
     """Make the hardware profile of a pair without a draft model."""
     from draftwell.flows.steps import train as train_step
 
-    with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
-        found = train_step.run_profile(opened)
+    found = train_step.run_profile(opened)
     if publish:
         publish_kinds(opened, "hardware_profile")
     head = f"head step {found['t_head_ms']:.1f} ms  " if "t_head_ms" in found else ""
