@@ -208,11 +208,9 @@ def check_inputs(
             "two prompts have the same id: make them unique", code="duplicate_prompt_id"
         )
     if "draft" not in pair.models:
+        why = pair.models["target"].left_out.get("draft", "choose a pair with one")
         raise DraftwellError(
-            (
-                f"pair {pair.name} has no draft model, so there is nothing to trace: choose a "
-                "pair with one"
-            ),
+            f"pair {pair.name} has no draft model, so there is nothing to trace: {why}",
             code="no_draft",
         )
     if LOSSY in kinds and strategy is None:

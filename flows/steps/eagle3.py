@@ -20,6 +20,7 @@ from draftwell.components.distil.distil import (
 from draftwell.components.distil.eagle3.distil import distil_head
 from draftwell.components.distil.eagle3.network import default_features
 from draftwell.components.distil.eagle3.plots import training_plot
+from draftwell.components.distil.eagle3.published import read_published
 from draftwell.components.distil.eagle3.start import check_startable
 from draftwell.components.distil.eagle3.training import HeadRecipe
 from draftwell.components.distil.instructions import kept_instructions
@@ -29,7 +30,7 @@ from draftwell.components.report.drawing import check_drawing, note_artifact
 from draftwell.flows.context import pictures_of, training_prompts
 from draftwell.flows.workspace import Workspace, in_turn
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.base import digest_of
+from draftwell.serving.artifacts.base import Provenance, digest_of
 from draftwell.serving.artifacts.pair_files import fingerprint, weights_digest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
@@ -105,6 +106,28 @@ def run_train_eagle3(
         "be trained on these prompts"
     )
     return head, report
+
+
+@in_turn("draftwell train")
+def run_import_eagle3(space: Workspace, folder: Path) -> Eagle3Head:
+    """Put a head that was trained elsewhere for the pair's target into the workspace.
+
+    Raises:
+        DraftwellError: as in `published.read_published`.
+    """
+    from transformers import AutoConfig
+
+    files = space.files()
+    made = Provenance(
+        pair=space.spec.name,
+        fingerprint=fingerprint(files, space.dtype),
+        unknown_prompts=["eagle3_head"],
+        parameters={"published": folder.name},
+    )
+    target = AutoConfig.from_pretrained(files.target).get_text_config()
+    head = read_published(folder, target, weights_digest(files.target), made)
+    space.save(head)
+    return head
 
 
 def train_as(settings: PipelineSettings, space: EngineSpace, prompts: Sequence[Prompt]) -> str:

@@ -5,7 +5,8 @@ The files are the layout that vLLM and SGLang read: `config.json`, and `model.sa
 bfloat16 with the parameters of `LlamaForCausalLMEagle3`, `d2t` (a draft index plus its value is the
 target's id) and `t2d` (which of the target's ids the head covers). Embeddings and rows of the
 output embedding are the target's, which `head.json` names by the sha256 of its weights;
-`write_standalone` adds the rows, which vLLM wants in the file.
+`write_standalone` adds the rows, which vLLM wants in the file. A head that was trained elsewhere
+may bring its own of both, and norms that ours lack (components/distil/eagle3/published.py).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Eagle3Head(Borrower):
     """A head without the embeddings that it borrows.
 
     Args:
-        state: parameters by the names of `LlamaForCausalLMEagle3`, float32 or bfloat16; read back
-            as bfloat16.
+        state: parameters by the names of `LlamaForCausalLMEagle3`; kept in the configuration's
+            `torch_dtype`, bfloat16 where it names none.
         config: what `config.json` holds.
         head_tokens: `[draft vocabulary]` int64, the target's ids that the head covers, ascending.
         layers: numbers of the target's layers whose input states the head reads: low, middle, high.
@@ -55,7 +56,8 @@ class Eagle3Head(Borrower):
         *,
         int8: bool = False,
     ):
-        self.state = {name: tensor.bfloat16().contiguous() for name, tensor in state.items()}
+        self.dtype: torch.dtype = getattr(torch, config.get("torch_dtype", "bfloat16"))
+        self.state = {name: tensor.to(self.dtype).contiguous() for name, tensor in state.items()}
         self.config, self.head_tokens, self.layers, self.donor = (
             dict(config),
             head_tokens.long(),
@@ -76,10 +78,11 @@ class Eagle3Head(Borrower):
                 "the head's tokens are not ascending ids of its vocabulary: train the head again",
                 code="bad_head",
             )
-        if self.state["fc.weight"].shape != (hidden, len(self.layers) * hidden):
+        width = self.config.get("target_hidden_size") or hidden
+        if self.state["fc.weight"].shape != (hidden, len(self.layers) * width):
             raise ArtifactError(
                 (
-                    f"the head does not read {len(self.layers)} states of {hidden} numbers: "
+                    f"the head does not read {len(self.layers)} states of {width} numbers: "
                     "train the head again"
                 ),
                 code="bad_head",
@@ -108,24 +111,24 @@ class Eagle3Head(Borrower):
 
         Args:
             folder: of the two files, which is created.
-            lm_head_rows: `[draft vocabulary, hidden]`, the target's rows of `head_tokens`.
+            lm_head_rows: `[draft vocabulary, hidden]`, the target's rows of `head_tokens`; ignored
+                where the head has its own.
         Raises:
             ArtifactError: rows of another shape.
         """
+        rows = self.state.get("lm_head.weight", lm_head_rows)
         wanted = (len(self.head_tokens), self.config["hidden_size"])
-        if lm_head_rows.shape != wanted:
+        if rows.shape != wanted:
             raise ArtifactError(
                 (
-                    f"the rows are {list(lm_head_rows.shape)}, not {list(wanted)}: give the "
+                    f"the rows are {list(rows.shape)}, not {list(wanted)}: give the "
                     "target's rows of the head's tokens"
                 ),
                 code="bad_head",
             )
         folder.mkdir(parents=True, exist_ok=True)
-        self._write(
-            folder,
-            {**self.state, "lm_head.weight": lm_head_rows.detach().cpu().bfloat16().contiguous()},
-        )
+        rows = rows.detach().cpu().to(self.dtype).contiguous()
+        self._write(folder, {**self.state, "lm_head.weight": rows})
 
     def _write(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         from safetensors.torch import save_file

@@ -24,6 +24,7 @@ from draftwell.serving.runtime.models.transformers_model import ATTENTION, Trans
 from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
+from draftwell.serving.runtime.vocabulary import end_token, not_shared, shared_ids
 
 WARPERS = frozenset({"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"})
 """Processors that `Sampling` says the same as."""
@@ -38,7 +39,6 @@ def draftwell_generate(
     resources: StrategyResources | None = None,
     streamer: Any = None,
     seed: int | None = None,
-    vocab_size: int | None = None,
     **parameters: Any,
 ) -> CustomGenerate:
     """What `custom_generate` takes: one of Draftwell's strategies.
@@ -46,13 +46,11 @@ def draftwell_generate(
     Args:
         strategy: its name with its settings as `parameters`, or a strategy.
         assistant_model: the draft, a transformers module; `generate` would keep its own argument of
-            this name to itself.
+            this name to itself. Ids that it has no rows for are never drafted.
         resources: artifacts of strategies that need them.
         streamer: as `generate` takes one, which it would keep to itself as well; for one prompt.
         seed: of sampled requests; None draws one from torch's generator, so that
             `torch.manual_seed` decides.
-        vocab_size: ids that both models know, where their heads are padded to different sizes; the
-            others are never drawn.
 
     >>> draftwell_generate("prompt_lookup", prompt_lookup_num_tokens=5).strategy.name
     'prompt_lookup'
@@ -67,7 +65,7 @@ def draftwell_generate(
             ),
             code="parameters_of_a_built_strategy",
         )
-    return CustomGenerate(strategy, assistant_model, streamer, seed, vocab_size)
+    return CustomGenerate(strategy, assistant_model, streamer, seed)
 
 
 class CustomGenerate:
@@ -79,10 +77,9 @@ class CustomGenerate:
         assistant_model: Any,
         streamer: Any,
         seed: int | None,
-        vocab_size: int | None,
     ):
         self.strategy, self.assistant_model, self.streamer = strategy, assistant_model, streamer
-        self.seed, self.vocab_size = seed, vocab_size
+        self.seed = seed
 
     def __call__(
         self,
@@ -170,8 +167,9 @@ class CustomGenerate:
                 role: context if role == "target" else context_within(module, context)
                 for role, module in modules.items()
             }
+            rows = target.config.get_text_config().vocab_size
             yield {
-                role: self.over_slots(module, slots, contexts[role])
+                role: over_slots(module, rows, slots=slots, max_context=contexts[role])
                 for role, module in modules.items()
             }
         finally:
@@ -179,16 +177,6 @@ class CustomGenerate:
                 if modules[role].config._attn_implementation == ATTENTION != attention:
                     modules[role].set_attn_implementation(attention)
                 modules[role].train(training)
-
-    def over_slots(self, module: Any, slots: int, context: int | None) -> Model:
-        """A module that computes with its own weights: no copy is made, and what the caller changes
-        counts."""
-        kind = (
-            UnbatchedModel
-            if module.config.get_text_config().model_type in UNBATCHED
-            else TransformersModel
-        )
-        return kind(module, slots=slots, max_context=context, vocab_size=self.vocab_size)
 
     def decode(
         self,
@@ -220,6 +208,17 @@ class CustomGenerate:
             if job.error:
                 raise job.error
         return [job.output for job in jobs]
+
+
+def over_slots(module: Any, rows: int, **settings: Any) -> Model:
+    """A module that computes with its own weights, beside a target of `rows` ids: no copy is made,
+    and what the caller changes counts."""
+    config = module.config.get_text_config()
+    kind = UnbatchedModel if config.model_type in UNBATCHED else TransformersModel
+    lacking = not_shared({}, rows, {}, config.vocab_size)
+    model = kind(module, vocab_size=rows, head_tokens=shared_ids(lacking, rows), **settings)
+    model.stand_ins = dict.fromkeys(lacking, end_token(module))
+    return model
 
 
 def refuse(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -61,6 +63,20 @@ class Model(ABC):
     """When the last forward pass began and ended on the device, where the clock does not say it."""
     head_tokens: Tensor | None = None
     """`[head]` ids that the head covers; None: all."""
+    stand_ins: Mapping[int, int] = MappingProxyType({})
+    """Ids of the target that the model lacks → what it reads in their place (vocabulary.py)."""
+
+    left_out: Mapping[Role, str] = MappingProxyType({})
+    """Of a target: models of its pair that cannot run beside it, and why."""
+
+    def as_read(self, rows: Sequence[Forward]) -> Sequence[Forward]:
+        """Rows with the ids that the model reads."""
+        if not self.stand_ins:
+            return rows
+        return [
+            replace(row, tokens=tuple(self.stand_ins.get(token, token) for token in row.tokens))
+            for row in rows
+        ]
 
     @abstractmethod
     def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from draftwell.serving.errors import DraftwellError, VocabularyMismatch
+from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.failures import room_for
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
@@ -136,25 +136,20 @@ def build_distilled(draft: DistilledDraft, target: Any, device: str | None = Non
     return module.to(place).eval()
 
 
-def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
-    """Refuse a draft whose token ids mean something else: every id that both have must be the same
-    token."""
-    if not (draft / "tokenizer.json").is_file() and not (draft / "tokenizer_config.json").is_file():
+def load_draft_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a draft or a qualifier, which says what its ids mean."""
+    if (
+        not (folder / "tokenizer.json").is_file()
+        and not (folder / "tokenizer_config.json").is_file()
+    ):
         raise DraftwellError(
             (
-                f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: "
+                f"draft {folder.name} brings no tokenizer, so nobody knows what its ids mean: "
                 "save one next to its weights"
             ),
             code="no_tokenizer",
         )
-    mine, other = (
-        {i: token for token, i in t.get_vocab().items()} for t in (tokenizer, load_tokenizer(draft))
-    )
-    if any(other[i] != mine[i] for i in mine.keys() & other.keys()):
-        raise VocabularyMismatch(
-            f"draft {draft.name} and target {target.name} have different tokenizers: "
-            "choose a draft of the same family"
-        )
+    return load_tokenizer(folder)
 
 
 def load_tokenizer(folder: Path) -> Any:

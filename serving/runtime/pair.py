@@ -7,26 +7,28 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from draftwell.serving.artifacts.base import MANIFEST
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft
 from draftwell.serving.artifacts.near_copy import is_near_copy, read_near_copy
 from draftwell.serving.artifacts.pair_files import (
     PairFiles,
     draftwell_home,
     fingerprint,
+    is_artifact,
     model_digest,
     settings_digest,
     weights_digest,
 )
 from draftwell.serving.device import core_ids, kernel_problem, usable_cores
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, VocabularyMismatch
+from draftwell.serving.files import json_digest
 from draftwell.serving.number_format import NumberFormat, Weights, dtype_of, weights_of
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.runtime.engine.engine import Engine
@@ -37,8 +39,8 @@ from draftwell.serving.runtime.failures import room_for
 from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.model_files import (
     build_distilled,
-    check_same_tokenizer,
     context_within,
+    load_draft_tokenizer,
     load_module,
     load_tokenizer,
     released_as_read,
@@ -55,6 +57,14 @@ from draftwell.serving.runtime.models.transformers_model import TransformersMode
 from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.tool_prompt import knows_tools, told
+from draftwell.serving.runtime.vocabulary import (
+    check_alike,
+    end_token,
+    names_of,
+    not_shared,
+    shared_ids,
+    what_differs,
+)
 from draftwell.serving.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -317,14 +327,14 @@ class LoadSettings(Settings):
 
 
 def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedPair:
-    """Load the models of a pair.
+    """Load the models of a pair. A draft or a qualifier with another vocabulary altogether is left
+    out with a warning, and strategies that need it are refused.
 
     Args:
         files: the model folders.
         settings: None takes every default of `LoadSettings`.
     Raises:
-        DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers
-            differ.
+        DraftwellError: files that are missing or no model.
     """
     settings = settings or LoadSettings()
     # before they are read: what is replaced meanwhile then differs from what is there
@@ -333,18 +343,17 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     modules: dict[Role, Any] = {}
     target, padded_to = _load_target(files, settings, modules)
     models: dict[Role, Model] = {"target": target}
-    vocab = min(target.vocab_size, len(tokenizer))
     smaller: tuple[tuple[Role, Path | None], ...] = (
         ("draft", files.draft),
         ("qualifier", files.qualifier if settings.qualifier else None),
     )
     for role, folder in smaller:
         if folder is not None:
-            vocab = _load_smaller(role, folder, files, settings, tokenizer, modules, models, vocab)
+            _load_smaller(role, folder, files, settings, tokenizer, modules, models)
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
-        model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
+        model.vocab_size = target.vocab_size
         if isinstance(model, LeanLlama) and not settings.keep_modules:
             model.release()
     pair = LoadedPair(
@@ -391,17 +400,23 @@ def _load_smaller(
     tokenizer: Any,
     modules: dict[Role, Any],
     models: dict[Role, Model],
-    vocab: int,
-) -> int:
-    """Add the draft or the qualifier to `modules` and `models`; returns the vocabulary that all
-    share."""
-    module, head = load_small(folder, files, settings, role, tokenizer, modules["target"])
-    if head is None:
-        vocab = min(vocab, module.config.get_text_config().vocab_size)
+) -> None:
+    """Add the draft or the qualifier to `modules` and `models`, or the reason why it cannot run to
+    the target's `left_out`."""
+    vocab = models["target"].vocab_size
+    try:
+        small = load_small(folder, files, settings, role, tokenizer, modules["target"])
+    except VocabularyMismatch as error:
+        log.warning("pair %s: %s", files.name, error)
+        models["target"].left_out = {**models["target"].left_out, role: str(error)}
+        return
+    module, head = small.module, small.head_tokens
+    if small.differs:
+        log.warning("pair %s: %s", files.name, small.differs)
     modules[role] = module
     weights = copied_weights(folder, settings) if is_near_copy(folder) else None
     on_cpu = module.dtype == torch.bfloat16 and module.device.type == "cpu"
-    if role == "draft" and head is not None and on_cpu:
+    if role == "draft" and is_artifact(folder) and on_cpu:
         weights = "int8"  # distilled: stored in 8 bits anyway
     models[role] = over_slots(
         module,
@@ -415,7 +430,7 @@ def _load_smaller(
         lender=modules["target"],
         **_compiling(settings),
     )
-    return vocab
+    models[role].stand_ins = small.stand_ins
 
 
 def _compiling(settings: LoadSettings) -> dict[str, Any]:
@@ -444,19 +459,38 @@ def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
         )
 
 
+@dataclass
+class SmallModel:
+    """A draft or a qualifier that was read.
+
+    Args:
+        head_tokens: `[head]` ids that its head covers; None: all.
+        stand_ins: as in `Model`.
+        differs: a line about the ids that it does not share with the target; "": all are shared.
+    """
+
+    module: Any
+    head_tokens: Tensor | None = None
+    stand_ins: Mapping[int, int] = field(default_factory=dict)
+    differs: str = ""
+
+
 def load_small(
     folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any
-) -> tuple[Any, Any]:
-    """A draft's or qualifier's module, and the `[head]` token ids that its head covers (None: all).
+) -> SmallModel:
+    """A draft or a qualifier.
 
     A distilled draft brings no embeddings of its own: it takes the target module's. A near copy is
     the target, loaded once more, before it was padded.
+
+    Raises:
+        VocabularyMismatch: its vocabulary is another one altogether.
     """
     device = settings.draft_device or settings.device if role == "draft" else settings.device
-    if (folder / MANIFEST).is_file():
+    if is_artifact(folder):
         draft = DistilledDraft.load(folder)
         draft.check_donor(weights_digest(files.target))
-        return build_distilled(draft, target, device), draft.head_tokens
+        return SmallModel(build_distilled(draft, target, device), draft.head_tokens)
     if is_near_copy(folder):
         recipe = read_near_copy(folder)
         copied = drop_layers(
@@ -465,9 +499,15 @@ def load_small(
         )
         if settings.pad_target is not None and recipe.padded_share is not None:
             pad_at_least(copied, recipe.padded_share * settings.pad_target)
-        return copied, None
-    check_same_tokenizer(files.target, folder, tokenizer)
-    return load_module(folder, getattr(torch, dtype_of(settings.dtype)), device), None
+        return SmallModel(copied)
+    own, theirs = names_of(tokenizer), names_of(load_draft_tokenizer(folder))
+    check_alike(f"{role} {folder.name}", theirs, f"target {files.target.name}", own)
+    module = load_module(folder, getattr(torch, dtype_of(settings.dtype)), device)
+    rows, their_rows = (one.config.get_text_config().vocab_size for one in (target, module))
+    lacking = not_shared(own, rows, theirs, their_rows)
+    differs = what_differs(f"{role} {folder.name}", lacking, own, theirs, rows) if lacking else ""
+    stand_ins = dict.fromkeys(lacking, end_token(module))
+    return SmallModel(module, shared_ids(lacking, rows), stand_ins, differs)
 
 
 def copied_weights(folder: Path, settings: LoadSettings) -> Weights | None:
@@ -539,13 +579,15 @@ def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
     device of its own."""
     assert files.draft is not None
     digests = {"draft": model_digest(files.draft), "target": model_digest(files.target)}
+    if draft.stand_ins:  # which rows its head has depends on tokenizers, too
+        digests["shared"] = json_digest(sorted(draft.stand_ins))
     try:
         graph: Path | bytes = cached(draft.module, draft.head_weight, digests, draftwell_home())
     except OSError:  # a home that cannot be written to is only slower
         graph = export_llama(draft.module, draft.head_weight).SerializeToString()
     head = None if draft.head_tokens is None else draft.head_tokens.cpu()
     cores = core_ids() if device.startswith("cuda") else shares(core_ids(), 2)[1]
-    return OnnxModel(
+    made = OnnxModel(
         graph,
         draft.module,
         slots=slots,
@@ -553,3 +595,5 @@ def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
         head_tokens=head,
         cores=cores[: min(MOST_ONNX_CORES, usable_cores())],
     )
+    made.stand_ins = draft.stand_ins
+    return made

@@ -44,7 +44,7 @@ STEPS = [
 """Steps of a pair that is loaded, or of one on another engine."""
 OTHERS = [
     *(publish.publish_picked, gate.gate_imported, imported.import_results),
-    eagle3.run_train_eagle3,
+    *(eagle3.run_train_eagle3, eagle3.run_import_eagle3),
 ]
 """Steps of a workspace alone."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +75,10 @@ OPTIONS = {
     Trained.ACCEPTANCE_HEAD: OF_TRACES,
     Trained.MEDUSA_HEADS: OF_TRACES,
     Trained.DATASTORE: {"--traces", "--device"},
-    Trained.EAGLE3_HEAD: {"--prompts", "--limit", "--minutes", "--tokens", "--work", "--seed"},
+    Trained.EAGLE3_HEAD: {
+        *("--prompts", "--limit", "--minutes", "--tokens", "--work", "--seed"),
+        "--published",
+    },
 }
 """What each kind takes of the options that not all do."""
 
@@ -169,6 +173,15 @@ Work = Annotated[
         "(default: in the pair's workspace).",
     ),
 ]
+Published = Annotated[
+    Path | None,
+    typer.Option(
+        "--published",
+        help="Head of eagle3: take the one in this folder instead of training one: of EAGLE, "
+        "SpecForge, SGLang or speculators, with config.json and safetensors, for the pair's "
+        "target.",
+    ),
+]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, help="Seed of all random streams (default: 0).")
 ]
@@ -190,6 +203,7 @@ def train(
     minutes: Minutes = None,
     tokens: Tokens = None,
     work: Work = None,
+    published: Published = None,
     seed: Seed = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -204,12 +218,10 @@ def train(
     refuse_other_kinds(kind, invoked.params)
     if kind is Trained.EAGLE3_HEAD:
         budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed)
-        if prompts:
-            budget["prompts"] = load(prompts, limit)
-        elif limit is not None:
-            budget["invented"] = limit
-        train_eagle3(pair, dtype, threads, publish, budget)
-        return
+        request = budget | named(prompts=prompts, limit=limit)
+        make = partial(import_eagle3, published) if published else train_eagle3
+        set_threads(threads)
+        return make(pair, dtype, publish, request)
     settings = named(
         label=label,
         ratio=ratio,
@@ -281,17 +293,19 @@ def named(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def train_eagle3(
-    pair: str, dtype: str | None, threads: int | None, publish: bool, request: dict[str, Any]
-) -> None:
+def train_eagle3(pair: str, dtype: str | None, publish: bool, request: dict[str, Any]) -> None:
     """`train --kind eagle3_head`.
 
     Args:
-        request: fields of `HeadRequest`.
+        request: the options that were given.
     """
     from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
 
-    set_threads(threads)
+    limit = request.pop("limit", None)
+    if "prompts" in request:
+        request["prompts"] = load(request["prompts"], limit)
+    elif limit is not None:
+        request["invented"] = limit
     space = Workspace(pair, dtype, say)
     head, report = run_train_eagle3(space, HeadRequest(**request), say=say)
     if publish:
@@ -309,6 +323,29 @@ def train_eagle3(
         f"acceptance on held-out texts, by depth: {shares}; "
         f"{report['accepted_length']:.2f} tokens of a draft are kept\n"
         f"next: draftwell calibrate --pair {pair}, which measures the head's step{then}"
+    )
+
+
+def import_eagle3(
+    folder: Path, pair: str, dtype: str | None, publish: bool, request: dict[str, Any]
+) -> None:
+    """`train --kind eagle3_head --published`; `request` as for `train_eagle3`."""
+    from draftwell.flows.steps.eagle3 import run_import_eagle3
+
+    refuse(
+        {f"--{name}": value for name, value in request.items()},
+        "not with --published, which trains nothing: remove this",
+        "option_of_training",
+    )
+    space = Workspace(pair, dtype, say)
+    head = run_import_eagle3(space, folder)
+    if publish:
+        made = Store().publish(space.folder(head.kind), pair=space.spec.name)
+        say(f"registered {made.name} version {made.version}")
+    typer.echo(
+        f"a head of {len(head.head_tokens)} tokens that reads what enters the layers "
+        f"{', '.join(map(str, head.layers))} of the target\n"
+        f"next: draftwell calibrate --pair {pair}, which measures the head's step"
     )
 
 
@@ -404,11 +441,12 @@ def calibrate(
     """
     from draftwell.flows.steps import train as train_step
 
+    given = {"--traces": traces, "--prompts": prompts, "--temperature": temperature or None}
+    asked = ("calibrate", pair, dtype, device, threads)
     if Workspace(pair, dtype).spec.draft is None:
-        given = {"--traces": traces, "--prompts": prompts, "--temperature": temperature or None}
         refuse(given, WITHOUT_DRAFT, "calibrate_without_draft")
-        profile_alone(pair, publish, dtype, device, threads)
-        return
+        with open_with_progress(*asked, any_strategy=True) as opened:
+            return profile_alone(opened, publish)
     if temperature > 0:
         calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
         return
@@ -420,9 +458,10 @@ def calibrate(
         column=column,
     )
     memory = MemorySettings(max_tokens=max_tokens, batch=batch, smallest_count=smallest_count)
-    with open_with_progress(
-        "calibrate", pair, dtype, device, threads, any_strategy=True, slots=batch
-    ) as opened:
+    with open_with_progress(*asked, any_strategy=True, slots=batch) as opened:
+        if "draft" not in opened.pair.models:  # left out: its vocabulary is another one
+            refuse(given, WITHOUT_DRAFT, "calibrate_without_draft")
+            return profile_alone(opened, publish)
         report = train_step.run_calibrate(
             opened, context.open_trace(opened, traces), rows, memory, limit=limit
         )
@@ -437,14 +476,11 @@ def calibrate(
     )
 
 
-def profile_alone(
-    pair: str, publish: bool, dtype: str | None, device: str | None, threads: int | None
-) -> None:
+def profile_alone(opened: context.StepContext, publish: bool) -> None:
     """Make the hardware profile of a pair without a draft model."""
     from draftwell.flows.steps import train as train_step
 
-    with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
-        found = train_step.run_profile(opened)
+    found = train_step.run_profile(opened)
     if publish:
         publish_kinds(opened, "hardware_profile")
     head = f"head step {found['t_head_ms']:.1f} ms  " if "t_head_ms" in found else ""

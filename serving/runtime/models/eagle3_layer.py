@@ -21,12 +21,19 @@ class Eagle3Layer:
     Args:
         products: qkv, out, gate_up, down and head.
         norms: weights `[hidden]` by the names in `NORMS`.
+        norm_before_residual: the residual is what `hidden_norm` gives, not what it reads.
     """
 
     def __init__(
-        self, products: Mapping[str, Linear], norms: Mapping[str, Tensor], shape: Architecture
+        self,
+        products: Mapping[str, Linear],
+        norms: Mapping[str, Tensor],
+        shape: Architecture,
+        *,
+        norm_before_residual: bool = False,
     ):
         self.products, self.norms, self.shape = products, norms, shape
+        self.norm_before_residual = norm_before_residual
 
     def before(self, embedded: Tensor, hidden: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each `[n, its heads, head_dim]`, of embeddings and states, both
@@ -47,6 +54,8 @@ class Eagle3Layer:
     def after(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """States `[n, hidden]` after the layer, of attention's output `[n, heads * head_dim]` and
         the states before it."""
+        if self.norm_before_residual:
+            hidden = norm(hidden, self.norms["hidden_norm"], self.shape.eps)
         hidden = hidden + self.products["out"](attended)
         gate, up = self.products["gate_up"](
             norm(hidden, self.norms["post_attention_layernorm"], self.shape.eps)

@@ -4,12 +4,14 @@
 Its input at index i is a pair: the target's states at token i, and the embedding of token i + 1;
 its output predicts token i + 2. Where the target has not read token i yet, the head's own output
 before its norm takes the place of the states. Embeddings and the rows of the output head are the
-target's. Names of weights are those of the published checkpoints, which vLLM and SGLang load too.
+target's, where the head has none of its own. Names of weights are those of the published
+checkpoints, which vLLM and SGLang load too, and so are the switches of its configuration:
+`norm_before_residual`, `norm_before_fc`, `fc_norm` and `norm_output` (speculators, `eagle3`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from functools import partial
 from typing import Any
@@ -26,7 +28,7 @@ from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.architecture import Architecture
 from draftwell.serving.runtime.models.beside import kept_beside
 from draftwell.serving.runtime.models.eagle3_layer import NORMS, Eagle3Layer
-from draftwell.serving.runtime.models.lean_layer import Rope
+from draftwell.serving.runtime.models.lean_layer import Rope, norm
 from draftwell.serving.runtime.models.lean_llama import CHUNK, passes
 from draftwell.serving.runtime.models.linear import MakeLinear, linear
 from draftwell.serving.runtime.models.module_model import ModuleModel, positions_of
@@ -35,6 +37,9 @@ from draftwell.serving.runtime.models.row_attention import Placed, RowAttention
 from draftwell.serving.runtime.models.seen_tokens import SeenTokens
 from draftwell.serving.runtime.models.slots import Slots
 from draftwell.serving.runtime.slot_texts import SlotText
+
+SCALINGS = ("linear", "llama3", "yarn")
+"""Scalings of rotary positions that depend on the position alone."""
 
 
 class Eagle3Model(Model):
@@ -58,7 +63,7 @@ class Eagle3Model(Model):
             target.dtype,
         )
         config = head.config
-        self.shape = architecture_of_head(config)
+        self.shape, first = architecture_of_head(config), bool(config.get("norm_before_residual"))
         self.slots = Slots(
             [(self.shape.kv_heads, self.shape.head_dim)],
             target.slots.count,
@@ -67,40 +72,29 @@ class Eagle3Model(Model):
             self.device,
         )
         weights = {name: tensor.to(self.device, self.dtype) for name, tensor in head.state.items()}
-        self.library: CDLL | None = getattr(target, "library", None)
+        # the library's layer takes what comes before the norm as its residual
+        self.library: CDLL | None = None if first else getattr(target, "library", None)
         make: MakeLinear = linear
         if self.library is not None:
             # a step reads every weight for one token: in 8 bits half as much
             rounding: Weights | None = "int8" if self.dtype == torch.bfloat16 else None
             make = partial(Product, self.library, weights=rounding)
         with torch.inference_mode():
-            self.embedding: Tensor = target.module.get_input_embeddings().weight
+            lent: Tensor = target.module.get_input_embeddings().weight
+            self.embedding = weights.get("embed_tokens.weight", lent)
             self.head_tokens = head.head_tokens.to(self.device)
             rows = target.module.get_output_embeddings().weight
+            if "lm_head.weight" not in weights:
+                weights["lm_head.weight"] = rows[self.head_tokens]
+            else:
+                rows = None  # they are another head's
             own = {} if self.library is None else {"dots": partial(dots, self.library)}
             self.seen = SeenTokens(self.head_tokens, rows, **own)
             self._fc = make(weights["fc.weight"], None)
-            layer = {
-                name.removeprefix("midlayer."): one
-                for name, one in weights.items()
-                if name.startswith("midlayer.")
-            }
-            whole = {
-                "qkv": torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]),
-                "out": layer["self_attn.o_proj.weight"],
-                "gate_up": torch.cat([layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]),
-                "down": layer["mlp.down_proj.weight"],
-                "head": rows[self.head_tokens],
-            }
-            norms = {name: layer[f"{name}.weight"] for name in NORMS if name != "norm"} | {
-                "norm": weights["norm.weight"]
-            }
-            self.layer = Eagle3Layer(
-                {name: make(one, None) for name, one in whole.items()}, norms, self.shape
-            )
-            self._rope = rope_table(
-                config["rope_theta"], self.shape.head_dim, self.max_context, self.device
-            )
+            self.layer = layer_of(weights, make, self.shape, norm_before_residual=first)
+            self._rope = rope_table(config, self.shape.head_dim, self.max_context, self.device)
+        self._input_norms = input_norms(weights)
+        self._feeds_normed = bool(config.get("norm_output"))
         self.native = None if self.library is None else self._by_library(self.library, config)
         self.exact = self.native is not None
         self.hidden_size = int(config["hidden_size"])
@@ -166,6 +160,7 @@ class Eagle3Model(Model):
         ):
             self.seen.read(row.slot, row.tokens)
             widened, support = self.seen.widened(row.slot, logits, normed)
+            states = normed if self._feeds_normed else states
             outputs += Logits(widened, states, support, self.vocab_size).split([row.keep])
         return outputs
 
@@ -215,7 +210,47 @@ class Eagle3Model(Model):
         the head's width, or its own output."""
         assert row.features is not None, "a head reads states with its tokens"
         features = row.features.to(self.dtype)
-        return features if features.shape[-1] == self.hidden_size else self._fc(features)
+        if features.shape[-1] == self.hidden_size:
+            return features
+        if self._input_norms:
+            parts = features.chunk(len(self._input_norms), -1)
+            normed = zip(parts, self._input_norms, strict=True)
+            features = torch.cat([norm(part, one, self.shape.eps) for part, one in normed], -1)
+        return self._fc(features)
+
+
+def layer_of(
+    weights: Mapping[str, Tensor],
+    make: MakeLinear,
+    shape: Architecture,
+    *,
+    norm_before_residual: bool,
+) -> Eagle3Layer:
+    """The layer of a head's weights; `make` makes its products."""
+    layer = {
+        name.removeprefix("midlayer."): one
+        for name, one in weights.items()
+        if name.startswith("midlayer.")
+    }
+    whole = {
+        "qkv": torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]),
+        "out": layer["self_attn.o_proj.weight"],
+        "gate_up": torch.cat([layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]),
+        "down": layer["mlp.down_proj.weight"],
+        "head": weights["lm_head.weight"],
+    }
+    norms = {name: layer[f"{name}.weight"] for name in NORMS if name != "norm"} | {
+        "norm": weights["norm.weight"]
+    }
+    products = {name: make(one, None) for name, one in whole.items()}
+    return Eagle3Layer(products, norms, shape, norm_before_residual=norm_before_residual)
+
+
+def input_norms(weights: Mapping[str, Tensor]) -> list[Tensor]:
+    """Norms of what `fc` reads: one over all states together, one for each, or none."""
+    if "input_norm.weight" in weights:
+        return [weights["input_norm.weight"]]
+    return [weights[name] for name in sorted(weights) if name.startswith("fc_norm.")]
 
 
 def architecture_of_head(config: dict[str, Any]) -> Architecture:
@@ -224,13 +259,14 @@ def architecture_of_head(config: dict[str, Any]) -> Architecture:
     Args:
         config: as `config.json` of an EAGLE-3 checkpoint has it.
     Raises:
-        DraftwellError: it has rotary positions that are not the default ones, or another activation
-            (`unsupported_architecture`).
+        DraftwellError: it scales its rotary positions in a way that depends on more than the
+            position, or has another activation (`unsupported_architecture`).
     """
-    if config.get("rope_scaling") or config.get("hidden_act", "silu") != "silu":
+    scaling, activation = scaling_of(config), config.get("hidden_act", "silu")
+    if scaling not in (None, *SCALINGS) or activation != "silu":
         raise DraftwellError(
-            "this head scales its rotary positions or has another activation than silu, "
-            "which is not supported: train one "
+            f"this head scales its rotary positions by {scaling} and has the activation "
+            f"{activation}, and only {', '.join(SCALINGS)} and silu are supported: train one "
             "with `draftwell train --kind eagle3_head`",
             code="unsupported_architecture",
         )
@@ -247,15 +283,35 @@ def architecture_of_head(config: dict[str, Any]) -> Architecture:
     )
 
 
-def rope_table(theta: float, head_dim: int, positions: int, device: torch.device) -> Rope:
-    """Cosines and signed sines `[positions, 1, head_dim]` float32 of default rotary positions."""
-    inverse = 1.0 / theta ** (
+def scaling_of(config: dict[str, Any]) -> str | None:
+    """How a head scales its rotary positions, by transformers' name; None: not at all."""
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    return None if kind == "default" else str(kind)
+
+
+def rope_table(config: dict[str, Any], head_dim: int, positions: int, device: torch.device) -> Rope:
+    """Cosines and signed sines `[positions, 1, head_dim]` float32 of a head's rotary positions."""
+    inverse = 1.0 / config["rope_theta"] ** (
         torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     )
+    factor, kind = 1.0, scaling_of(config)
+    if kind is not None:
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        names = ("hidden_size", "num_attention_heads", "max_position_embeddings")
+        shape = LlamaConfig(
+            head_dim=head_dim,
+            rope_parameters={**config["rope_scaling"], "rope_theta": config["rope_theta"]},
+            **{name: config[name] for name in names},
+        )
+        inverse, factor = ROPE_INIT_FUNCTIONS[kind](shape, device)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), inverse)[
         :, None
     ]
-    return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def head_of(target: Any, head: Eagle3Head) -> Eagle3Model:

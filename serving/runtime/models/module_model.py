@@ -143,7 +143,7 @@ class ModuleModel(Model):
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Forward]) -> list[Span]:
-        placed = []
+        rows, placed = self.as_read(rows), []
         try:
             for row in rows:
                 placed.append(

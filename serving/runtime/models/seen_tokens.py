@@ -19,14 +19,15 @@ class SeenTokens:
 
     Args:
         covered: `[head]` ids of the head's tokens, ascending.
-        rows: `[vocab, hidden]`, the target's output embedding.
+        rows: `[vocab, hidden]`, the target's output embedding; None where the head has another one:
+            then there are no further candidates.
         dots: two tensors `[n, hidden]` and `[m, hidden]` float32 → their dot products `[n, m]`.
     """
 
     def __init__(
         self,
         covered: Tensor,
-        rows: Tensor,
+        rows: Tensor | None,
         dots: Callable[[Tensor, Tensor], Tensor] = lambda x, rows: x @ rows.T,
     ):
         self.covered, self.rows, self._dots = covered, rows, dots
@@ -58,7 +59,7 @@ class SeenTokens:
             states: `[keep, hidden]`, what the logits were made from.
         """
         seen = self._seen.get(slot)
-        if not seen:
+        if not seen or self.rows is None:
             return logits, self.covered
         columns = self._columns.get(slot)
         if columns is None:

@@ -169,16 +169,25 @@ class Strategy(ABC):
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         """The models this strategy uses, by role."""
-        missing = [role for role in self.roles if role not in models]
-        if missing:
-            raise DraftwellError(
-                f"strategy {self.name} needs a {missing[0]} model, which this pair does not have",
-                code="model_missing",
-            )
+        for role in self.roles:
+            if role not in models:
+                raise model_missing(f"strategy {self.name}", role, models)
         chosen = {role: models[role] for role in self.roles}
         if self.prefers_onnx and "draft_onnx" in models:
             chosen["draft"] = models["draft_onnx"]
         return chosen
+
+
+def model_missing(what: str, role: Role, models: Mapping[Role, Model]) -> DraftwellError:
+    """The error where something needs a model that the pair lacks, or that was left out of it."""
+    mend = (
+        "`draftwell distill` makes one from the target"
+        if role == "draft"
+        else "leave it out, or take a pair that `draftwell pairs` shows with one"
+    )
+    left_out = models["target"].left_out if "target" in models else {}
+    why = f"and {left_out[role]}" if role in left_out else f"which this pair does not have: {mend}"
+    return DraftwellError(f"{what} needs a {role} model, {why}", code="model_missing")
 
 
 DrafterRole = Literal["draft", "qualifier"]
@@ -191,10 +200,5 @@ def drafting_with(drafter: DrafterRole, models: Mapping[Role, Model]) -> dict[Ro
         DraftwellError: the pair has no such model.
     """
     if drafter not in models:
-        raise DraftwellError(
-            f"drafter={drafter} needs a {drafter} model, which this pair does not have: "
-            "leave it out, or take a pair "
-            "that `draftwell pairs` shows with one",
-            code="model_missing",
-        )
+        raise model_missing(f"drafter={drafter}", drafter, models)
     return {**models, "draft": models[drafter]}

@@ -20,6 +20,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 from draftwell.serving.errors import DraftwellError
+from tests.support.models.heads import random_eagle3
 from tests.support.patching import replace_everywhere
 
 QUICK = ("--tokens", 3000, "--no-publish")
@@ -37,6 +38,52 @@ def deep_pair(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
     module.save_pretrained(folder / "target")
     return Path(shutil.move(folder / "tiny.yaml", folder / "deep.yaml"))
+
+
+def test_a_head_that_was_trained_elsewhere_is_taken_over(
+    run: Any,
+    own_stores: Path,
+    deep_pair: Path,
+    tmp_path: Path,
+    empty_database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    monkeypatch.chdir(own_stores)
+    shutil.copyfile(empty_database, own_stores / "mlflow.db")
+    module = LlamaForCausalLM.from_pretrained(deep_pair.parent / "target")
+    _, head = random_eagle3(module, 40)
+    ids = head.head_tokens
+    head.write_standalone(tmp_path / "theirs", module.lm_head.weight[ids])
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    del config["eagle_aux_hidden_state_layer_ids"], config["eagle_config"]
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
+
+    command = f"train --kind eagle3_head --pair {deep_pair} --published {tmp_path / 'theirs'}"
+    refused = run(f"{command} --minutes 5")
+    assert refused.exit_code == 2
+    assert "--minutes: not with --published" in refused.stderr
+    done = run(command)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "a head of 40 tokens" in done.stdout
+    assert "registered eagle3_head.tiny version 1" in done.stderr
+    space = Workspace(str(deep_pair))
+    taken = Eagle3Head.load(space.folder("eagle3_head"))
+    assert taken.layers == (2, 3, 4)
+    assert "lm_head.weight" in taken.state
+    outputs = {}
+    for strategy in ("autoregressive", "eagle3"):
+        done = run(
+            f"generate --pair {deep_pair} --strategy {strategy} --prompt",
+            "the inn",
+            "--max-tokens 16",
+        )
+        assert done.exit_code == 0, (done.output, done.exception)
+        outputs[strategy] = done.stdout
+    assert outputs["eagle3"] == outputs["autoregressive"]
+    refused = run(f"train --kind verifier --published {tmp_path} --pair {deep_pair}")
+    assert refused.exit_code == 2
+    assert "--published: not for --kind verifier" in refused.stderr
 
 
 def test_a_head_is_trained_registered_and_drafted_with(

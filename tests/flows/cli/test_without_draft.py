@@ -4,6 +4,7 @@ with the head."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,40 @@ def test_options_that_read_traces_are_refused_without_a_draft(
     refused = run(f"calibrate --pair {alone} {option} {value}")
     assert refused.exit_code == 2
     assert f"{option}: only for pairs with a draft model" in refused.stderr
+
+
+@pytest.fixture
+def foreign(pair_file: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """YAML file of the tiny pair with a draft of another vocabulary altogether."""
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    monkeypatch.chdir(own_stores)
+    shutil.copytree(pair_file.parent, own_stores / "foreign")
+    file = own_stores / "foreign" / "draft" / "tokenizer.json"
+    body = json.loads(file.read_text())
+    vocab = body["model"]["vocab"]
+    body["model"]["vocab"] = {name: (i + 1) % len(vocab) for name, i in vocab.items()}
+    file.write_text(json.dumps(body))
+    return own_stores / "foreign" / pair_file.name
+
+
+def test_a_pair_whose_draft_has_another_vocabulary_does_what_needs_none(
+    run: Any, foreign: Path
+) -> None:
+    outputs = {}
+    for strategy in ("autoregressive", "prompt_lookup", "suffix"):
+        done = run(
+            f"generate --pair {foreign} --strategy {strategy} --prompt",
+            "the inn",
+            "--max-tokens 16",
+        )
+        assert done.exit_code == 0, (done.output, done.exception)
+        outputs[strategy] = done.stdout
+    assert len(set(outputs.values())) == 1
+    for command in ("generate --strategy vanilla_sd --prompt the", "collect --limit 2"):
+        refused = run(f"{command} --pair {foreign}")
+        assert refused.exit_code == 2
+        assert "cannot draft for target" in refused.stderr
+        assert "`draftwell distill`" in refused.stderr
+    done = run(f"calibrate --pair {foreign} --no-publish")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "no draft model: the hardware profile alone" in done.stdout

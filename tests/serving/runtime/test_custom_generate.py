@@ -3,6 +3,7 @@ they were."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from draftwell.serving.runtime.custom_generate import draftwell_generate
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
-from tests.support.models.tiny import EOS, llama, near
+from tests.support.models.tiny import EOS, VOCAB, llama, near
 
 PROMPTS = torch.tensor([[0, 0, 5, 7, 9, 4], [3, 8, 5, 7, 9, 5], [0, 6, 6, 11, 4, 17]])
 MASK = (PROMPTS != 0).long()
@@ -60,6 +61,20 @@ def test_a_padded_batch_gets_generates_own_tokens(
     # and once more with the same object
     assert torch.equal(target.generate(PROMPTS, **asked, custom_generate=custom), plain)
     assert torch.equal(target.generate(PROMPTS, **asked), plain)  # the module is as it was
+
+
+@pytest.mark.parametrize("rows", [VOCAB - 6, VOCAB + 9])
+def test_a_draft_may_be_padded_to_another_size(models: tuple[Any, Any], rows: int) -> None:
+    """Rows that it lacks are said by the target, and read by it in its own way."""
+    target, draft = models[0], copy.deepcopy(models[1])
+    draft.resize_token_embeddings(rows, mean_resizing=False)
+    asked: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 20, "do_sample": False}
+    plain = target.generate(PROMPTS, eos_token_id=None, pad_token_id=0, **asked)
+    assert int(plain.max()) >= VOCAB - 6
+    custom = draftwell_generate("vanilla_sd", assistant_model=draft, num_speculative_tokens=3)
+    asked |= {"eos_token_id": None, "pad_token_id": 0, "custom_generate": custom}
+    assert torch.equal(target.generate(PROMPTS, **asked), plain)
+    assert draft.config.vocab_size == rows
 
 
 def test_the_modules_are_as_they_were_even_after_an_error(models: tuple[Any, Any]) -> None:

@@ -137,7 +137,7 @@ class OnnxModel(Model):
         outputs: dict[int, Span] = {}
         placed: list[tuple[int, int]] = []
         try:
-            for group in neighbours(rows):
+            for group in neighbours(self.as_read(rows)):
                 starts = [self.slots.reserve(row.slot, len(row.tokens)) for row in group]
                 placed += [(row.slot, start) for row, start in zip(group, starts, strict=True)]
                 for row, output in zip(group, self._run(group, starts), strict=True):

@@ -249,10 +249,10 @@ def test_targets_that_keep_no_states_say_so():
         head_of(UnbatchedModel.__new__(UnbatchedModel), head)
 
 
-def test_scaled_rotary_positions_are_refused():
+def test_rotary_positions_that_depend_on_a_texts_length_are_refused():
     _, head = random_eagle3(llama(), 40)
-    head.config["rope_scaling"] = {"rope_type": "yarn"}
-    with raises_code("unsupported_architecture"):
+    head.config["rope_scaling"] = {"rope_type": "dynamic", "factor": 2.0}
+    with raises_code("unsupported_architecture", "dynamic"):
         Eagle3Model(head, LeanLlama(llama(), slots=1))
 
 

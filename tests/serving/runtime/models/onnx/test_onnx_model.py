@@ -278,6 +278,18 @@ def test_a_draft_that_cannot_be_exported_stays_in_torch(tmp_path: Path):
     }
 
 
+def test_a_draft_that_lacks_tokens_of_its_target_reads_its_own_end_in_their_place(tmp_path: Path):
+    size = len(tiny_tokenizer())
+    files = save_pair(
+        tmp_path,
+        tiny_llama(vocab_size=size - 3, num_hidden_layers=1, eos_token_id=2, bos_token_id=None),
+    )
+    pair = load_pair(files, LoadSettings(dtype="float32", onnx_draft=True))
+    drafts = pair.models["draft"], pair.models["draft_onnx"]
+    assert [list(one.stand_ins) for one in drafts] == 2 * [[size - 3, size - 2, size - 1]]
+    drive(drafts, 8, 40, vocab=size)
+
+
 @pytest.mark.slow
 def test_the_default_draft_gives_torchs_logits_over_64_steps_with_rollbacks():
     from tests.support.models.default_pair import default_pair
