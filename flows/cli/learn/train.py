@@ -17,6 +17,7 @@ from draftwell.flows.cli.learn.shared import (
     SOURCES,
     Column,
     Publish,
+    Redact,
     Source,
     Split,
     Traces,
@@ -31,6 +32,7 @@ from draftwell.flows.cli.options import (
     Limit,
     Pair,
     Threads,
+    readable,
     say,
     set_threads,
 )
@@ -74,7 +76,8 @@ OPTIONS = {
     Trained.ACCEPTANCE_HEAD: OF_TRACES,
     Trained.MEDUSA_HEADS: OF_TRACES,
     Trained.DATASTORE: {"--traces", "--device"},
-    Trained.EAGLE3_HEAD: {"--prompts", "--limit", "--minutes", "--tokens", "--work", "--seed"},
+    Trained.EAGLE3_HEAD: {"--prompts", "--redact", "--limit", "--minutes", "--tokens", "--work"}
+    | {"--seed"},
 }
 """What each kind takes of the options that not all do."""
 
@@ -186,6 +189,7 @@ def train(
     eta_fp: EtaFp = None,
     features: Features = None,
     prompts: Prompts = None,
+    redact: Redact = False,
     limit: Limit = None,
     minutes: Minutes = None,
     tokens: Tokens = None,
@@ -203,11 +207,9 @@ def train(
     """
     refuse_other_kinds(kind, invoked.params)
     if kind is Trained.EAGLE3_HEAD:
-        budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed)
-        if prompts:
-            budget["prompts"] = load(prompts, limit)
-        elif limit is not None:
-            budget["invented"] = limit
+        asked = load(prompts, limit, redact=redact) if prompts else None
+        budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed, prompts=asked)
+        budget |= named(invented=None if prompts else limit)
         train_eagle3(pair, dtype, threads, publish, budget)
         return
     settings = named(
@@ -242,6 +244,7 @@ def refuse_other_kinds(kind: Trained, given: Mapping[str, object]) -> None:
         option: given[option[2:].replace("-", "_")]
         for option in sorted(set().union(*OPTIONS.values()))
     }
+    values["--redact"] = values["--redact"] or None
     if values["--device"] == "cpu":
         values["--device"] = None
     refuse(
@@ -385,6 +388,7 @@ def calibrate(
     limit: Limit = 24,
     split: Split = "train",
     column: Column = None,
+    redact: Redact = False,
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = MEMORY.max_tokens,
     batch: Batch = MEMORY.batch,
@@ -412,17 +416,13 @@ def calibrate(
     if temperature > 0:
         calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
         return
-    rows = load_more(
-        prompts,
-        limit,
-        context.training_prompts(Workspace(pair, dtype), traces),
-        split=split,
-        column=column,
-    )
+    used = context.training_prompts(Workspace(pair, dtype), traces)
+    rows = load_more(prompts, limit, used, split=split, column=column, redact=redact)
     memory = MemorySettings(max_tokens=max_tokens, batch=batch, smallest_count=smallest_count)
     with open_with_progress(
         "calibrate", pair, dtype, device, threads, any_strategy=True, slots=batch
     ) as opened:
+        rows = readable(opened.pair, rows, prompts, max_tokens)
         report = train_step.run_calibrate(
             opened, context.open_trace(opened, traces), rows, memory, limit=limit
         )
