@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.prompts.overlap import different
-from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.components.prompts.sources import LeftOut, load_prompts
 from draftwell.flows.context import Bar, StepContext
 from draftwell.flows.progress import announce, counting
 from draftwell.flows.workspace import Say, Workspace
@@ -142,7 +144,12 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
         DraftwellError: fewer different prompts than steps (`too_few_prompts`).
     """
 
-    rows = different(read_prompts(settings.prompts) if settings.prompts else demo_prompts())
+    file = settings.prompts
+    left = LeftOut()
+    rows = load_prompts(file, redact=settings.redact, left_out=left) if file else demo_prompts()
+    rows = different(rows)
+    if left:
+        announced(str(left))
     wanted = {
         "bench": settings.bench_prompts,
         "collect": settings.collect_prompts,
@@ -163,6 +170,12 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
         cut[step] = rows[start : start + count]
         start += count
     return cut
+
+
+@cache
+def announced(line: str) -> None:
+    """Say a line, once a process: every task cuts the prompts again."""
+    announce(line)
 
 
 def shares(wanted: Mapping[str, int], total: int) -> dict[str, int]:

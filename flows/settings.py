@@ -60,7 +60,12 @@ class PipelineSettings(BaseModel):
         None, pattern="^(float32|bfloat16)(-int8|-int4)?$", description="None takes the pair's own"
     )
     prompts: Path | None = Field(
-        None, description="JSONL of prompts; None takes the shipped demo prompts"
+        None,
+        description="file or folder of prompts, as `draftwell collect` takes; None takes the "
+        "shipped demo prompts",
+    )
+    redact: bool = Field(
+        False, description="mask e-mails, phone numbers, keys and the like in prompts"
     )
     source: Literal["prompts", "traffic", "drift"] = Field(
         "prompts",

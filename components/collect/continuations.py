@@ -8,8 +8,9 @@ nobody ever drafts, so it is left out there: the other three kinds are answers, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -175,7 +176,7 @@ def asked(
     return (
         keep_end(pair, ids_of(pair, prompt), room)
         if prompt.raw
-        else cut_messages(pair, history, room)
+        else cut_messages(pair, [*history, *prompt.after], room, prompt.tools)
     )
 
 
@@ -247,14 +248,19 @@ def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
     return next(differing, min(len(one), len(other)))
 
 
-def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tuple[list[int], int]:
+def cut_messages(
+    pair: LoadedPair,
+    messages: Sequence[Message],
+    room: int,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> tuple[list[int], int]:
     """Ids of a conversation in at most `room` tokens, and how many tokens were left out.
 
     The chat template stays complete, as a model expects it: first the oldest turns are removed,
     except a system message, then the beginning of the last message. Plain text keeps its end, after
     a special token at its start.
     """
-    ids = pair.encode_messages(messages)
+    ids = pair.encode_messages(messages, tools)
     total = len(ids)
     if total <= room:
         return ids, 0
@@ -270,13 +276,13 @@ def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tu
             )
             # the rest begins with a user again: templates require that
             del kept[earlier[0] : following]
-            ids = pair.encode_messages(kept)
+            ids = pair.encode_messages(kept, tools)
         content = pair.encode(kept[-1]["content"])
         left = len(content)
         while len(ids) > room and (left := left - (len(ids) - room)) > 0:
             # half a character
             text = pair.decode(content[-left:]).lstrip("\N{REPLACEMENT CHARACTER}")
-            ids = pair.encode_messages([*kept[:-1], {**kept[-1], "content": text}])
+            ids = pair.encode_messages([*kept[:-1], {**kept[-1], "content": text}], tools)
         if len(ids) <= room:
             return ids, total - len(ids)
     ids, _ = keep_end(pair, ids, room)

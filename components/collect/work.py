@@ -168,6 +168,7 @@ def inputs_digest(
             p.answers,
             *(["raw"] if p.raw else []),
             *([p.tokens] if p.tokens else []),
+            *([p.tools, p.after] if p.tools or p.after else []),
         ]
         for p in prompts
     ]

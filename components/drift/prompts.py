@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwell.components.collect.continuations import message_of, template_around
-from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.prompts.prompt import Prompt, context_of
 from draftwell.components.prompts.sources import jsonl_files, readable_requests
 from draftwell.components.train.examples import Examples, split_by_prompt
 from draftwell.serving.errors import DraftwellError
@@ -111,9 +111,9 @@ def in_random_order(
     Raises:
         DraftwellError: too few (`too_few_prompts`).
     """
-    newest: dict[tuple[Any, ...], Prompt] = {}
+    newest: dict[str, Prompt] = {}
     for p in reversed(found):
-        newest.setdefault((tuple(p.turns), json.dumps(p.messages), p.raw), p)
+        newest.setdefault(json.dumps([p.turns, context_of(p), p.tokens]), p)
     different = list(newest.values())[:window][::-1]
     if len(different) < fewest:
         odd = f" ({'; '.join(notes)})" if notes else ""
@@ -178,12 +178,13 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     turn, a raw text stays raw."""
     rows = []
     for p in prompts:
-        body = (
-            {"messages": [*p.messages, {"role": "user", "content": p.turns[0]}]}
-            if p.messages
-            else {"turns": p.turns}
-        )
-        rows.append({"id": p.id, "task": p.task, **body, **({"raw": True} if p.raw else {})})
+        asked = [*p.messages, {"role": "user", "content": p.turns[0]}, *p.after]
+        body: dict[str, Any] = {"messages": asked} if len(asked) > 1 else {"turns": p.turns}
+        if p.tokens:
+            body = {"prompt": p.tokens[0]}
+        further = {"raw": p.raw, "tools": p.tools}
+        row = {"id": p.id, "task": p.task, **body, **{k: v for k, v in further.items() if v}}
+        rows.append(row)
     write_atomically(
         path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwell.components.prompts.prompt import numbered_lines
+from draftwell.components.prompts.files import rows_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_atomically
 
@@ -201,7 +201,7 @@ def make(folder: Path) -> list[Path]:
         source = folder / one.file
         if not source.is_file():
             continue
-        rows = [json.loads(line) for _, line in numbered_lines(source)]
+        rows: list[Any] = [row for _, row in rows_of(source)]
         try:
             taken = [one.convert(number, rows[number]) for number in one.rows]
         except (IndexError, KeyError, TypeError, AttributeError) as error:

@@ -4,7 +4,8 @@ on.
 A score on prompts that an artifact has learnt from says nothing about new traffic. So artifacts and
 traces carry the hashes of their prompts, and whatever is measured later leaves these out. A hash
 covers what a model reads before its first answer: the first turn and the messages before it, not
-the id. Prompts that differ by a single character count as different.
+the id. Prompts that differ by a single character count as different, but in what `--redact` masks:
+a prompt is the same with and without it, and no hash tells a phone number.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from draftwell.components.prompts.prompt import context_of
+from draftwell.components.prompts.redact import masked_within
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
 
@@ -36,9 +38,8 @@ def hash_of(prompt: Prompt) -> str:
     ... )
     True
     """
-    return json_digest(["tokens", *prompt.tokens[0]] if prompt.tokens else context_of(prompt))[
-        :HASH_LENGTH
-    ]
+    asked = ["tokens", *prompt.tokens[0]] if prompt.tokens else masked_within(context_of(prompt))
+    return json_digest(asked)[:HASH_LENGTH]
 
 
 def hashes_of(prompts: Iterable[Prompt]) -> list[str]:

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.prompts.answer_fields import wrong_field
+from draftwell.components.prompts.files import rows_of
+from draftwell.components.prompts.layouts import normal_rows
+from draftwell.components.prompts.messages import (
+    EMPTY,
+    Message,
+    NoPrompt,
+    plain_messages,
+    text_of,
+    tools_of,
+)
 from draftwell.serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from draftwell.serving.runtime.pair import LoadedPair
 
 DEMO = Path(__file__).parent / "data" / "demo_prompts.jsonl"
-EXAMPLE = 'such as {"prompt": "Hello"}'
 IDS, TASKS = ("id", "question_id", "task_id"), ("task", "category")
-KNOWN = frozenset({*IDS, *TASKS, "prompt", "turns", "messages", "responses", "reference"})
-"""Keys of a row that have a place of their own in `Prompt`."""
-ROLES = {"human": "user", "gpt": "assistant"}
-"""Role names of recorded conversations → those of chat templates."""
-
-Message = dict[str, str]
-"""`role` (system, user, assistant …) and `content`."""
+KNOWN = frozenset(
+    {
+        *IDS,
+        *TASKS,
+        "turns",
+        "messages",
+        "tokens",
+        "responses",
+        "reference",
+        "raw",
+        "tools",
+        "system",
+    }
+)
+"""Keys of a row in its normal form that have a place of their own in `Prompt`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,10 @@ class Prompt:
         raw: the text goes to the model as it is, without a chat template, as a server's completions
             do; then it is the only turn.
         tokens: for each turn the token ids before its answer, where those are known and not the
-            text (`prompts_of_trace`); `turns` and `answers` then only give their number.
+            text (`prompts_of_trace`, a request of token ids); `turns` and `answers` then only give
+            their number.
+        tools: functions that may be called, as in OpenAI's API.
+        after: what follows the only turn before the answer: calls of tools and their results.
     """
 
     id: str
@@ -59,6 +77,8 @@ class Prompt:
     fields: Mapping[str, Any] = field(default_factory=dict)
     raw: bool = False
     tokens: tuple[tuple[int, ...], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    after: tuple[Message, ...] = ()
 
     @property
     def prompt(self) -> str:
@@ -78,12 +98,15 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
         DraftwellError: a missing, empty or unreadable file, or a bad line; the message names it and
             the fix.
     """
-    path = Path(path)
-    rows = (
-        prompt_of(row_of(line, f"{path} line {number}"), f"line-{number}", f"{path} line {number}")
-        for number, line in numbered_lines(path)
-    )
-    return window(path, rows, limit)
+    return window(path, _strictly(Path(path)), limit)
+
+
+def _strictly(path: Path) -> Iterator[Prompt]:
+    """The prompts of a file, in which every row has one."""
+    for place, row in rows_of(path):
+        if isinstance(row, NoPrompt):
+            raise bad_prompt(f"{path} {place}", str(row)) from row
+        yield prompt_of(row, place.replace(" ", "-"), f"{path} {place}")
 
 
 def window(source: str | Path, prompts: Iterable[Prompt], limit: int | None) -> list[Prompt]:
@@ -92,10 +115,7 @@ def window(source: str | Path, prompts: Iterable[Prompt], limit: int | None) -> 
     Raises:
         DraftwellError: there are none, or two with the same id.
     """
-    if limit is not None and limit < 1:
-        raise DraftwellError(
-            f"the number of prompts must be at least 1, not {limit}", code="bad_limit"
-        )
+    check_limit(limit)
     found = list(islice(prompts, limit))
     if not found:
         raise DraftwellError(
@@ -107,6 +127,14 @@ def window(source: str | Path, prompts: Iterable[Prompt], limit: int | None) -> 
             f"{source}: id {name!r} comes twice: make it unique", code="duplicate_prompt_id"
         )
     return found
+
+
+def check_limit(limit: int | None) -> None:
+    """Refuse to read no prompts."""
+    if limit is not None and limit < 1:
+        raise DraftwellError(
+            f"the number of prompts must be at least 1, not {limit}", code="bad_limit"
+        )
 
 
 def demo_prompts(limit: int | None = None) -> list[Prompt]:
@@ -139,13 +167,17 @@ def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
         return list(prompt.tokens[0])
     if prompt.raw:
         return pair.encode(prompt.prompt)
-    return pair.encode_prompt(prompt.prompt, prompt.messages)
+    user = {"role": "user", "content": prompt.prompt}
+    return pair.encode_messages([*prompt.messages, user, *prompt.after], prompt.tools)
 
 
 def context_of(prompt: Prompt) -> list[Any]:
-    """All that a first answer depends on, as plain JSON: the first turn and the messages before
-    it."""
-    return [prompt.prompt, *prompt.messages, *(["raw"] if prompt.raw else [])]
+    """All that a first answer depends on, as plain JSON: the first turn, the messages before and
+    after it, and the tools."""
+    further = {"after": prompt.after, "tools": prompt.tools}
+    asked = {name: list(value) for name, value in further.items() if value}
+    parts = [prompt.prompt, *prompt.messages, *(["raw"] if prompt.raw else [])]
+    return [*parts, asked] if asked else parts
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
@@ -160,165 +192,138 @@ def several_turns(prompts: Sequence[Prompt]) -> int:
     return sum(len(prompt.turns) > 1 for prompt in prompts)
 
 
-def numbered_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, str]]:
-    """Numbered lines that are not blank, decompressed and decoded.
-
-    Args:
-        growing: the file is still being written: a last line that ends inside a character is left
-            out.
-    """
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                try:
-                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    if (
-                        growing
-                        and not raw.endswith(b"\n")
-                        and error.reason == "unexpected end of data"
-                    ):
-                        return
-                    raise DraftwellError(
-                        f"{path} line {number}: not UTF-8: save the file as UTF-8", code="not_utf8"
-                    ) from error
-                if line.strip():
-                    yield number, line
-    except FileNotFoundError as error:
-        raise DraftwellError(
-            f"there is no prompt file {path}: check the path", code="no_such_source"
-        ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DraftwellError(
-            f"{path} is no complete gzip file: compress it again or give the plain .jsonl",
-            code="bad_gzip",
-        ) from error
-    except OSError as error:
-        raise DraftwellError(
-            f"cannot read prompt file {path}: {error.strerror}", code="unreadable_source"
-        ) from error
-
-
-def row_of(line: str, where: str) -> dict[str, Any]:
-    """The JSON object of a line; `where` is its file and number.
-
-    Raises:
-        DraftwellError: it holds none.
-    """
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise bad_prompt(where, f"not valid JSON: write one object a line, {EXAMPLE}") from error
-    if not isinstance(row, dict):
-        raise bad_prompt(where, f"not a JSON object: write one {EXAMPLE}")
-    return row
-
-
 def bad_prompt(where: str, what: str) -> DraftwellError:
     """What is wrong with a row, in one line."""
     return DraftwellError(f"{where}: {what}", code="bad_prompt")
 
 
 def prompt_of(row: Mapping[str, Any], name: str, where: str) -> Prompt:
-    """The prompt of a row with `prompt`, `turns` or `messages`.
+    """The one prompt of a row.
 
     Args:
         name: id of a row that has none.
         where: the row, for the error.
     """
-    asked = next(
-        (row[key] for key in ("turns", "prompt", "messages") if row.get(key) is not None), None
-    )
-    if asked is None:
-        raise bad_prompt(
-            where,
-            "it has neither `prompt`, `turns` nor `messages` (keys: "
-            f"{', '.join(row) or 'none'}): rename one of them",
-        )
+    try:
+        (found,) = prompts_of_row(row, name)
+    except NoPrompt as error:
+        raise bad_prompt(where, str(error)) from error
+    except ValueError as error:
+        raise bad_prompt(where, "it holds several prompts: write one in a row") from error
+    return found
+
+
+def prompts_of_row(row: Mapping[str, Any], name: str, **layout: Any) -> list[Prompt]:
+    """The prompts of a row of any known layout; most have one.
+
+    Args:
+        name: id of a row that has none.
+        layout: of `normal_rows`.
+    Raises:
+        NoPrompt: what is wrong with it.
+    """
+    found = [_prompt(one, name) for one in normal_rows(row, **layout)]
+    if len(found) > 1:
+        return [replace(prompt, id=f"{prompt.id}.{i}") for i, prompt in enumerate(found)]
+    return found
+
+
+def _prompt(row: Mapping[str, Any], name: str) -> Prompt:
+    """The prompt of a row in its normal form."""
     answers = row.get("responses")
-    recorded = (
-        tuple(answers)
-        if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
-        else ()
-    )
-    messages: tuple[Message, ...] = ()
-    if isinstance(asked, list) and asked and all(isinstance(turn, Mapping) for turn in asked):
-        messages, turns, recorded = conversation(asked, where)
+    texts = isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
+    recorded = tuple(answers) if isinstance(answers, list) and texts else ()
+    before, after, tokens = tuple[Message, ...](), tuple[Message, ...](), row.get("tokens")
+    if (said := row.get("messages")) is not None:
+        before, turns, after, recorded = conversation(said)
+    elif tokens is not None:
+        turns = [""]
     else:
-        turns = [asked] if isinstance(asked, str) else asked
+        turns = [row["turns"]] if isinstance(row["turns"], str) else row["turns"]
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-        raise bad_prompt(
-            where,
+        raise NoPrompt(
             "`prompt` must be a string, `turns` a list of strings and `messages` a list of "
-            "roles and contents",
+            "roles and contents"
         )
-    if not turns or not all(turn.strip() for turn in turns):
-        raise bad_prompt(where, "its prompt is empty: write something or remove the line")
+    if tokens is None and not (turns and all(turn.strip() for turn in turns)):
+        raise NoPrompt(EMPTY)
     reference = _reference(row.get("reference"))
-    fields = {key: value for key, value in row.items() if key not in KNOWN}
-    if raw := fields.get("raw") is True:
-        del fields["raw"]
-        if messages or len(turns) > 1:
-            raise bad_prompt(
-                where, "`raw` needs a `prompt` or a single turn, not a conversation: leave it out"
-            )
+    fields = {key: row[key] for key in row if key not in KNOWN}
+    raw = row.get("raw") is True
+    if raw and (before or len(turns) > 1 or said):
+        raise NoPrompt("`raw` needs a `prompt` or a single turn, not a conversation: leave it out")
     if (problem := wrong_field(fields)) is not None:
-        raise bad_prompt(where, problem)
-    return Prompt(
+        raise NoPrompt(problem)
+    system = row.get("system")
+    if system and not raw and not any(message["role"] == "system" for message in before):
+        before = ({"role": "system", "content": text_of_all(system)}, *before)
+    found = Prompt(
         _text(row, *IDS) or name,
         _text(row, *TASKS),
         turns,
         recorded[0] if reference is None and recorded else reference,
-        messages,
+        before,
         recorded,
         fields,
         raw,
+        (tuple(tokens),) if tokens is not None else (),
+        tuple(tools_of(row.get("tools"))) if not raw and tokens is None else (),
+        after,
     )
+    refuse_broken_text(found)
+    return found
+
+
+def refuse_broken_text(prompt: Prompt) -> None:
+    """Refuse half characters, which no tokenizer takes and no file can hold.
+
+    Raises:
+        NoPrompt: it has some.
+    """
+    said: list[Any] = [prompt.id, prompt.task, prompt.turns, prompt.answers, prompt.reference]
+    said += [prompt.messages, prompt.after, prompt.tools, prompt.fields]
+    try:
+        json.dumps(said, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        if 0xDC80 <= code <= 0xDCFF:
+            raise NoPrompt("not UTF-8: save it as UTF-8") from error
+        raise NoPrompt(f"half a surrogate pair (U+{code:04X})") from error
 
 
 def conversation(
-    recorded: Sequence[Mapping[str, Any]], where: str
-) -> tuple[tuple[Message, ...], list[str], tuple[str, ...]]:
-    """Messages before the first turn, the user's turns, and the recorded answers to them.
+    recorded: Sequence[Any],
+) -> tuple[tuple[Message, ...], list[str], tuple[Message, ...], tuple[str, ...]]:
+    """Messages before the first turn, the user's turns, what follows the last one before its
+    answer (calls of tools and their results), and the recorded answers to them.
 
-    Messages that end with a user's are a request: the last one is its only turn. Messages that end
-    with an answer are a recording: every user's message is a turn if users and assistant alternate
-    after a system message, otherwise only the last one is.
+    Messages that end with a user's, or with a tool's result, are a request: the last user's is its
+    only turn. Messages that end with an answer are a recording: every user's message is a turn if
+    users and assistant alternate after a system message, otherwise only the last one is.
 
     Args:
-        recorded: OpenAI's `role` and `content`, or `from` and `value` (human, gpt).
+        recorded: as in `plain_messages`.
     """
-    messages = [_message(one, where) for one in recorded]
+    messages = plain_messages(recorded)
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
-        raise bad_prompt(where, "none of its messages is a user's: write one with the role user")
+        raise NoPrompt("none of its messages is a user's: write one with the role user")
     roles = [message["role"] for message in messages[users[0] :]]
-    if roles == ["user", "assistant"] * (len(roles) // 2):
+    calls = any("tool_calls" in message for message in messages[users[0] :])
+    if roles == ["user", "assistant"] * (len(roles) // 2) and not calls:
         contents = [message["content"] for message in messages[users[0] :]]
-        return tuple(messages[: users[0]]), contents[::2], tuple(contents[1::2])
+        return tuple(messages[: users[0]]), contents[::2], (), tuple(contents[1::2])
     last = users[-1]
-    answers = [
-        message["content"]
-        for message in messages[last + 1 : last + 2]
-        if message["role"] == "assistant"
-    ]
-    return tuple(messages[:last]), [messages[last]["content"]], tuple(answers)
+    following, answers = messages[last + 1 :], tuple[str, ...]()
+    if following and following[-1]["role"] == "assistant":
+        *following, answer = following
+        answers = () if "tool_calls" in answer else (answer["content"],)
+    return tuple(messages[:last]), [messages[last]["content"]], tuple(following), answers
 
 
-def _message(one: Mapping[str, Any], where: str) -> Message:
-    """Role and text of a recorded message; the parts of a content are joined."""
-    role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
-    ):
-        content = "\n".join(part["text"] for part in content)
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise bad_prompt(
-            where,
-            'a message needs a `role` and a `content`, both text, such as {"role": "user", '
-            '"content": "Hello"}',
-        )
-    return {"role": ROLES.get(role, role), "content": content}
+def text_of_all(said: Any) -> str:
+    """A system's text, alone or in parts."""
+    return "\n".join(text_of(part) for part in (said if isinstance(said, list) else [said]))
 
 
 def _text(row: Mapping[str, Any], *keys: str) -> str | None:

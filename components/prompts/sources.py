@@ -1,38 +1,87 @@
-"""Prompts of any source: JSONL, a spool (folder of recorded requests), Parquet, CSV, or a data set
-of the Hugging Face hub.
+"""Prompts of any source: files and folders (`files`) of any known layout (`layouts`), saved data
+sets, and data sets of the Hugging Face hub.
 
-In tables the first known column that holds prompts is taken. Only the rows asked for are read or
-downloaded.
+A row that holds no prompt is left out and counted; only a source without any is refused. No more
+rows are read or downloaded than are asked for.
 """
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from draftwell.components.prompts.files import (
+    CELLS,
+    JSONL,
+    SUFFIXES,
+    Row,
+    files_in,
+    rows_of,
+    suffix_of,
+)
+from draftwell.components.prompts.layouts import UNKNOWN
+from draftwell.components.prompts.messages import NoPrompt
 from draftwell.components.prompts.prompt import (
     IDS,
     Prompt,
     bad_prompt,
-    numbered_lines,
-    prompt_of,
-    read_prompts,
-    row_of,
-    window,
+    check_limit,
+    ids_of,
+    prompts_of_row,
 )
+from draftwell.components.prompts.redact import redacted
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError, missing_package
 
-COLUMNS = ("turns", "prompt", "messages", "conversations", "instruction", "question", "text")
-"""Columns that may hold prompts, in this order; `instruction` is followed by the row's `input`."""
-JSONL, TABLES = (".jsonl", ".jsonl.gz"), (".parquet", ".csv")
+if TYPE_CHECKING:
+    from draftwell.serving.runtime.pair import LoadedPair
+
+SAVED = ("state.json", "dataset_dict.json")
+NamedRow = tuple[str, Row | NoPrompt | DraftwellError, str, dict[str, Any]]
+"""Where it stands, the row or what is wrong there, its id, and how it is laid out."""
 HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-PLAIN = (str, int, float, bool, list, dict, type(None))
-Row = Mapping[str, Any]
+MOST_REASONS = 6
+"""Kinds of reasons that are named for rows that were left out."""
+
+
+@dataclass
+class LeftOut:
+    """Rows without a prompt that could be read: how many, for each reason, and the first of each.
+
+    >>> left = LeftOut()
+    >>> left.add("a.jsonl line 2", "its prompt is empty")
+    >>> left.add("a.jsonl line 7", "its prompt is empty")
+    >>> print(left)
+    2 rows left out: its prompt is empty (2, first a.jsonl line 2)
+    """
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    broken: DraftwellError | None = None
+    """Why a file could not be read, or not to its end."""
+
+    def add(self, place: str, reason: str) -> None:
+        """A row was left out."""
+        self.reasons[reason] += 1
+        self.first.setdefault(reason, place)
+
+    def __bool__(self) -> bool:
+        return bool(self.reasons)
+
+    def __str__(self) -> str:
+        count = self.reasons.total()
+        told = [
+            f"{reason} ({number}, first {self.first[reason]})"
+            for reason, number in self.reasons.most_common(MOST_REASONS)
+        ]
+        if len(self.reasons) > MOST_REASONS:
+            told.append(f"{len(self.reasons) - MOST_REASONS} further reasons")
+        return f"{count} row{'s' if count > 1 else ''} left out: {'; '.join(told)}"
 
 
 def load_prompts(
@@ -41,47 +90,94 @@ def load_prompts(
     limit: int | None = None,
     split: str = "train",
     column: str | None = None,
+    redact: bool = False,
+    left_out: LeftOut | None = None,
 ) -> list[Prompt]:
     """Prompts of a source.
 
     Args:
-        source: `x.jsonl`, `x.jsonl.gz` (see `read_prompts`); a folder of such files with bodies of
-            OpenAI requests, as a server records them (a chat's `messages`, or the `prompt` of a
-            completion, which is taken raw); a .parquet or .csv file; a folder of Parquet files or
-            of `Dataset.save_to_disk`; else `ORG/NAME` or `ORG/NAME:CONFIG` on the Hugging Face hub,
-            of which no more is downloaded than is read.
+        source: a file or a folder of files (`files.SUFFIXES`, also .gz) whose rows are of any
+            layout of `layouts`; a folder of `Dataset.save_to_disk`; else `ORG/NAME` or
+            `ORG/NAME:CONFIG` on the Hugging Face hub, of which no more is downloaded than is read.
+            JSONL files in a folder are bodies of requests, as a server records them: a `prompt`
+            in them is taken raw.
         limit: read at most this many, None reads all.
         split: of a data set that has several.
         column: that holds the prompts: text, several turns, or messages. None takes the first one
-            of `COLUMNS` that exists.
+            of `layouts.KEYS` that a row has.
+        redact: mask e-mails, phone numbers, keys and the like (`redact`).
+        left_out: is told of each row that holds no prompt.
     Returns:
-        prompts with ids `<name>/<index>`, or their own where they come as JSONL; rows without any
-        text are left out.
+        prompts with ids `<name>/<index>` or `line-<n>`, or their own.
     Raises:
-        DraftwellError: no such source, nothing in it, or a row that holds no prompt; one line.
+        DraftwellError: no such source, or nothing in it that can be used; one line.
     """
-    path, name = Path(source), str(source)
-    if name.endswith(JSONL) or (path.is_file() and path.suffix not in TABLES):
-        if column is not None:
-            raise DraftwellError(
-                (
-                    f"{name} is JSONL, whose rows name their prompts `prompt`, `turns` or "
-                    "`messages`: leave --column out"
-                ),
-                code="column_of_jsonl",
-            )
-        return read_prompts(path, limit)
-    found = (
-        _spooled(path)
-        if path.is_dir() and jsonl_files(path)
-        else _in_rows(name, _rows(path, name, split), column)
-    )
-    return window(name, found, limit)
+    check_limit(limit)
+    left = LeftOut() if left_out is None else left_out
+    found = list(islice(_prompts(source, split, column, left, redact=redact), limit))
+    if found:
+        return found
+    if left.broken:
+        raise left.broken
+    told = f" that can be read: {left}" if left else "s: name a source that does"
+    unknown = left and all(reason.startswith(UNKNOWN) for reason in left.reasons)
+    if unknown:
+        told += ": name the key or column that holds it with --column"
+    code = "no_such_column" if unknown else "no_prompts"
+    raise DraftwellError(f"{source} holds no prompt{told}", code=code)
+
+
+def _prompts(
+    source: str | Path, split: str, column: str | None, left: LeftOut, *, redact: bool
+) -> Iterator[Prompt]:
+    """The prompts of all rows, with different ids."""
+    taken = set[str]()
+    for place, row, name, layout in _rows(source, split):
+        try:
+            if isinstance(row, Exception):
+                raise row
+            for prompt in prompts_of_row(row, name, column=column, **layout):
+                own = redacted(prompt) if redact else prompt
+                again = own.id in taken
+                taken.add(own.id)
+                yield replace(own, id=f"{own.id} ({place})") if again else own
+        except NoPrompt as error:
+            left.add(place, str(error))
+        except DraftwellError as error:
+            left.add(place, str(error))
+            left.broken = error
+
+
+def readable_by(
+    pair: LoadedPair, prompts: Iterable[Prompt], left_out: LeftOut, longest: int | None = None
+) -> list[Prompt]:
+    """The prompts that a pair can read; it needs no models for that.
+
+    Args:
+        left_out: is told of those that the chat template refuses, that have tokens which the pair
+            lacks, or more than `longest` of them.
+    Raises:
+        DraftwellError: none is left (`no_prompts`).
+    """
+    found = []
+    for prompt in prompts:
+        try:
+            ids = ids_of(pair, prompt)
+            if prompt.tokens and not 0 <= min(ids) <= max(ids) < len(pair.tokenizer):
+                raise NoPrompt("it has token ids that this model lacks")
+            if longest is not None and len(ids) > longest:
+                raise NoPrompt(f"it has more than the {longest} tokens that there is room for")
+            found.append(prompt)
+        except (NoPrompt, DraftwellError) as error:
+            left_out.add(f"prompt {prompt.id}", str(error))
+    if not found:
+        raise DraftwellError(f"no prompt can be read: {left_out}", code="no_prompts")
+    return found
 
 
 def jsonl_files(folder: Path) -> list[Path]:
     """Files of request bodies in a folder, in order."""
-    return sorted(path for path in folder.iterdir() if path.name.endswith(JSONL))
+    return sorted(path for path in folder.iterdir() if suffix_of(path) in JSONL)
 
 
 def readable_requests(files: Iterable[Path]) -> tuple[list[Prompt], list[DraftwellError]]:
@@ -92,91 +188,69 @@ def readable_requests(files: Iterable[Path]) -> tuple[list[Prompt], list[Draftwe
     """
     found: list[Prompt] = []
     wrong: list[DraftwellError] = []
-    for path in files:
+    for place, row, name, layout in _file_rows(files, None):
         try:
-            for number, line in numbered_lines(path, growing=True):
-                try:
-                    prompt = _request(path, number, line)
-                except DraftwellError as error:
-                    wrong.append(error)
-                else:
-                    found += [] if prompt is None else [prompt]
+            if isinstance(row, Exception):
+                raise row
+            found += prompts_of_row(row, name, **layout)
+        except NoPrompt as error:
+            wrong.append(bad_prompt(place, str(error)))
         except DraftwellError as error:
             wrong.append(error)
     return found, wrong
 
 
-def _spooled(folder: Path) -> Iterator[Prompt]:
-    """Requests of a folder, file by file."""
-    for path in jsonl_files(folder):
-        for number, line in numbered_lines(path, growing=True):
-            if (prompt := _request(path, number, line)) is not None:
-                yield prompt
-
-
-def _request(path: Path, number: int, line: str) -> Prompt | None:
-    """The prompt of a request's body; None for a last line without a newline, which is still being
-    written. That of a completion goes to the model as it is, as a server gives it."""
-    where = f"{path} line {number}"
-    try:
-        row = row_of(line, where)
-    except DraftwellError:
-        if not line.endswith("\n"):
-            return None
-        raise
-    prompt = prompt_of(
-        row, f"{path.name.removesuffix('.gz').removesuffix('.jsonl')}/{number}", where
-    )
-    if row.get("prompt") is None:
-        return prompt
-    if len(prompt.turns) > 1:
-        raise bad_prompt(
-            where, "it asks for several completions: write one request for each prompt"
-        )
-    return replace(prompt, raw=True)
-
-
-def _rows(path: Path, name: str, split: str) -> Iterator[Row]:
-    """Rows of a table in any format."""
-    if path.is_file():
-        return _csv_rows(path) if path.suffix == ".csv" else _parquet_rows([path])
-    if path.is_dir():
-        if any((path / marker).is_file() for marker in ("state.json", "dataset_dict.json")):
-            return _saved_rows(path, split)
-        if files := sorted(path.glob("*.parquet")):
-            return _parquet_rows(files)
-    elif HUB.fullmatch(name) and path.suffix not in TABLES and not name.startswith("."):
-        return _hub_rows(name, split)
+def _rows(source: str | Path, split: str) -> Iterator[NamedRow]:
+    """The rows of a source in any format."""
+    path, name = Path(source), str(source)
+    if path.is_dir() and any((path / marker).is_file() for marker in SAVED):
+        return _named(name, path.name, _saved_rows(path, split))
+    if path.is_dir() and (files := files_in(path, split)):
+        return _file_rows(files, None if suffix_of(files[0]) in JSONL else path.name)
+    if path.is_file() or (suffix_of(path) in SUFFIXES and not path.is_dir()):
+        lines = suffix_of(path) in JSONL or suffix_of(path) not in SUFFIXES
+        return _file_rows([path], "" if lines else path.name.split(".")[0])
+    if not path.exists() and HUB.fullmatch(name) and not name.startswith("."):
+        return _named(name, name, _hub_rows(name, split))
     raise DraftwellError(
-        f"{name} is neither a .jsonl, .parquet or .csv file, nor a folder with .jsonl or .parquet "
-        "files or a saved data set, nor ORG/NAME of a data set on the hub: check its name",
+        f"{name} is neither a file ({', '.join(SUFFIXES)}), nor a folder with such files or a "
+        "saved data set, nor ORG/NAME of a data set on the hub: check its name",
         code="no_such_source",
     )
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            yield from csv.DictReader(file)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DraftwellError(
-            f"{path} is no CSV file in UTF-8 ({error}): save it again", code="unreadable_source"
-        ) from error
+def _named(place: str, name: str, rows: Iterator[Row]) -> Iterator[NamedRow]:
+    """Rows of a data set."""
+    for index, row in enumerate(rows):
+        yield f"{place} row {index}", without_ids(row), f"{name}/{index}", {"cells": True}
 
 
-def _parquet_rows(files: list[Path]) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _file_rows(files: Iterable[Path], name: str | None) -> Iterator[NamedRow]:
+    """Rows of files; one that cannot be read to its end gives its error last.
 
+    Args:
+        name: before the index of a row in its id; empty: rows are named by their lines; None: the
+            files hold bodies of requests, whose rows are named by file and line.
+    """
+    index = 0
     for path in files:
+        table = suffix_of(path) in CELLS
         try:
-            for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
-                yield from batch.to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            raise DraftwellError(
-                f"{path} is truncated or no Parquet file: fetch or save it again",
-                code="unreadable_source",
-            ) from error
+            for place, row in rows_of(path, growing=name is None):
+                own = f"{name}/{index}"
+                if not name:
+                    stem = path.name.split(".jsonl")[0]
+                    own = f"{stem}/{place[5:]}" if name is None else place.replace(" ", "-")
+                row = without_ids(row) if table and not isinstance(row, NoPrompt) else row
+                yield f"{path} {place}", row, own, {"cells": table, "bodies": name is None}
+                index += 1
+        except DraftwellError as error:
+            yield str(path), error, "", {}
+
+
+def without_ids(row: Row) -> Row:
+    """A row of a table, which is named by its place: ids in tables need not differ."""
+    return {key: value for key, value in row.items() if key not in IDS}
 
 
 def _saved_rows(folder: Path, split: str) -> Iterator[Row]:
@@ -228,34 +302,3 @@ def _datasets() -> Any:
         raise missing_package("this source needs", "datasets", "pipeline") from error
     datasets.disable_progress_bars()
     return datasets
-
-
-def _in_rows(name: str, rows: Iterator[Row], column: str | None) -> Iterator[Prompt]:
-    """A prompt for every row that holds some text."""
-    short = Path(name).name.split(".")[0] if Path(name).exists() else name
-    chosen = column or ""
-    for index, row in enumerate(rows):
-        chosen = chosen or next((known for known in COLUMNS if known in row), "")
-        if chosen not in row:
-            raise DraftwellError(
-                f"{name} has no column {column or 'of ' + ', '.join(COLUMNS)}: name one of "
-                "its own with --column "
-                f"({', '.join(map(str, row))})",
-                code="no_such_column",
-            )
-        content = row[chosen]
-        if (
-            chosen == "instruction"
-            and isinstance(content, str)
-            and isinstance(row.get("input"), str)
-            and row["input"].strip()
-        ):
-            content = f"{content}\n\n{row['input']}"
-        if content is None or not (content.strip() if isinstance(content, str) else content):
-            continue
-        others = {
-            key: value
-            for key, value in row.items()
-            if key not in (chosen, "turns", "prompt", "messages", *IDS) and isinstance(value, PLAIN)
-        }
-        yield prompt_of({**others, "turns": content}, f"{short}/{index}", f"{name} row {index}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from draftwell.components.bench.settings import DEFAULTS
-from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.options import (
     Artifacts,
@@ -24,6 +24,7 @@ from draftwell.flows.cli.options import (
     Seed,
     Temperature,
     Threads,
+    prompts_from,
 )
 
 Strategies = Annotated[
@@ -143,7 +144,7 @@ def bench(
     if on_other_engine(context):
         from draftwell.flows.cli.engine import bench_elsewhere
 
-        return bench_elsewhere(context, read_prompts(prompts) if prompts else demo_prompts())
+        return bench_elsewhere(context, prompts_from(prompts) if prompts else demo_prompts())
     from draftwell.flows.cli.bench_run import bench_pair
 
     bench_pair(context)

@@ -21,7 +21,7 @@ from draftwell.components.bench.report.tables import bench_markdown, bench_table
 from draftwell.components.bench.runner import core_plan, labels_of
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.bench.throughput import batch_table, batch_throughput
-from draftwell.components.prompts.prompt import demo_prompts, ids_of, mixed, read_prompts
+from draftwell.components.prompts.prompt import demo_prompts, ids_of, mixed
 from draftwell.components.report.drawing import check_drawing
 from draftwell.flows.cli.options import (
     check_artifacts,
@@ -30,6 +30,8 @@ from draftwell.flows.cli.options import (
     pick_device,
     pick_draft_device,
     progress,
+    prompts_from,
+    readable,
     say,
     set_threads,
     wide_console,
@@ -71,7 +73,7 @@ def bench_pair(context: typer.Context) -> None:
     file = given["prompts"]
     slots = BESIDE if given["exactness"] else given["concurrency"]
     draft_device = pick_draft_device(given["draft_device"], device)
-    rows = read_prompts(file) if file else demo_prompts()
+    rows = prompts_from(file) if file else demo_prompts()
     workspace = Workspace(given["pair"], given["dtype"], say, device)
     set_threads(settings.threads)
     names = [core_plan(choice.name)[0] for choice in wanted]
@@ -86,6 +88,7 @@ def bench_pair(context: typer.Context) -> None:
         ],
         keep_modules=bool(settings.peers),
     )
+    rows = readable(pair, rows, file, settings.max_tokens)
     rows = chosen_rows(pair, rows, settings)
     profile = find_or_measure_profile(workspace, pair, names, given["artifacts"])
     resources = workspace.resources(pair, names, folder=given["artifacts"], profile=profile)

@@ -22,7 +22,7 @@ from draftwell.components.engines.vllm_methods import (
     parse_method,
     parse_methods,
 )
-from draftwell.components.prompts.prompt import demo_prompts, mixed, read_prompts
+from draftwell.components.prompts.prompt import demo_prompts, mixed
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.flows.cli.demo import ends_what_it_started, run_loop
 from draftwell.flows.cli.engine_options import named, settings_of
@@ -31,6 +31,7 @@ from draftwell.flows.cli.options import (
     check_output,
     pick_device,
     progress,
+    prompts_from,
     say,
     wide_console,
     write_json,
@@ -132,7 +133,7 @@ def gate_elsewhere(context: typer.Context) -> list[tuple[str, GateVerdict]]:
         alias, of_class = given["release"], float(given["sampled"])
         named = [] if alias is None else [find_engine_release(space, alias, of_class)]
         for one in named or candidates(space):
-            everything = read_prompts(prompts) if prompts else demo_prompts()[::-1]
+            everything = prompts_from(prompts) if prompts else demo_prompts()[::-1]
             rows = untouched(space, everything, given["limit"], one.config)
             verdict, _ = gate_on_engine(
                 space, one, rows, given["max_tokens"], keep=not given["dry_run"]

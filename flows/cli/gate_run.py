@@ -19,12 +19,14 @@ from draftwell.components.gate.verdict_report import (
     verdicts_junit,
     verdicts_markdown,
 )
-from draftwell.components.prompts.prompt import demo_prompts, read_prompts
+from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.flows.cli.options import (
     EXIT_FAILED,
     EXIT_UNDECIDED,
     pick_device,
     progress,
+    prompts_from,
+    readable,
     say,
     wide_console,
 )
@@ -111,8 +113,9 @@ def release_verdict(
         space = Workspace(pair, dtype, say, settings.device)
         result = gate_imported(space, settings, alias=wanted, beside=beside)
         return f"release {result['release']}", result["verdict"]
-    rows = read_prompts(prompts) if prompts else demo_prompts()[::-1]
+    rows = prompts_from(prompts) if prompts else demo_prompts()[::-1]
     opened = open_pair(pair, dtype, device=settings.device or pick_device(None), say=say)
+    rows = readable(opened.pair, rows, prompts, settings.max_tokens)
     with progress("gate") as bar:
         step = type(opened)(opened.workspace, opened.pair, bar)
         result = gate_release(step, rows, settings, alias=wanted, beside=beside)

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from draftwell.flows.cli import AT_THE_END
 from draftwell.flows.failures import disk_full_as_error
 from draftwell.serving.errors import DraftwellError
 
@@ -76,7 +79,7 @@ class LazyCommands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with disk_full_as_error():
+            with disk_full_as_error(), lines_at_the_end():
                 return super().invoke(ctx)
         except DraftwellError as error:
             typer.secho(f"Error: {' '.join(str(error).split())}", err=True, fg="red")
@@ -93,6 +96,16 @@ class LazyCommands(TyperGroup):
         except KeyboardInterrupt:
             typer.secho("interrupted", err=True)
             raise typer.Exit(130) from None
+
+
+@contextmanager
+def lines_at_the_end() -> Iterator[None]:
+    """Say what a command leaves to its end, also where it fails."""
+    try:
+        yield
+    finally:
+        while AT_THE_END:
+            typer.secho(AT_THE_END.pop(0), err=True, dim=True)
 
 
 def commands_of(module: str) -> dict[str, Any]:

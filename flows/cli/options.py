@@ -12,6 +12,8 @@ import typer
 
 from draftwell.components.engines.port import EngineName
 from draftwell.components.engines.vllm_methods import METHODS
+from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_by
+from draftwell.flows.cli import AT_THE_END
 from draftwell.serving.device import (
     checked_device,
     cuda_available,
@@ -25,6 +27,10 @@ from draftwell.serving.settings import read_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.serving.runtime.pair import LoadedPair
+
 EXIT_FAILED, EXIT_UNDECIDED = 1, 3
 """Exit codes of the gate, with 0 for passed and 2 for an error."""
 
@@ -123,7 +129,7 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
-        help="JSONL (or .jsonl.gz) with `prompt` or `turns`. Default: the shipped demo prompts.",
+        help="As of `draftwell collect`. Default: the shipped demo prompts.",
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]
@@ -210,6 +216,35 @@ Artifacts = Annotated[
         "--artifacts", help="Folder of artifact folders, used before those of the workspace."
     ),
 ]
+
+
+def prompts_from(source: str | Path, limit: int | None = None, **options: Any) -> list[Prompt]:
+    """Prompts of a source, as `load_prompts` reads them."""
+    left = LeftOut()
+    found = load_prompts(source, limit=limit, left_out=left, **options)
+    say_at_the_end(left)
+    return found
+
+
+def readable(
+    pair: LoadedPair, rows: list[Prompt], source: object, max_tokens: int | None = None
+) -> list[Prompt]:
+    """The prompts that a pair can read, and answer in so many tokens; the shipped ones, which have
+    no source, as they are."""
+    if source is None:
+        return rows
+    left, longest = LeftOut(), None
+    if max_tokens is not None:
+        longest = min(model.max_context for model in pair.models.values()) - max_tokens
+    found = readable_by(pair, rows, left, longest)
+    say_at_the_end(left)
+    return found
+
+
+def say_at_the_end(left: LeftOut) -> None:
+    """Say what was left out, when the command ends."""
+    if left:
+        AT_THE_END.append(str(left))
 
 
 def say(line: str) -> None:

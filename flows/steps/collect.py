@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.continuations import turns_of
 from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.prompts.prompt import ids_of
 from draftwell.flows.context import StepContext, encoder_of
 from draftwell.flows.loading import worker_pool_of
 from draftwell.flows.workers.task_runners import spread_shards
@@ -128,8 +129,8 @@ def context_for(
     encoder = encoder_of(workspace)
 
     def length(prompt: Prompt) -> int:
-        if prompt.raw:
-            return len(encoder.encode(prompt.prompt)) + max_tokens
+        if prompt.raw or prompt.tokens:
+            return len(ids_of(encoder, prompt)) + max_tokens
         count = turns_of(prompt, settings.turns)
         recorded = prompt.answers[: count - 1]
         answers = [*recorded, *[UNWRITTEN] * (count - 1 - len(recorded))]
@@ -140,7 +141,8 @@ def context_for(
             if text is not None
         ]
         # the last: the text itself
-        return len(encoder.encode_messages([*prompt.messages, *talk])) + max_tokens * (
+        talk = [*prompt.messages, *talk, *prompt.after]
+        return len(encoder.encode_messages(talk, prompt.tools)) + max_tokens * (
             count - len(recorded)
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from draftwell.components.drift.prompts import spooled_prompts, write_prompts
 from draftwell.components.drift.spool import read_spool
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.prompts.redact import redacted
 from draftwell.flows.failures import will_pass
 from draftwell.flows.loading import open_from_settings, workspace_of
 from draftwell.flows.settings import PipelineSettings
@@ -54,7 +55,7 @@ def newest_prompts(settings: PipelineSettings, spool: Path) -> list[Prompt]:
     pair = step.pair
     temperature = watched_temperature(step.workspace, settings.device, None, settings.out)
     found = read_spool(spool, pair.fingerprint, window=window, temperature=temperature)
-    return spooled_prompts(
+    prompts = spooled_prompts(
         spool,
         pair,
         found.rows,
@@ -63,6 +64,7 @@ def newest_prompts(settings: PipelineSettings, spool: Path) -> list[Prompt]:
         shards=found.shards,
         notes=found.notes,
     )
+    return [redacted(p) for p in prompts if not p.tokens] if settings.redact else prompts
 
 
 def settle_prompts(settings: PipelineSettings) -> PipelineSettings:

@@ -226,16 +226,16 @@ class LoadedPair:
         """Whether prompts other than raw ones are framed by a chat template."""
         return self.chat and bool(self.tokenizer.chat_template)
 
-    def encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """As `encode_chat` where the pair is for chat; elsewhere the messages' plain text, a blank
         line between two."""
-        return (
-            self.encode_chat(messages)
-            if self.chat
-            else self.encode("\n\n".join(m["content"] for m in messages))
-        )
+        if self.chat:
+            return self.encode_chat(messages, tools=tools)
+        return self.encode("\n\n".join(m["content"] for m in told(messages, tools)))
 
-    def encode_prompt(self, prompt: str, before: Sequence[dict[str, str]] = ()) -> list[int]:
+    def encode_prompt(self, prompt: str, before: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a user's turn after the messages before it: under the chat template, or plain
         where the pair is not for chat."""
         return self.encode_messages([*before, {"role": "user", "content": prompt}])

@@ -4,7 +4,7 @@ parameter for each flag."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.learn.shared import (
     COLLECTED,
     Column,
+    Redact,
     Source,
     Split,
     load,
@@ -32,9 +33,14 @@ from draftwell.flows.cli.options import (
     Temperature,
     Threads,
     Workers,
+    readable,
     say,
 )
+from draftwell.flows.context import encoder_of
 from draftwell.flows.workspace import Workspace
+
+if TYPE_CHECKING:
+    from draftwell.serving.recording.trace import TraceSet
 
 DEFAULTS = CollectionSettings()
 PREFIX_KINDS = ",".join(DEFAULTS.prefix_kinds)
@@ -106,6 +112,7 @@ def collect(
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
     split: Split = "train",
     column: Column = None,
+    redact: Redact = False,
     turns: Turns = DEFAULTS.turns,
     temperature: Temperature = DEFAULTS.temperature,
     top_p: TopP = DEFAULTS.top_p,
@@ -131,12 +138,12 @@ def collect(
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
-    rows = load(prompts, limit or (None if prompts else COLLECTED), split=split, column=column)
+    count = limit or (None if prompts else COLLECTED)
+    rows = load(prompts, count, split=split, column=column, redact=redact)
     if on_other_engine(context):
         from draftwell.flows.cli.engine import collect_elsewhere
 
         return collect_elsewhere(context, rows)
-    from draftwell.components.collect.collect import cuts
     from draftwell.flows.steps import collect as collect_step
 
     settings = CollectionSettings(
@@ -148,13 +155,23 @@ def collect(
         seed=seed,
         prefix_kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
     )
-    load_with = collect_step.loading(Workspace(pair, dtype, say), rows, settings)
+    space = Workspace(pair, dtype, say)
+    rows = readable(encoder_of(space), rows, prompts)
+    load_with = collect_step.loading(space, rows, settings)
     pool = worker_pool(runner, workers, threads, device)
     with open_with_progress("collect", pair, dtype, device, threads, **load_with) as opened:
         traces = collect_step.run_collect(
             opened, rows, settings, folder=out, fresh=fresh, pool=pool
         )
+    tell(traces)
+
+
+def tell(traces: TraceSet) -> None:
+    """What was collected, and how many prompts lost how many tokens."""
+    from draftwell.components.collect.collect import cuts
+
+    cut, tokens = cuts(traces)
     digest, positions = traces.digest()[:12], traces.read(["position"]).num_rows
     typer.echo(f"{traces.folder}  {positions} positions  digest {digest}")
-    if any(cut := cuts(traces)):
-        typer.echo(f"{cut[0]} of the prompts were too long and were cut, by {cut[1]} tokens in all")
+    if cut:
+        typer.echo(f"{cut} of the prompts were too long and were cut, by {tokens} tokens in all")

@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from draftwell.flows.cli.learn.shared import SOURCES, Column, Publish, Split, load
+from draftwell.flows.cli.learn.shared import (
+    SOURCES,
+    Column,
+    Publish,
+    Redact,
+    Split,
+    load,
+)
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -117,6 +124,7 @@ def distill(
     limit: Limit = None,
     split: Split = "train",
     column: Column = None,
+    redact: Redact = False,
     layers: Layers = None,
     head_tokens: HeadTokens = 8192,
     loss: LossOption = Loss.KL,
@@ -140,7 +148,7 @@ def distill(
     kept = None if layers is None else numbers(layers)
     for folder in filter(None, (work, out)):
         check_folder(folder)
-    rows = load(prompts, limit, split=split, column=column) if prompts else None
+    rows = load(prompts, limit, split=split, column=column, redact=redact) if prompts else None
     from draftwell.flows.steps import distil as distil_step
 
     set_threads(threads)

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftwell.components.prompts.prompt import demo_prompts
-from draftwell.components.prompts.sources import load_prompts
-from draftwell.flows.cli.options import Runner, pick_device, progress, say, set_threads
+from draftwell.flows.cli.options import (
+    Runner,
+    pick_device,
+    progress,
+    prompts_from,
+    say,
+    set_threads,
+)
 from draftwell.flows.context import pictures_of
 from draftwell.flows.loading import open_pair
 from draftwell.flows.workspace import in_turn
@@ -25,9 +31,9 @@ if TYPE_CHECKING:
     from draftwell.flows.workers.task_runners import WorkerPool
 
 SOURCES = (
-    "JSONL with `prompt`, `turns` or `messages`; a folder of such files, as a server "
-    "records them; .parquet; .csv; a saved data "
-    "set; ORG/NAME on the Hugging Face hub"
+    "JSONL, JSON, Parquet, Arrow, CSV, text or a folder of these: requests and logs of OpenAI's "
+    "API, vLLM, LiteLLM and Langfuse, ShareGPT, Alpaca, or plain prompts; a saved data set; "
+    "ORG/NAME on the Hugging Face hub"
 )
 Source = Annotated[
     str | None, typer.Option("--prompts", help=f"{SOURCES} (default: the shipped demo prompts).")
@@ -35,6 +41,12 @@ Source = Annotated[
 Split = Annotated[str, typer.Option("--split", help="Split of a data set.")]
 Column = Annotated[
     str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")
+]
+Redact = Annotated[
+    bool,
+    typer.Option(
+        "--redact", help="Mask e-mails, phone numbers, keys, cards and addresses in the prompts."
+    ),
 ]
 Traces = Annotated[
     Path | None, typer.Option("--traces", help="Trace folder (default: the workspace's).")
@@ -63,34 +75,19 @@ def open_with_progress(
         yield type(opened)(opened.workspace, opened.pair, bar)
 
 
-def load(
-    source: str | None, limit: int | None, *, split: str = "train", column: str | None = None
-) -> list[Prompt]:
-    """Prompts of any source, or the shipped ones."""
+def load(source: str | None, limit: int | None, **options: Any) -> list[Prompt]:
+    """Prompts of any source, or the shipped ones; `options` are those of `load_prompts`."""
 
-    return (
-        load_prompts(source, limit=limit, split=split, column=column)
-        if source
-        else demo_prompts(limit)
-    )
+    return prompts_from(source, limit, **options) if source else demo_prompts(limit)
 
 
 def load_more(
-    source: str | None,
-    limit: int | None,
-    used: TrainingPrompts,
-    *,
-    split: str = "train",
-    column: str | None = None,
+    source: str | None, limit: int | None, used: TrainingPrompts, **options: Any
 ) -> list[Prompt]:
     """Prompts of which `limit` remain when those that something was made from are left out, as far
     as the source has so many."""
-    return load(
-        source,
-        None if source is None or limit is None else limit + len(used.hashes),
-        split=split,
-        column=column,
-    )
+    more = None if source is None or limit is None else limit + len(used.hashes)
+    return load(source, more, **options)
 
 
 @in_turn("draftwell train")

@@ -18,6 +18,7 @@ from draftwell.flows.cli.learn.shared import (
     SOURCES,
     Column,
     Publish,
+    Redact,
     Source,
     Split,
     Traces,
@@ -32,6 +33,7 @@ from draftwell.flows.cli.options import (
     Limit,
     Pair,
     Threads,
+    readable,
     say,
     set_threads,
 )
@@ -76,7 +78,7 @@ OPTIONS = {
     Trained.MEDUSA_HEADS: OF_TRACES,
     Trained.DATASTORE: {"--traces", "--device"},
     Trained.EAGLE3_HEAD: {
-        *("--prompts", "--limit", "--minutes", "--tokens", "--work", "--seed"),
+        *("--prompts", "--redact", "--limit", "--minutes", "--tokens", "--work", "--seed"),
         "--published",
     },
 }
@@ -199,6 +201,7 @@ def train(
     eta_fp: EtaFp = None,
     features: Features = None,
     prompts: Prompts = None,
+    redact: Redact = False,
     limit: Limit = None,
     minutes: Minutes = None,
     tokens: Tokens = None,
@@ -217,11 +220,16 @@ def train(
     """
     refuse_other_kinds(kind, invoked.params)
     if kind is Trained.EAGLE3_HEAD:
-        budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed)
-        request = budget | named(prompts=prompts, limit=limit)
-        make = partial(import_eagle3, published) if published else train_eagle3
         set_threads(threads)
-        return make(pair, dtype, publish, request)
+        budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed)
+        if published:
+            given = budget | named(prompts=prompts, limit=limit, redact=redact or None)
+            import_eagle3(published, pair, dtype, publish, given)
+            return
+        rows = load(prompts, limit, redact=redact) if prompts else None
+        budget |= named(prompts=rows, invented=None if prompts else limit)
+        train_eagle3(pair, dtype, publish, budget)
+        return
     settings = named(
         label=label,
         ratio=ratio,
@@ -254,6 +262,7 @@ def refuse_other_kinds(kind: Trained, given: Mapping[str, object]) -> None:
         option: given[option[2:].replace("-", "_")]
         for option in sorted(set().union(*OPTIONS.values()))
     }
+    values["--redact"] = values["--redact"] or None
     if values["--device"] == "cpu":
         values["--device"] = None
     refuse(
@@ -297,15 +306,10 @@ def train_eagle3(pair: str, dtype: str | None, publish: bool, request: dict[str,
     """`train --kind eagle3_head`.
 
     Args:
-        request: the options that were given.
+        request: fields of `HeadRequest`.
     """
     from draftwell.flows.steps.eagle3 import HeadRequest, run_train_eagle3
 
-    limit = request.pop("limit", None)
-    if "prompts" in request:
-        request["prompts"] = load(request["prompts"], limit)
-    elif limit is not None:
-        request["invented"] = limit
     space = Workspace(pair, dtype, say)
     head, report = run_train_eagle3(space, HeadRequest(**request), say=say)
     if publish:
@@ -329,7 +333,7 @@ def train_eagle3(pair: str, dtype: str | None, publish: bool, request: dict[str,
 def import_eagle3(
     folder: Path, pair: str, dtype: str | None, publish: bool, request: dict[str, Any]
 ) -> None:
-    """`train --kind eagle3_head --published`; `request` as for `train_eagle3`."""
+    """`train --kind eagle3_head --published`; `request`: the options of training that were given."""
     from draftwell.flows.steps.eagle3 import run_import_eagle3
 
     refuse(
@@ -422,6 +426,7 @@ def calibrate(
     limit: Limit = 24,
     split: Split = "train",
     column: Column = None,
+    redact: Redact = False,
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = MEMORY.max_tokens,
     batch: Batch = MEMORY.batch,
@@ -450,18 +455,14 @@ def calibrate(
     if temperature > 0:
         calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
         return
-    rows = load_more(
-        prompts,
-        limit,
-        context.training_prompts(Workspace(pair, dtype), traces),
-        split=split,
-        column=column,
-    )
+    used = context.training_prompts(Workspace(pair, dtype), traces)
+    rows = load_more(prompts, limit, used, split=split, column=column, redact=redact)
     memory = MemorySettings(max_tokens=max_tokens, batch=batch, smallest_count=smallest_count)
     with open_with_progress(*asked, any_strategy=True, slots=batch) as opened:
         if "draft" not in opened.pair.models:  # left out: its vocabulary is another one
             refuse(given, WITHOUT_DRAFT, "calibrate_without_draft")
             return profile_alone(opened, publish)
+        rows = readable(opened.pair, rows, prompts, max_tokens)
         report = train_step.run_calibrate(
             opened, context.open_trace(opened, traces), rows, memory, limit=limit
         )

@@ -14,6 +14,7 @@ from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.learn.shared import (
     Column,
     Publish,
+    Redact,
     Source,
     Split,
     Traces,
@@ -37,6 +38,7 @@ from draftwell.flows.cli.options import (
     Threads,
     Workers,
     check_output,
+    readable,
     say,
 )
 from draftwell.flows.context import StepContext, open_trace, training_prompts
@@ -116,6 +118,7 @@ def tune(
     limit: Limit = 12,
     split: Split = "train",
     column: Column = None,
+    redact: Redact = False,
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
     temperature: Temperature = DEFAULTS.temperature,
     trials: Trials = DEFAULTS.trials,
@@ -138,13 +141,12 @@ def tune(
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
     measurably faster. With --engine vllm, vLLM's ways are measured by running it.
 
-    Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release,
-    the candidate, holds both. Prompts that traces and artifacts were made from are left out. An
-    interrupted run resumes. With --pad-target nothing is saved or registered.
+    Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release
+    holds both. Prompts that something was made from are left out. --pad-target saves nothing.
 
     Example: draftwell tune --pair default --allow-lossy --max-quality-loss 0.05
     """
-    more = partial(load_more, prompts, limit, split=split, column=column)
+    more = partial(load_more, prompts, limit, split=split, column=column, redact=redact)
     check_options(study, lossless_only, max_quality_loss)
     if on_other_engine(context):
         from draftwell.flows.cli.engine import tune_elsewhere
@@ -162,6 +164,7 @@ def tune(
     with open_with_progress(
         "tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target
     ) as opened:
+        rows = readable(opened.pair, rows, prompts, max_tokens)
         found = open_trace(opened, traces, temperature)
         evidence = tune_step.run_tune(
             opened, found, rows, settings, study=study, keep=keep, workers=pool, limit=limit

@@ -184,9 +184,9 @@ def test_a_limit_reads_no_further(tmp_path: Path) -> None:
         (GOOD + '{"prompt": "half', "bad_prompt", ["line 2", "JSON"]),
         (GOOD + "[1]\n", "bad_prompt", ["line 2", "JSON object"]),
         (
-            "\n" + '{"text": "x"}\n',
+            "\n" + '{"story": "x"}\n',
             "bad_prompt",
-            ["line 2", "`prompt`", "`turns`", "`messages`", "keys: text"],
+            ["line 2", "prompt", "turns", "messages", "keys: story"],
         ),
         (
             '{"messages": [{"role": "system", "content": "Be kind."}]}',
@@ -201,14 +201,14 @@ def test_a_limit_reads_no_further(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user", "content": " "}]}', "bad_prompt", ["line 1", "empty"]),
         ('{"turns": []}', "bad_prompt", ["line 1", "empty"]),
         ('{"turns": ["a", 3]}', "bad_prompt", ["line 1", "`prompt`"]),
-        ('{"prompt": {"a": 1}}', "bad_prompt", ["line 1", "`prompt`"]),
+        ('{"prompt": {"a": 1}}', "bad_prompt", ["line 1", "prompt", "keys: a"]),
         (
             '{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}',
             "duplicate_prompt_id",
             ["'1'", "twice"],
         ),
         ("", "no_prompts", []),
-        (GOOD.encode() + b"\xff\n", "not_utf8", ["line 2", "UTF-8"]),
+        (GOOD.encode() + b"\xff\n", "bad_prompt", ["line 2", "UTF-8"]),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.prompts.sources import load_prompts
+from draftwell.components.prompts.sources import LeftOut, load_prompts
 from tests.support.errors import raises_code
 
 SCRIPTS = ["今天天气怎么样？", "كيف حالك؟", "🙂 ok\nin two lines"]
@@ -26,8 +26,8 @@ def parquet(path: Path, **columns: list[Any]) -> Path:
 def test_jsonl_is_read_as_everywhere(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"id": "x", "prompt": "b"}\n')
     assert [prompt.id for prompt in load_prompts(tmp_path / "p.jsonl")] == ["line-1", "x"]
-    with raises_code("column_of_jsonl", "--column"):
-        load_prompts(tmp_path / "p.jsonl", column="prompt")
+    (tmp_path / "q.jsonl").write_text('{"prompt": "a", "story": "once"}\n')
+    assert load_prompts(tmp_path / "q.jsonl", column="story")[0].turns == ["once"]
 
 
 def test_a_spool_of_requests_is_read_file_by_file_up_to_a_line_that_is_being_written(
@@ -60,13 +60,17 @@ def test_a_spool_of_requests_is_read_file_by_file_up_to_a_line_that_is_being_wri
         "completions have no chat template"
     )
     assert third.id == "2026-11-21/1"
-    (tmp_path / "2026-11-21.jsonl").write_text('{"prompt": ["a"]}\n{"prompt": ["a", "b"]}\n')
-    with raises_code("bad_prompt", "2026-11-21.jsonl line 2", "several completions"):
-        load_prompts(tmp_path)
-    assert load_prompts(tmp_path, limit=3)[2].turns == ["a"]
+    (tmp_path / "2026-11-21.jsonl").write_text('{"prompt": ["a"]}\n{"prompt": ["b", "c"]}\n')
+    assert [(p.id, p.prompt, p.raw) for p in load_prompts(tmp_path)[2:]] == [
+        ("2026-11-21/1", "a", True),
+        ("2026-11-21/2.0", "b", True),
+        ("2026-11-21/2.1", "c", True),
+    ]
     (tmp_path / "2026-11-20.jsonl").write_text('{"prompt": \n{"prompt": "a"}\n')
-    with raises_code("bad_prompt", "2026-11-20.jsonl line 1", "JSON"):
-        load_prompts(tmp_path)
+    left = LeftOut()
+    assert next(p.id for p in load_prompts(tmp_path, left_out=left)) == "2026-11-20/2"
+    assert "2026-11-20.jsonl line 1" in str(left)
+    assert "JSON" in str(left)
 
 
 def test_a_spool_line_that_ends_inside_a_character_is_still_being_written(tmp_path: Path) -> None:
@@ -81,8 +85,10 @@ def test_a_spool_line_that_ends_inside_a_character_is_still_being_written(tmp_pa
     # a whole line that is cut, and bytes of another encoding
     for wrong in (whole[: middle + 1] + b"\n" + whole, b'{"prompt": "\xff'):
         spool.write_bytes(whole + b"\n" + wrong)
-        with raises_code("not_utf8", "day.jsonl line 2", "UTF-8"):
-            load_prompts(tmp_path)
+        left = LeftOut()
+        assert load_prompts(tmp_path, left_out=left)[0].id == "day/1"
+        assert "day.jsonl line 2" in str(left)
+        assert "UTF-8" in str(left)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,7 @@ def test_csv_with_quotes_newlines_and_every_script(tmp_path: Path) -> None:
         ("qa", text) for text in SCRIPTS
     ]
     (tmp_path / "t.csv").write_bytes(b"question\n\xff\xfe\n")
-    with raises_code("unreadable_source", "t.csv", "UTF-8"):
+    with raises_code("no_prompts", "t.csv", "UTF-8"):
         load_prompts(tmp_path / "t.csv")
 
 
@@ -185,8 +191,11 @@ def test_parquet_files_of_a_folder_are_one_source_and_only_what_is_asked_for_is_
     ]
     (tmp_path / "b.parquet").write_bytes((tmp_path / "b.parquet").read_bytes()[:-9])
     assert [p.prompt for p in load_prompts(tmp_path, limit=2)] == ["a", "b"]
+    left = LeftOut()
+    assert [p.prompt for p in load_prompts(tmp_path, left_out=left)] == ["a", "b"]
+    assert "b.parquet" in str(left)
     with raises_code("unreadable_source", "b.parquet"):
-        load_prompts(tmp_path)
+        load_prompts(tmp_path / "b.parquet")
 
 
 def test_the_hub_is_streamed_under_our_own_cache(

@@ -71,9 +71,11 @@ def test_nothing_asks_a_turn_without_what_stands_before_it(
 ) -> None:
     real, asked = LoadedPair.encode_messages, list[list[dict[str, str]]]()
 
-    def encode(self: LoadedPair, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode(
+        self: LoadedPair, messages: Sequence[dict[str, str]], tools: Sequence[Any] = ()
+    ) -> list[int]:
         asked.append(list(messages))
-        return real(self, messages)
+        return real(self, messages, tools)
 
     monkeypatch.setattr(LoadedPair, "encode_messages", encode)
     USERS[name](table_pair())

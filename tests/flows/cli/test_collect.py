@@ -71,7 +71,7 @@ def test_a_table_and_what_was_too_long(collect: Callable[..., Any], tmp_path: Pa
 def test_sources_that_are_none(collect: Callable[..., Any], tmp_path: Path) -> None:
     for source, told in (
         ("nobody/nothing", "cannot read nobody/nothing from the hub"),
-        (str(tmp_path), "nor a folder with .jsonl"),
+        (str(tmp_path), "nor a folder with such files"),
     ):
         done = collect(source)
         assert done.exit_code == 2
@@ -152,3 +152,43 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(
         pair, [(prompt, pair.sampling(max_tokens=6))], small(batch=1), needed - 10
     )
     assert (text.prompt_tokens, text.cut_tokens) == (whole, 0)
+
+
+def test_requests_as_agents_send_them_are_collected_with_their_tools(
+    collect: Callable[..., Any], pair_file: Path, tmp_path: Path
+) -> None:
+    from draftwell.flows.context import encoder_of
+    from draftwell.flows.workspace import Workspace
+
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body = {
+        "model": "m",
+        "tools": tools,
+        "messages": [
+            {"role": "user", "content": "at"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "an inn: ann@example.org"},
+        ],
+    }
+    (tmp_path / "day.jsonl").write_text(
+        json.dumps(body) + "\n" + '{"prompt": "\\ud83c"}\n' + '{"prompt": [1000000]}\n'
+    )
+    done = collect(tmp_path / "day.jsonl", "--kinds target --rollout 2 --redact")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "2 rows left out: half a surrogate pair (U+D83C)" in done.stderr
+    assert "token ids, in which nothing can be masked" in done.stderr
+    rows = TraceSet(tmp_path / "t").read(["prompt_id", "prompt_tokens"]).to_pylist()
+    (ids,) = [row["prompt_tokens"] for row in rows if row["prompt_tokens"]]
+    text = encoder_of(Workspace(str(pair_file))).decode(ids)
+    assert "<tool_response>\nan inn: [email]\n</tool_response>" in text
+    assert "ann@" not in text
+
+
+def test_what_the_template_refuses_costs_the_prompt(
+    collect: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": [1000000]}\n{"prompt": "the inn"}\n')
+    done = collect(tmp_path / "p.jsonl", "--kinds target --rollout 2")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "token ids that this model lacks" in done.stderr
