@@ -43,6 +43,7 @@ def create_app(
     security: Security | None = None,
     request_timeout: float | None = None,
     allow_parameters: bool = False,
+    additional_properties: bool = False,
     prompt_tokens: int | None = None,
 ) -> FastAPI:
     """The application that serves one model. Its schedulers start and end with the application's
@@ -58,6 +59,7 @@ def create_app(
         security: keys, origins and sizes; None: no key, no other site's pages.
         request_timeout: seconds after which a request is cancelled; None: no limit.
         allow_parameters: let requests change the parameters of strategies.
+        additional_properties: leave objects of schemas open (grammar/closing.py).
         prompt_tokens: as in `PromptBudget`.
     """
     metrics = Metrics(served.name)
@@ -85,6 +87,7 @@ def create_app(
     app.add_middleware(CountAnswers, metrics=metrics)
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
+    app.state.additional_properties = additional_properties
     app.state.deployments = deployments
     _add_routes(app, metrics, deployments)
     return app

@@ -37,6 +37,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from draftwell.serving.runtime.grammar import guidance
+from draftwell.serving.runtime.grammar.closing import closed
 from draftwell.serving.server.http.bodies import MOST_VALUES
 from draftwell.serving.server.http.tool_calls import BEGIN, END, FirstCall, ToolCallParser
 from draftwell.serving.server.scheduling.detokenize import StopStrings
@@ -168,17 +169,18 @@ class Format:
 
     Args:
         field: the request field that asks for it.
-        define: returns the grammar's definition; raises InvalidRequest. Its argument says of a text
-            whether it is a token of its own, which is written as text.
+        define: returns the grammar's definition; raises InvalidRequest. Its first argument says of
+            a text whether it is a token of its own, which is written as text; its second one
+            whether objects have the properties that their schema lists alone (`closing.closed`).
         rule: returns the body of a rule in llguidance's Lark for the same, so that a grammar can
-            allow it beside other things; None: there is none.
+            allow it beside other things; None: there is none. Its argument is the second one.
         parts: what it is made of by other fields, each a format of its own: which of them is at
             fault where the whole is refused.
     """
 
     field: str
-    define: Callable[[Callable[[str], bool]], str]
-    rule: Callable[[], str] | None = None
+    define: Callable[[Callable[[str], bool], bool], str]
+    rule: Callable[[bool], str] | None = None
     parts: tuple[Format, ...] = ()
 
 
@@ -247,8 +249,10 @@ class StructuredOutputs(BaseModel):
     disable_any_whitespace: bool | None = Field(
         None, description="true: nothing stands between the parts of a JSON text"
     )
-    disable_additional_properties: Literal[False] | None = Field(
-        None, description="only false or null: write it into the schema"
+    disable_additional_properties: bool | None = Field(
+        None,
+        description="with json: whether objects have the properties that the schema lists and no "
+        "others, where it does not say; default: the server's, which is true",
     )
     structural_tag: None = Field(None, description="only null, as vLLM's own class sends it")
 
@@ -282,22 +286,33 @@ class StructuredOutputs(BaseModel):
         place = field or f"structured_outputs.{kind}"
         if kind in ("json", "json_object"):
             space = self.whitespace_pattern or guidance.WHITESPACE
-            return json_format(place, self.json_, "" if self.disable_any_whitespace else space)
+            space = "" if self.disable_any_whitespace else space
+            return json_format(place, self.json_, space, self.disable_additional_properties)
         if self.regex is not None:
             pattern = self.regex
-            return Format(place, lambda _: guidance.regex(pattern))
+            return Format(place, lambda *_: guidance.regex(pattern))
         if self.choice is not None:
             texts = self.choice
-            either = partial(guidance.alternatives, texts)
-            return Format(place, lambda _: guidance.choice(texts), either)
+            return Format(
+                place, lambda *_: guidance.choice(texts), lambda _: guidance.alternatives(texts)
+            )
         rules = self.grammar or ""
-        return Format(place, lambda _: guidance.context_free(rules))
+        return Format(place, lambda *_: guidance.context_free(rules))
 
 
-def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) -> Format:
-    """JSON by a schema, as an object or as text; None: any JSON object."""
+def json_format(
+    field: str,
+    schema: Any,
+    whitespace: str = guidance.WHITESPACE,
+    closes: bool | None = None,
+) -> Format:
+    """JSON by a schema, as an object or as text; None: any JSON object.
 
-    def wanted() -> dict[str, Any] | bool:
+    Args:
+        closes: as `Format.define` takes it; None: what it is given.
+    """
+
+    def wanted(by_default: bool) -> dict[str, Any] | bool:
         wanted: Any = {"type": "object"} if schema is None else schema
         if isinstance(wanted, str):
             try:
@@ -306,12 +321,12 @@ def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) 
                 raise guidance.refused(f"the schema is no JSON: {error}") from error
         if not isinstance(wanted, dict | bool):
             raise guidance.refused("a JSON schema is an object")
-        return wanted
+        return closed(wanted) if (by_default if closes is None else closes) else wanted
 
     return Format(
         field,
-        lambda _: guidance.json_schema(wanted(), whitespace),
-        lambda: guidance.json_rule(wanted(), whitespace),
+        lambda _, by_default: guidance.json_schema(wanted(by_default), whitespace),
+        lambda by_default: guidance.json_rule(wanted(by_default), whitespace),
     )
 
 
@@ -438,6 +453,7 @@ def calls_grammar(
     most: int = MOST_CALLS,
     text: bool = False,
     answer: str | None = None,
+    closes: bool = True,
 ) -> str:
     """The grammar of one or more calls.
 
@@ -447,6 +463,7 @@ def calls_grammar(
         text: any text may come before, between and after calls, or instead of them; a call that has
             begun follows its schema, whichever tokens its mark is spelt with.
         answer: the body of a rule: what may come instead of calls.
+        closes: as `Format.define` takes it.
     Raises:
         InvalidRequest: it is too large.
     """
@@ -474,7 +491,7 @@ def calls_grammar(
         opening = json.dumps(f'\n{{"name": {json.dumps(function.name)}, "arguments": ')
         rules += [
             f"body_{i}: {opening} args_{i} {closing} {end}",
-            f"args_{i}: {guidance.json_rule(schema)}",
+            f"args_{i}: {guidance.json_rule(closed(schema) if closes else schema)}",
         ]
     written = "\n".join(rules) + "\n"
     return guidance.lark(written, rules=len(rules) + guidance.references(written))
@@ -1006,18 +1023,19 @@ class Calling(Generation, Templated):
         tools, asked = self.offered, self.asked_format
         single = self.parallel_tool_calls is False or isinstance(self.choice, ChosenFunction)
         most = 1 if single else MOST_CALLS
-        calls = Format("tools", lambda own: calls_grammar(tools, own, most=most))
+        grammar = partial(calls_grammar, tools, most=most)
+        calls = Format("tools", lambda own, closes: grammar(own, closes=closes))
         if tools and self.must_call:
             return calls
         if tools and asked is not None and asked.rule is not None:
             rule = asked.rule
             return Format(
                 asked.field,
-                lambda own: calls_grammar(tools, own, most=most, answer=rule()),
+                lambda own, closes: grammar(own, closes=closes, answer=rule(closes)),
                 parts=(calls,),
             )
         if any(function.strict for function in tools):
-            return Format("tools", lambda own: calls_grammar(tools, own, most=most, text=True))
+            return Format("tools", lambda own, closes: grammar(own, closes=closes, text=True))
         return asked
 
     def stops(self) -> StopStrings:
