@@ -265,7 +265,13 @@ class Service:
             for number in range(count):
                 own_seed = derived_seed(seed, number)
                 sampling = replace(self._sampling(body, budget, own_seed, ends=ends), **given)
-                text = TextStream(decode, body.stops(), prompt.ids, sampling.min_tokens)
+                text = TextStream(
+                    decode,
+                    body.stops(),
+                    prompt.ids,
+                    sampling.min_tokens,
+                    self.served.token_name,
+                )
                 choice = AnswerChoice(len(choices), prompt.ids, sampling, text, strategy)
                 choice.before, choice.body = prompt.echoed, prompt.body
                 choice.shows = body.token_limit != 0
