@@ -1,7 +1,7 @@
 """JSON schemas whose objects have the properties that they list, and no others.
 
 JSON Schema lets an object have any further properties unless it says otherwise, and schemas as
-pydantic writes them do not: a model that may invent properties often goes on inventing them. An
+pydantic writes them do not: a model that may invent properties often keeps inventing them. An
 object is closed where nothing else has a say about the same value. Members of an `allOf` stay
 open, as each would forbid what another one asks for, and so does whatever such a place refers to.
 """
@@ -14,16 +14,19 @@ from urllib.parse import unquote
 
 ABOUT_OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """With one of these a schema says itself which further properties there may be."""
-SAME_VALUE = frozenset(
-    "allOf anyOf oneOf not if then else $ref $dynamicRef $recursiveRef dependentSchemas "
-    "dependentRequired dependencies propertyNames enum const".split()
-)
+# fmt: off
+SAME_VALUE = frozenset({
+    "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef",
+    "$recursiveRef", "dependentSchemas", "dependentRequired", "dependencies", "propertyNames",
+    "enum", "const",
+})
 """What else may ask something of the same object."""
-NOTES = frozenset(
-    "title description default examples deprecated readOnly writeOnly nullable discriminator type "
-    "$comment $defs definitions $schema $id".split()
-)
+NOTES = frozenset({
+    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+    "nullable", "discriminator", "type", "$comment", "$defs", "definitions", "$schema", "$id",
+})
 """What may stand beside a choice of schemas without asking for anything of its own."""
+# fmt: on
 MAPS = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
 DEFINITIONS = frozenset({"$defs", "definitions"})
 

@@ -28,9 +28,11 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     JsonValue,
     StringConstraints,
+    Tag,
     field_validator,
     model_validator,
 )
@@ -202,6 +204,9 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    own_schema: JsonObject | None = Field(
+        None, alias="schema", description="with json_object: a schema, as llama.cpp takes it"
+    )
 
     @model_validator(mode="after")
     def check_schema(self) -> Self:
@@ -209,11 +214,13 @@ class ResponseFormat(BaseModel):
             raise PydanticCustomError(
                 "format", "json_schema belongs to the type json_schema, and to no other"
             )
+        if self.own_schema is not None and self.type != "json_object":
+            raise PydanticCustomError("format", "schema belongs to the type json_object")
         return self
 
     def format(self, field: str) -> Format | None:
         """What it asks for; None: any text."""
-        schema = self.json_schema.json_schema if self.json_schema else None
+        schema = self.json_schema.json_schema if self.json_schema else self.own_schema
         return None if self.type == "text" else json_format(field, schema)
 
 
@@ -398,6 +405,46 @@ class ChosenTool(BaseModel):
     function: ChosenFunction
 
 
+class Allowed(BaseModel):
+    """Which of the functions may be called; either API names them in its own shape."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Literal["auto", "required"]
+
+    @property
+    def names(self) -> set[str]:
+        """Of the functions."""
+        raise NotImplementedError
+
+
+class AllowedFunctions(Allowed):
+    """OpenAI's `allowed_tools` of a chat."""
+
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+    @property
+    def names(self) -> set[str]:
+        return {tool.function.name for tool in self.tools}
+
+
+class AllowedTools(BaseModel):
+    """A choice of the functions that may be called; the others stay in the prompt."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
+def choice_kind(choice: Any) -> str:
+    """Which choice of tools it is; a tag has a bracket, so that `field_path` leaves it out."""
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    if kind == "allowed_tools":
+        return "[allowed]"
+    return "[word]" if isinstance(choice, str) else "[function]"
+
+
 class CalledFunction(BaseModel):
     """Name and arguments of a call in a conversation."""
 
@@ -443,7 +490,12 @@ def check_arguments(calls: Iterable[CalledFunction]) -> None:
 
 
 Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("[word]")]
+    | Annotated[ChosenTool, Tag("[function]")]
+    | Annotated[AllowedTools, Tag("[allowed]")],
+    Discriminator(choice_kind),
+]
 
 
 def calls_grammar(
@@ -964,8 +1016,8 @@ class Generation(OpenAIFields):
         }
 
 
-Choice = Literal["none", "auto", "required"] | ChosenFunction | None
-"""Whether a request wants calls, or which function's; None: auto."""
+Choice = Literal["none", "auto", "required"] | ChosenFunction | Allowed | None
+"""Whether a request wants calls, or of which functions; None: auto."""
 
 
 class Calling(Generation, Templated):
@@ -990,7 +1042,7 @@ class Calling(Generation, Templated):
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
             raise contradiction("tools", "has two functions of one name")
-        if isinstance(self.choice, ChosenFunction) and self.choice.name not in names:
+        if not self.chosen_names <= set(names):
             raise contradiction("tool_choice", "names a function that is not among the tools")
         if self.choice == "required" and not names:
             raise contradiction("tool_choice", "needs tools to choose from")
@@ -1007,14 +1059,22 @@ class Calling(Generation, Templated):
     @property
     def offered(self) -> Sequence[FunctionSpec]:
         """The functions that the answer may call."""
-        if isinstance(self.choice, ChosenFunction):
-            return [one for one in self.functions if one.name == self.choice.name]
+        if chosen := self.chosen_names:
+            return [one for one in self.functions if one.name in chosen]
         return [] if self.choice == "none" else self.functions
+
+    @property
+    def chosen_names(self) -> set[str]:
+        """The functions that the choice names; empty: it names none."""
+        if isinstance(self.choice, Allowed):
+            return self.choice.names
+        return {self.choice.name} if isinstance(self.choice, ChosenFunction) else set()
 
     @property
     def must_call(self) -> bool:
         """Whether the answer is calls and nothing else."""
-        return self.choice == "required" or isinstance(self.choice, ChosenFunction)
+        choice = self.choice.mode if isinstance(self.choice, Allowed) else self.choice
+        return choice == "required" or isinstance(choice, ChosenFunction)
 
     @property
     def format(self) -> Format | None:
@@ -1034,7 +1094,8 @@ class Calling(Generation, Templated):
                 lambda own, closes: grammar(own, closes=closes, answer=rule(closes)),
                 parts=(calls,),
             )
-        if any(function.strict for function in tools):
+        # a call that begins has to be one of the allowed ones
+        if any(function.strict for function in tools) or isinstance(self.choice, Allowed):
             return Format("tools", lambda own, closes: grammar(own, closes=closes, text=True))
         return asked
 
@@ -1123,7 +1184,7 @@ class ChatRequest(Calling, Messages):
         None,
         description=(
             "auto, the default: the model decides whether to call; required: it calls some; a "
-            "function: that one; none"
+            "function: that one; allowed_tools: some of these, by their mode; none"
         ),
     )
 
@@ -1140,6 +1201,8 @@ class ChatRequest(Calling, Messages):
     @property
     def choice(self) -> Choice:
         chosen = self.tool_choice
+        if isinstance(chosen, AllowedTools):
+            return chosen.allowed_tools
         return chosen.function if isinstance(chosen, ChosenTool) else chosen
 
     @property

@@ -81,14 +81,20 @@ class Service:
         self._turns: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
         """Whose grammar is compiled: one of each owner's at a time."""
 
-    async def chat(self, body: ChatRequest, request: Request) -> Response:
-        """Answer `/v1/chat/completions`."""
+    async def chat(
+        self, body: ChatRequest, request: Request, kind: type[ChatAnswer] = ChatAnswer
+    ) -> Response:
+        """Answer `/v1/chat/completions`, or `/v1/messages` by its own kind of answer."""
 
         async def prompts() -> list[Prompt]:
-            messages = [message.plain() for message in body.messages]
-            return [await self.prompts.chat(messages, body.template_options)]
+            return [await self.chat_prompt(body)]
 
-        return await self._answer(ChatAnswer, body, request, prompts)
+        return await self._answer(kind, body, request, prompts)
+
+    async def chat_prompt(self, body: ChatRequest) -> Prompt:
+        """The prompt of a conversation."""
+        messages = [message.plain() for message in body.messages]
+        return await self.prompts.chat(messages, body.template_options)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""

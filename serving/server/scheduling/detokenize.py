@@ -149,6 +149,8 @@ class StopStrings:
     def __init__(self, strings: Sequence[str] = ()):
         self.strings = tuple(strings)
         self.stopped = False
+        self.found: str | None = None
+        """The stop string that was completed."""
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -156,10 +158,11 @@ class StopStrings:
         if self.stopped:
             return ""
         self._held += text
-        found = [(at + len(s), at) for s in self.strings if (at := self._held.find(s)) >= 0]
+        found = [(at + len(s), at, s) for s in self.strings if (at := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
-            return self._take(min(found)[1])
+            _, at, self.found = min(found)
+            return self._take(at)
         return self._take(len(self._held) - self._pending())
 
     def let_pass(self, text: str) -> str:
@@ -236,6 +239,11 @@ class TextStream:
     def stopped(self) -> bool:
         """Whether a stop string was completed."""
         return self._stop.stopped
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was completed."""
+        return self._stop.found
 
     def push(self, tokens: Sequence[Emitted]) -> str:
         """Text of further tokens; those after the one that completes a stop string are neither

@@ -36,7 +36,7 @@ class Drawing(BaseModel):
     origin: Point | None = None
     corners: tuple[Point, Point]
     named: dict[str, Point] = {}
-    parent: "Drawing | None" = None
+    parent: Drawing | None = None
 
 
 def objects(node: Any) -> list[dict[str, Any]]:
@@ -130,8 +130,8 @@ def listing(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     parts = st.lists(inner, min_size=1, max_size=2)
     combined = st.fixed_dictionaries(
         {},
-        optional={key: parts for key in ("allOf", "anyOf", "oneOf")}
-        | {key: inner for key in ("not", "if", "then", "additionalProperties")},
+        optional=dict.fromkeys(("allOf", "anyOf", "oneOf"), parts)
+        | dict.fromkeys(("not", "if", "then", "additionalProperties"), inner),
     )
     both = st.tuples(plain, combined).map(lambda pair: pair[0] | pair[1])
     reference = st.sampled_from(["#/$defs/p", "#/$defs/q"]).map(lambda to: {"$ref": to})

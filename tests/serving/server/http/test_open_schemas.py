@@ -30,8 +30,8 @@ class Reading(pydantic.BaseModel):
 
 
 OPEN = Reading.model_json_schema()
-NAMED = {"name": "reading", "schema": OPEN}
-CALL = {"type": "function", "function": {"name": "f", "parameters": OPEN}}
+NAMED: dict[str, Any] = {"name": "reading", "schema": OPEN}
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": OPEN}}
 CHOSEN = {"type": "function", "function": {"name": "f"}}
 CLOSED_BY = {"disable_additional_properties": True}
 OPENED_BY = {"disable_additional_properties": False}
@@ -90,6 +90,7 @@ def invents(http: httpx.Client, **asked: Any) -> bool:
     "asked",
     [
         {"response_format": {"type": "json_schema", "json_schema": NAMED}},
+        {"response_format": {"type": "json_object", "schema": OPEN}},
         {"structured_outputs": {"json": OPEN}},
         {"structured_outputs": {"json": json.dumps(OPEN)} | CLOSED_BY},
         {"guided_json": OPEN},
