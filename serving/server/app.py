@@ -14,7 +14,9 @@ from fastapi.responses import JSONResponse, Response
 
 from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.feedback.feedback import Feedback
+from draftwell.serving.server.http.conversation import Deadline
 from draftwell.serving.server.http.errors import APIError, install_error_handlers
+from draftwell.serving.server.http.messages_api import CountRequest, MessageAnswer, MessagesRequest
 from draftwell.serving.server.http.page import page_router
 from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
@@ -34,7 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(
+def create_app(  # noqa: PLR0913
     served: ServedModel,
     *,
     drain_seconds: float | None = DRAIN_SECONDS,
@@ -43,6 +45,7 @@ def create_app(
     security: Security | None = None,
     request_timeout: float | None = None,
     allow_parameters: bool = False,
+    additional_properties: bool = False,
     prompt_tokens: int | None = None,
 ) -> FastAPI:
     """The application that serves one model. Its schedulers start and end with the application's
@@ -58,6 +61,7 @@ def create_app(
         security: keys, origins and sizes; None: no key, no other site's pages.
         request_timeout: seconds after which a request is cancelled; None: no limit.
         allow_parameters: let requests change the parameters of strategies.
+        additional_properties: leave objects of schemas open (grammar/closing.py).
         prompt_tokens: as in `PromptBudget`.
     """
     metrics = Metrics(served.name)
@@ -85,6 +89,7 @@ def create_app(
     app.add_middleware(CountAnswers, metrics=metrics)
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
+    app.state.additional_properties = additional_properties
     app.state.deployments = deployments
     _add_routes(app, metrics, deployments)
     return app
@@ -117,7 +122,7 @@ def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments) -> Non
 
 
 def model_router(deployments: Deployments) -> APIRouter:
-    """`/v1/models`, `/v1/speculation`, and the three endpoints that answer."""
+    """`/v1/models`, `/v1/speculation`, and the endpoints that answer."""
     router = APIRouter()
 
     def card() -> dict[str, Any]:
@@ -156,6 +161,20 @@ def model_router(deployments: Deployments) -> APIRouter:
         """Answer a conversation."""
         with deployments.use() as now:
             return await now.service.chat(body, request)
+
+    @router.post("/v1/messages", response_model=None)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation in the shape of Anthropic's API."""
+        with deployments.use() as now:
+            return await now.service.chat(body.chat(), request, MessageAnswer)
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountRequest, request: Request) -> dict[str, int]:
+        """Tokens of the prompt that a conversation becomes."""
+        service, chat = deployments.current.service, body.chat()
+        service.check_model(chat.model)
+        async with Deadline.of(None, request.app.state.request_timeout).enforced():
+            return {"input_tokens": len((await service.chat_prompt(chat)).ids)}
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:

@@ -209,6 +209,7 @@ def _application(
         security=security,
         request_timeout=settings.request_timeout,
         allow_parameters=settings.allow_parameters,
+        additional_properties=settings.additional_properties,
         prompt_tokens=_prompt_tokens(settings),
     )
 

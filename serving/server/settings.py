@@ -183,6 +183,11 @@ class ServerSettings(BaseModel):
     allow_parameters: bool = Field(
         False, description="Let requests, and the page at /, change the parameters of strategies."
     )
+    additional_properties: bool = Field(
+        False,
+        description="Let objects in JSON answers and calls have properties that their schema does "
+        "not list, where it does not say. Default: those that it lists alone.",
+    )
     generation_config: Literal["model", "none"] = Field(
         "model",
         description="Where the sampling settings come from that a request does not name: the "

@@ -75,15 +75,38 @@ class APIError(Exception):
         return ErrorResponse(self)
 
 
+MESSAGES_PATH = "/v1/messages"
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_body(error: APIError) -> dict[str, Any]:
+    """An error as Anthropic's clients read it."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = ANTHROPIC_KINDS.get(error.status, other)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
 class ErrorResponse(JSONResponse):
     """An error as the answer to a request, in whose state it leaves the cause for the log."""
 
     def __init__(self, error: APIError):
         super().__init__(error.body, error.status, error.headers)
-        self.cause = error.cause
+        self.error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["cause"] = self.cause
+        scope.setdefault("state", {})["cause"] = self.error.cause
+        if scope["path"].startswith(MESSAGES_PATH):
+            own = JSONResponse(anthropic_body(self.error), self.status_code, self.error.headers)
+            await own(scope, receive, send)
+            return
         await super().__call__(scope, receive, send)
 
 

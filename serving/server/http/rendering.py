@@ -114,20 +114,21 @@ def number(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def chat_logprobs(tokens: Sequence[RatedToken], spell: Callable[[int], str]) -> Json:
+def chat_logprobs(
+    tokens: Sequence[RatedToken],
+    spell: Callable[[int], str],
+    bytes_of: Callable[[int], list[int] | None],
+) -> Json:
     """`{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`; natural logarithms of the
     target's distribution.
 
     Args:
         spell: token id → its text by itself, special tokens included.
+        bytes_of: token id → the bytes of that text; None: it is a part of a character.
     """
 
     def entry(token: int, logprob: float) -> Json:
-        text = spell(token)
-        # else a part of a character, whose bytes the decoder does not give
-        whole = "\ufffd" not in text
-        encoded = list(text.encode()) if whole else None
-        return {"token": text, "logprob": number(logprob), "bytes": encoded}
+        return {"token": spell(token), "logprob": number(logprob), "bytes": bytes_of(token)}
 
     content = [
         entry(token, rating.logprob) | {"top_logprobs": [entry(*other) for other in rating.top]}
@@ -349,7 +350,9 @@ class Answer:
 
     def _logprobs(self, choice: AnswerChoice, tokens: Sequence[RatedToken]) -> Json | None:
         """Log-probs of a choice's next tokens; None where none were asked for."""
-        return chat_logprobs(tokens, self.served.token_text) if self.rated else None
+        if not self.rated:
+            return None
+        return chat_logprobs(tokens, self.served.token_text, self.served.token_bytes)
 
     def _rated(
         self, choice: AnswerChoice, tokens: Sequence[TokenInfo], *, first: bool

@@ -28,15 +28,18 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     JsonValue,
     StringConstraints,
+    Tag,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from draftwell.serving.runtime.grammar import guidance
+from draftwell.serving.runtime.grammar.closing import closed
 from draftwell.serving.server.http.bodies import MOST_VALUES
 from draftwell.serving.server.http.tool_calls import BEGIN, END, FirstCall, ToolCallParser
 from draftwell.serving.server.scheduling.detokenize import StopStrings
@@ -168,17 +171,18 @@ class Format:
 
     Args:
         field: the request field that asks for it.
-        define: returns the grammar's definition; raises InvalidRequest. Its argument says of a text
-            whether it is a token of its own, which is written as text.
+        define: returns the grammar's definition; raises InvalidRequest. Its first argument says of
+            a text whether it is a token of its own, which is written as text; its second one
+            whether objects have the properties that their schema lists alone (`closing.closed`).
         rule: returns the body of a rule in llguidance's Lark for the same, so that a grammar can
-            allow it beside other things; None: there is none.
+            allow it beside other things; None: there is none. Its argument is the second one.
         parts: what it is made of by other fields, each a format of its own: which of them is at
             fault where the whole is refused.
     """
 
     field: str
-    define: Callable[[Callable[[str], bool]], str]
-    rule: Callable[[], str] | None = None
+    define: Callable[[Callable[[str], bool], bool], str]
+    rule: Callable[[bool], str] | None = None
     parts: tuple[Format, ...] = ()
 
 
@@ -200,6 +204,9 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    own_schema: JsonObject | None = Field(
+        None, alias="schema", description="with json_object: a schema, as llama.cpp takes it"
+    )
 
     @model_validator(mode="after")
     def check_schema(self) -> Self:
@@ -207,11 +214,13 @@ class ResponseFormat(BaseModel):
             raise PydanticCustomError(
                 "format", "json_schema belongs to the type json_schema, and to no other"
             )
+        if self.own_schema is not None and self.type != "json_object":
+            raise PydanticCustomError("format", "schema belongs to the type json_object")
         return self
 
     def format(self, field: str) -> Format | None:
         """What it asks for; None: any text."""
-        schema = self.json_schema.json_schema if self.json_schema else None
+        schema = self.json_schema.json_schema if self.json_schema else self.own_schema
         return None if self.type == "text" else json_format(field, schema)
 
 
@@ -247,8 +256,10 @@ class StructuredOutputs(BaseModel):
     disable_any_whitespace: bool | None = Field(
         None, description="true: nothing stands between the parts of a JSON text"
     )
-    disable_additional_properties: Literal[False] | None = Field(
-        None, description="only false or null: write it into the schema"
+    disable_additional_properties: bool | None = Field(
+        None,
+        description="with json: whether objects have the properties that the schema lists and no "
+        "others, where it does not say; default: the server's, which is true",
     )
     structural_tag: None = Field(None, description="only null, as vLLM's own class sends it")
 
@@ -282,22 +293,33 @@ class StructuredOutputs(BaseModel):
         place = field or f"structured_outputs.{kind}"
         if kind in ("json", "json_object"):
             space = self.whitespace_pattern or guidance.WHITESPACE
-            return json_format(place, self.json_, "" if self.disable_any_whitespace else space)
+            space = "" if self.disable_any_whitespace else space
+            return json_format(place, self.json_, space, self.disable_additional_properties)
         if self.regex is not None:
             pattern = self.regex
-            return Format(place, lambda _: guidance.regex(pattern))
+            return Format(place, lambda *_: guidance.regex(pattern))
         if self.choice is not None:
             texts = self.choice
-            either = partial(guidance.alternatives, texts)
-            return Format(place, lambda _: guidance.choice(texts), either)
+            return Format(
+                place, lambda *_: guidance.choice(texts), lambda _: guidance.alternatives(texts)
+            )
         rules = self.grammar or ""
-        return Format(place, lambda _: guidance.context_free(rules))
+        return Format(place, lambda *_: guidance.context_free(rules))
 
 
-def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) -> Format:
-    """JSON by a schema, as an object or as text; None: any JSON object."""
+def json_format(
+    field: str,
+    schema: Any,
+    whitespace: str = guidance.WHITESPACE,
+    closes: bool | None = None,
+) -> Format:
+    """JSON by a schema, as an object or as text; None: any JSON object.
 
-    def wanted() -> dict[str, Any] | bool:
+    Args:
+        closes: as `Format.define` takes it; None: what it is given.
+    """
+
+    def wanted(by_default: bool) -> dict[str, Any] | bool:
         wanted: Any = {"type": "object"} if schema is None else schema
         if isinstance(wanted, str):
             try:
@@ -306,12 +328,12 @@ def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) 
                 raise guidance.refused(f"the schema is no JSON: {error}") from error
         if not isinstance(wanted, dict | bool):
             raise guidance.refused("a JSON schema is an object")
-        return wanted
+        return closed(wanted) if (by_default if closes is None else closes) else wanted
 
     return Format(
         field,
-        lambda _: guidance.json_schema(wanted(), whitespace),
-        lambda: guidance.json_rule(wanted(), whitespace),
+        lambda _, by_default: guidance.json_schema(wanted(by_default), whitespace),
+        lambda by_default: guidance.json_rule(wanted(by_default), whitespace),
     )
 
 
@@ -383,6 +405,46 @@ class ChosenTool(BaseModel):
     function: ChosenFunction
 
 
+class Allowed(BaseModel):
+    """Which of the functions may be called; either API names them in its own shape."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Literal["auto", "required"]
+
+    @property
+    def names(self) -> set[str]:
+        """Of the functions."""
+        raise NotImplementedError
+
+
+class AllowedFunctions(Allowed):
+    """OpenAI's `allowed_tools` of a chat."""
+
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+    @property
+    def names(self) -> set[str]:
+        return {tool.function.name for tool in self.tools}
+
+
+class AllowedTools(BaseModel):
+    """A choice of the functions that may be called; the others stay in the prompt."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
+def choice_kind(choice: Any) -> str:
+    """Which choice of tools it is; a tag has a bracket, so that `field_path` leaves it out."""
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    if kind == "allowed_tools":
+        return "[allowed]"
+    return "[word]" if isinstance(choice, str) else "[function]"
+
+
 class CalledFunction(BaseModel):
     """Name and arguments of a call in a conversation."""
 
@@ -428,7 +490,12 @@ def check_arguments(calls: Iterable[CalledFunction]) -> None:
 
 
 Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("[word]")]
+    | Annotated[ChosenTool, Tag("[function]")]
+    | Annotated[AllowedTools, Tag("[allowed]")],
+    Discriminator(choice_kind),
+]
 
 
 def calls_grammar(
@@ -438,6 +505,7 @@ def calls_grammar(
     most: int = MOST_CALLS,
     text: bool = False,
     answer: str | None = None,
+    closes: bool = True,
 ) -> str:
     """The grammar of one or more calls.
 
@@ -447,6 +515,7 @@ def calls_grammar(
         text: any text may come before, between and after calls, or instead of them; a call that has
             begun follows its schema, whichever tokens its mark is spelt with.
         answer: the body of a rule: what may come instead of calls.
+        closes: as `Format.define` takes it.
     Raises:
         InvalidRequest: it is too large.
     """
@@ -474,7 +543,7 @@ def calls_grammar(
         opening = json.dumps(f'\n{{"name": {json.dumps(function.name)}, "arguments": ')
         rules += [
             f"body_{i}: {opening} args_{i} {closing} {end}",
-            f"args_{i}: {guidance.json_rule(schema)}",
+            f"args_{i}: {guidance.json_rule(closed(schema) if closes else schema)}",
         ]
     written = "\n".join(rules) + "\n"
     return guidance.lark(written, rules=len(rules) + guidance.references(written))
@@ -947,8 +1016,8 @@ class Generation(OpenAIFields):
         }
 
 
-Choice = Literal["none", "auto", "required"] | ChosenFunction | None
-"""Whether a request wants calls, or which function's; None: auto."""
+Choice = Literal["none", "auto", "required"] | ChosenFunction | Allowed | None
+"""Whether a request wants calls, or of which functions; None: auto."""
 
 
 class Calling(Generation, Templated):
@@ -973,7 +1042,7 @@ class Calling(Generation, Templated):
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
             raise contradiction("tools", "has two functions of one name")
-        if isinstance(self.choice, ChosenFunction) and self.choice.name not in names:
+        if not self.chosen_names <= set(names):
             raise contradiction("tool_choice", "names a function that is not among the tools")
         if self.choice == "required" and not names:
             raise contradiction("tool_choice", "needs tools to choose from")
@@ -990,14 +1059,22 @@ class Calling(Generation, Templated):
     @property
     def offered(self) -> Sequence[FunctionSpec]:
         """The functions that the answer may call."""
-        if isinstance(self.choice, ChosenFunction):
-            return [one for one in self.functions if one.name == self.choice.name]
+        if chosen := self.chosen_names:
+            return [one for one in self.functions if one.name in chosen]
         return [] if self.choice == "none" else self.functions
+
+    @property
+    def chosen_names(self) -> set[str]:
+        """The functions that the choice names; empty: it names none."""
+        if isinstance(self.choice, Allowed):
+            return self.choice.names
+        return {self.choice.name} if isinstance(self.choice, ChosenFunction) else set()
 
     @property
     def must_call(self) -> bool:
         """Whether the answer is calls and nothing else."""
-        return self.choice == "required" or isinstance(self.choice, ChosenFunction)
+        choice = self.choice.mode if isinstance(self.choice, Allowed) else self.choice
+        return choice == "required" or isinstance(choice, ChosenFunction)
 
     @property
     def format(self) -> Format | None:
@@ -1006,18 +1083,20 @@ class Calling(Generation, Templated):
         tools, asked = self.offered, self.asked_format
         single = self.parallel_tool_calls is False or isinstance(self.choice, ChosenFunction)
         most = 1 if single else MOST_CALLS
-        calls = Format("tools", lambda own: calls_grammar(tools, own, most=most))
+        grammar = partial(calls_grammar, tools, most=most)
+        calls = Format("tools", lambda own, closes: grammar(own, closes=closes))
         if tools and self.must_call:
             return calls
         if tools and asked is not None and asked.rule is not None:
             rule = asked.rule
             return Format(
                 asked.field,
-                lambda own: calls_grammar(tools, own, most=most, answer=rule()),
+                lambda own, closes: grammar(own, closes=closes, answer=rule(closes)),
                 parts=(calls,),
             )
-        if any(function.strict for function in tools):
-            return Format("tools", lambda own: calls_grammar(tools, own, most=most, text=True))
+        # a call that begins has to be one of the allowed ones
+        if any(function.strict for function in tools) or isinstance(self.choice, Allowed):
+            return Format("tools", lambda own, closes: grammar(own, closes=closes, text=True))
         return asked
 
     def stops(self) -> StopStrings:
@@ -1105,7 +1184,7 @@ class ChatRequest(Calling, Messages):
         None,
         description=(
             "auto, the default: the model decides whether to call; required: it calls some; a "
-            "function: that one; none"
+            "function: that one; allowed_tools: some of these, by their mode; none"
         ),
     )
 
@@ -1122,6 +1201,8 @@ class ChatRequest(Calling, Messages):
     @property
     def choice(self) -> Choice:
         chosen = self.tool_choice
+        if isinstance(chosen, AllowedTools):
+            return chosen.allowed_tools
         return chosen.function if isinstance(chosen, ChosenTool) else chosen
 
     @property

@@ -24,6 +24,7 @@ from draftwell.serving.server.http.rendering import Answer, Found, Json, sse
 from draftwell.serving.server.http.requests import (
     MOST_TOOLS,
     OTHER_FIELDS,
+    Allowed,
     CalledFunction,
     Calling,
     Choice,
@@ -36,6 +37,7 @@ from draftwell.serving.server.http.requests import (
     TextFormat,
     at_most,
     check_arguments,
+    choice_kind,
     contradiction,
 )
 from draftwell.serving.server.http.tool_calls import Call, Piece, TextPiece, ToolCallParser
@@ -148,7 +150,25 @@ class ChosenTool(ChosenFunction, FunctionKind):
 
 
 FunctionTools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)]
-FunctionChoice = Literal["none", "auto", "required"] | ChosenTool
+
+
+class AllowedTools(Allowed):
+    """A choice of the functions that may be called; the others stay in the prompt."""
+
+    type: Literal["allowed_tools"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+    @property
+    def names(self) -> set[str]:
+        return {tool.name for tool in self.tools}
+
+
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("[word]")]
+    | Annotated[ChosenTool, Tag("[function]")]
+    | Annotated[AllowedTools, Tag("[allowed]")],
+    Discriminator(choice_kind),
+]
 
 
 def turns_of(items: Sequence[InputMessage | InputCall | InputResult]) -> list[dict[str, Any]]:
@@ -310,13 +330,12 @@ Short = Annotated[str, StringConstraints(max_length=512)]
 
 
 class TextOptions(BaseModel):
-    """`text` of a request: its format, and how long-winded it is, which is not for this server to
-    set."""
+    """`text` of a request: its format, and how long-winded it is to be, which changes nothing."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponsesRequest(Calling):
@@ -353,7 +372,7 @@ class ResponsesRequest(Calling):
         None,
         description=(
             "auto, the default: the model decides whether to call; required: it calls some; a "
-            "function: that one; none"
+            "function: that one; allowed_tools: some of these, by their mode; none"
         ),
     )
 

@@ -249,7 +249,10 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        key = key_in(headers.get("authorization", ""))
+        # the latter is the header of Anthropic's clients
+        key = key_in(headers.get("authorization", "")) or headers.get("x-api-key", "").encode(
+            "latin-1"
+        )
         access, state = self.security.keys.find(key), scope.setdefault("state", {})
         state["tenant"] = access.tenant if access else None
         state["trusted"] = access is not None or not self.security.keys

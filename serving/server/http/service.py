@@ -81,14 +81,20 @@ class Service:
         self._turns: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()
         """Whose grammar is compiled: one of each owner's at a time."""
 
-    async def chat(self, body: ChatRequest, request: Request) -> Response:
-        """Answer `/v1/chat/completions`."""
+    async def chat(
+        self, body: ChatRequest, request: Request, kind: type[ChatAnswer] = ChatAnswer
+    ) -> Response:
+        """Answer `/v1/chat/completions`, or `/v1/messages` by its own kind of answer."""
 
         async def prompts() -> list[Prompt]:
-            messages = [message.plain() for message in body.messages]
-            return [await self.prompts.chat(messages, body.template_options)]
+            return [await self.chat_prompt(body)]
 
-        return await self._answer(ChatAnswer, body, request, prompts)
+        return await self._answer(kind, body, request, prompts)
+
+    async def chat_prompt(self, body: ChatRequest) -> Prompt:
+        """The prompt of a conversation."""
+        messages = [message.plain() for message in body.messages]
+        return await self.prompts.chat(messages, body.template_options)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""
@@ -204,20 +210,21 @@ class Service:
         drafts, asked = body.decoding.enabled is not False, body.format
         given: dict[str, Any] = {"draft_forced": drafts, "grammar": None, "prediction": ()}
         if asked is not None:
-            given["grammar"] = await self._grammar(asked, owner_of(body, request))
+            closes = not request.app.state.additional_properties
+            given["grammar"] = await self._grammar(asked, owner_of(body, request), closes)
         if body.prediction is not None and drafts:
             given["prediction"] = await self.prompts.prediction(text_of(body.prediction.content))
         return given
 
-    async def _grammar(self, asked: Format, owner: Owner) -> Grammar:
+    async def _grammar(self, asked: Format, owner: Owner, closes: bool) -> Grammar:
         try:
-            definition = await on_thread(ENCODERS, asked.define, self.served.is_token)
+            definition = await on_thread(ENCODERS, asked.define, self.served.is_token, closes)
             if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
             return await self._compiled(definition, owner)
         except InvalidRequest as error:
             for part in asked.parts:  # if one of them is refused alone, the message names its field
-                await self._grammar(part, owner)
+                await self._grammar(part, owner, closes)
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
         # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
         except DraftwellError as error:
@@ -264,7 +271,13 @@ class Service:
             for number in range(count):
                 own_seed = derived_seed(seed, number)
                 sampling = replace(self._sampling(body, budget, own_seed, ends=ends), **given)
-                text = TextStream(decode, body.stops(), prompt.ids, sampling.min_tokens)
+                text = TextStream(
+                    decode,
+                    body.stops(),
+                    prompt.ids,
+                    sampling.min_tokens,
+                    self.served.token_name,
+                )
                 choice = AnswerChoice(len(choices), prompt.ids, sampling, text, strategy)
                 choice.before, choice.body = prompt.echoed, prompt.body
                 choice.shows = body.token_limit != 0

@@ -1,5 +1,5 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shape: what a text or a conversation is in tokens, and
-the other way round."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's shape: what a text or a conversation
+is in tokens, the other way round, and what a client needs to do so itself."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ TokenizeRequest = Annotated[
 
 
 def tokens_router(current: Callable[[], Service]) -> APIRouter:
-    """`POST /tokenize` and `POST /detokenize`.
+    """`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`.
 
     Args:
         current: gives the service that answers now.
@@ -121,5 +121,21 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
         decode = service.served.pair.tokenizer.decode
         async with Deadline.of(None, request.app.state.request_timeout).enforced():
             return DetokenizeAnswer(prompt=await on_thread(ENCODERS, decode, body.tokens))
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """Class, special tokens and chat template of the tokenizer, named as in
+        `tokenizer_config.json`."""
+        served = current().served
+        tokenizer = served.pair.tokenizer
+        special = tokenizer.special_tokens_map
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            **{name: special.get(name) for name in ("bos_token", "eos_token", "unk_token")},
+            **special,
+            "model_max_length": served.max_context,
+            "clean_up_tokenization_spaces": bool(tokenizer.clean_up_tokenization_spaces),
+            "chat_template": tokenizer.chat_template,
+        }
 
     return router

@@ -18,6 +18,7 @@ from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import Strategy
 from draftwell.serving.server.model.snapshots import SnapshotOrigin
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, StrategyPool
+from draftwell.serving.server.scheduling.detokenize import is_whole
 from draftwell.serving.server.settings import PromptSharing
 from draftwell.serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
@@ -159,6 +160,16 @@ class ServedModel:
         if token not in self._spelt:
             self._spelt[token] = self._spell(token)
         return self._spelt[token]
+
+    def token_name(self, token: int) -> str:
+        """One token as the vocabulary has it."""
+        return str(self.pair.tokenizer.convert_ids_to_tokens(token))
+
+    def token_bytes(self, token: int) -> list[int] | None:
+        """Bytes of `token_text`; None for a part of a character, whose bytes the decoder does not
+        give."""
+        text = self.token_text(token)
+        return list(text.encode()) if is_whole(text, self.token_name(token)) else None
 
     def _spell(self, token: int) -> str:
         alone = str(self.pair.tokenizer.decode([token]))

@@ -13,9 +13,14 @@ from draftwell.serving.runtime.logits import Rating
 from draftwell.serving.runtime.types import Emitted, Origin
 
 HALF = "\ufffd"
-"""What decoders write for bytes that are not (yet) a complete character."""
+"""What decoders write for bytes that are not (yet) a complete character. It is a character too."""
+SPELT_HALF = (HALF, "ï¿½", "<0xEF><0xBF><0xBD>")
+"""How the names of tokens spell that character itself: as it is, in the letters of byte-level
+vocabularies, or byte by byte."""
 
 Decode = Callable[[Sequence[int]], str]
+Name = Callable[[int], str]
+"""A token as the vocabulary has it."""
 LONGEST_LEAD = 8
 """Tokens at a prompt's end to search for text: a character has up to four bytes, and special tokens
 may follow it."""
@@ -41,14 +46,16 @@ class Detokenizer:
     Args:
         decode: token ids → text.
         prompt: ids that the answer continues.
+        name: tells U+FFFD that is written from bytes that are no character; without it, all are
+            taken for such bytes.
 
     >>> Detokenizer(lambda ids: bytes(ids).decode(errors="replace")).push(65)
     'A'
     """
 
-    def __init__(self, decode: Decode, prompt: Sequence[int] = ()):
-        self._decode = decode
-        self._ids = _lead(decode, prompt)
+    def __init__(self, decode: Decode, prompt: Sequence[int] = (), name: Name | None = None):
+        self._decode, self._name = decode, name or (lambda token: "")
+        self._ids = _lead(decode, prompt, self._name)
         self._start = 0  # the window starts here
         self._read = len(self._ids)  # tokens before this one have been returned as text
         # text of the window's tokens before that one
@@ -63,7 +70,7 @@ class Detokenizer:
         if text == held and not self._decode([token, token]):
             self._ids.pop()
             return ""
-        if text and not text.endswith(HALF):
+        if text and not self._is_cut(text):
             return self._take(len(self._ids), text)
         if text and len(self._ids) - self._read >= MOST_HELD:
             return self._take_settled(text)
@@ -74,6 +81,12 @@ class Detokenizer:
         """The rest, when no token follows; bytes at the end that may have begun a character are
         left out."""
         return self._take(len(self._ids), self._unread()).rstrip(HALF)
+
+    def _is_cut(self, text: str) -> bool:
+        """Whether a text of the last tokens ends with bytes that are not (yet) a character."""
+        return text.endswith(HALF) and not "".join(map(self._name, self._ids[-3:])).endswith(
+            SPELT_HALF
+        )
 
     def _unread(self) -> str:
         return self._decode(self._ids[self._start :])[len(self._known) :]
@@ -100,12 +113,24 @@ class Detokenizer:
         return self._take(len(self._ids), text)
 
 
-def _lead(decode: Decode, prompt: Sequence[int]) -> list[int]:
+def is_whole(text: str, names: str) -> bool:
+    """Whether a text is complete characters.
+
+    Args:
+        names: of its tokens, one after another.
+
+    >>> is_whole("\ufffd", "ï¿½"), is_whole("\ufffd", "ï¿")
+    (True, False)
+    """
+    return HALF not in text or text.count(HALF) == sum(map(names.count, SPELT_HALF))
+
+
+def _lead(decode: Decode, prompt: Sequence[int], name: Name) -> list[int]:
     """The fewest tokens at a prompt's end that decode to complete characters; empty if there are
     none."""
     for count in range(1, min(LONGEST_LEAD, len(prompt)) + 1):
         lead = list(prompt[-count:])
-        if (text := decode(lead)) and HALF not in text:
+        if (text := decode(lead)) and is_whole(text, "".join(map(name, lead))):
             return lead
     return []
 
@@ -124,6 +149,8 @@ class StopStrings:
     def __init__(self, strings: Sequence[str] = ()):
         self.strings = tuple(strings)
         self.stopped = False
+        self.found: str | None = None
+        """The stop string that was completed."""
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -131,10 +158,11 @@ class StopStrings:
         if self.stopped:
             return ""
         self._held += text
-        found = [(at + len(s), at) for s in self.strings if (at := self._held.find(s)) >= 0]
+        found = [(at + len(s), at, s) for s in self.strings if (at := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
-            return self._take(min(found)[1])
+            _, at, self.found = min(found)
+            return self._take(at)
         return self._take(len(self._held) - self._pending())
 
     def let_pass(self, text: str) -> str:
@@ -182,6 +210,7 @@ class TextStream:
         stop: strings that end the answer and are not part of it, or what looks for its end.
         prompt: ids that the answer continues.
         min_tokens: tokens in whose text no stop string is looked for.
+        name: as in `Detokenizer`.
 
     `tokens` counts those up to the one that completes a stop string, `accepted` those of them that
     came from the draft.
@@ -193,8 +222,9 @@ class TextStream:
         stop: Sequence[str] | StopStrings = (),
         prompt: Sequence[int] = (),
         min_tokens: int = 0,
+        name: Name | None = None,
     ):
-        self._detokenizer = Detokenizer(decode, prompt)
+        self._detokenizer = Detokenizer(decode, prompt, name)
         self._min_tokens = min_tokens
         self._stop = stop if isinstance(stop, StopStrings) else StopStrings(stop)
         # tokens whose text is not shown yet, or not all of it
@@ -209,6 +239,11 @@ class TextStream:
     def stopped(self) -> bool:
         """Whether a stop string was completed."""
         return self._stop.stopped
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was completed."""
+        return self._stop.found
 
     def push(self, tokens: Sequence[Emitted]) -> str:
         """Text of further tokens; those after the one that completes a stop string are neither

@@ -34,6 +34,7 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "request-timeout": (None, (0.001, None)),
     "drain-seconds": (20.0, (0, None)),
     "allow-parameters": (False, None),
+    "additional-properties": (False, None),
     "generation-config": ("model", None),
     "strategies": (None, None),
     "state": (None, None),

@@ -245,7 +245,13 @@ def test_schemathesis_finds_nothing(
     url, scheduler = roomy
     document = httpx.get(f"{url}/openapi.json").json()
     if names_the_model:
-        for schema in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
+        for schema in (
+            "ChatRequest",
+            "CompletionRequest",
+            "ResponsesRequest",
+            "MessagesRequest",
+            "CountRequest",
+        ):
             document["components"]["schemas"][schema]["properties"]["model"] = {"const": "tiny"}
         for schema in ("TokenizeText", "TokenizeMessages", "DetokenizeRequest"):  # these need none
             document["components"]["schemas"][schema]["properties"]["model"] = {

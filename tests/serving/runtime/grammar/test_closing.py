@@ -1,0 +1,180 @@
+"""Closed schemas: nothing is allowed that the schema forbids, and nothing satisfiable is lost."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Annotated, Any, Literal
+
+import jsonschema
+import pytest
+from hypothesis import given, settings, strategies as st
+from pydantic import BaseModel, Field
+
+from draftwell.serving.runtime.grammar.closing import closed
+
+A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {}}, "required": ["b"]}
+
+
+class Point(BaseModel):
+    x: int
+    y: int = 0
+
+
+class Circle(BaseModel):
+    kind: Literal["circle"]
+    centre: Point
+
+
+class Line(BaseModel):
+    kind: Literal["line"]
+    points: list[Point]
+
+
+class Drawing(BaseModel):
+    shapes: list[Annotated[Circle | Line, Field(discriminator="kind")]]
+    origin: Point | None = None
+    corners: tuple[Point, Point]
+    named: dict[str, Point] = {}
+    parent: Drawing | None = None
+
+
+def objects(node: Any) -> list[dict[str, Any]]:
+    """The schemas that list properties."""
+    if isinstance(node, list):
+        return [one for part in node for one in objects(part)]
+    if not isinstance(node, dict):
+        return []
+    own = [node] if isinstance(node.get("properties"), dict) else []
+    return own + [one for part in node.values() for one in objects(part)]
+
+
+def test_every_object_that_pydantic_writes_is_closed() -> None:
+    schema = Drawing.model_json_schema()
+    before = copy.deepcopy(schema)
+    found = objects(closed(schema))
+    assert len(found) == 4
+    assert [one.get("additionalProperties") for one in found] == [False] * 4
+    assert schema == before
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [A, B]},
+        {"allOf": [{"$ref": "#/$defs/a"}, B], "$defs": {"a": A}},
+        A | {"allOf": [B]},
+        A | {"anyOf": [B, {"required": ["c"]}]},
+        A | {"if": B, "then": {"required": ["c"]}},
+        A | {"$ref": "#/$defs/b", "$defs": {"b": B}},
+        A | {"dependentSchemas": {"a": B}},
+        A | {"required": ["c"]},
+        A | {"minProperties": 2},
+        A | {"patternProperties": {"^x": {}}},
+        A | {"unevaluatedProperties": {"type": "null"}},
+        A | {"additionalProperties": True},
+        {"oneOf": [A, B]},
+        {"not": A},
+        {"allOf": [{"properties": {"x": A}}, {"properties": {"x": B}}]},
+        {"items": A, "contains": B},
+    ],
+    ids=str,
+)
+def test_what_others_have_a_say_about_stays_open(schema: dict[str, Any]) -> None:
+    assert closed(schema) == schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/a"}], "default": {}, "description": "x", "$defs": {"a": A}},
+        {"anyOf": [A, {"type": "null"}]},
+        {
+            "type": "object",
+            "oneOf": [{"properties": {"k": {"const": k}}, "required": ["k"]} for k in ("c", "d")],
+        },
+        {"prefixItems": [A], "items": A},
+        {"patternProperties": {"^x": A}},
+        {"additionalProperties": A},
+        {"definitions": {"a/b": A}, "$ref": "#/definitions/a~1b"},
+    ],
+    ids=str,
+)
+def test_what_stands_alone_is_closed(schema: dict[str, Any]) -> None:
+    assert all(one["additionalProperties"] is False for one in objects(closed(schema)))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"properties": 1}, {"required": 2, "properties": {}}, {"oneOf": [{"properties": []}] * 2},
+     {"$ref": "#/nowhere"}, {"$ref": 3}, {"allOf": {}}, True, []],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_schema_is_left_to_whoever_reads_it(schema: Any) -> None:
+    assert closed(copy.deepcopy(schema)) == schema
+
+
+NAMES = ("a", "b")
+LEAVES = [{}, {"type": "integer"}, {"const": 1}, {"const": "x"}, {"type": "null"}]
+"""Properties, and what they may be; instances may have a third one."""
+
+
+def listing(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Objects, choices and combinations of schemas."""
+    some = st.lists(st.sampled_from((*NAMES, "c")), unique=True, max_size=2)
+    listed = st.dictionaries(st.sampled_from(NAMES), inner, max_size=2)
+    plain = st.fixed_dictionaries(
+        {"properties": listed},
+        optional={"required": some, "type": st.just("object"), "minProperties": st.just(2)},
+    )
+    parts = st.lists(inner, min_size=1, max_size=2)
+    combined = st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(("allOf", "anyOf", "oneOf"), parts)
+        | dict.fromkeys(("not", "if", "then", "additionalProperties"), inner),
+    )
+    both = st.tuples(plain, combined).map(lambda pair: pair[0] | pair[1])
+    reference = st.sampled_from(["#/$defs/p", "#/$defs/q"]).map(lambda to: {"$ref": to})
+    return st.one_of(plain, combined, both, reference)
+
+
+SCHEMAS = st.recursive(st.sampled_from(LEAVES), listing, max_leaves=6)
+
+
+def instances() -> list[Any]:
+    """Every value of two levels of which the families above can tell one from another."""
+    leaves = [1, "x", None]
+    inner = [*leaves, {}, {"a": 1}, {"b": "x", "c": None}]
+    made: list[Any] = list(leaves)
+    for size in range(3):
+        for names in itertools.combinations((*NAMES, "c"), size):
+            made += [
+                dict(zip(names, values, strict=True))
+                for values in itertools.product(inner, repeat=size)
+            ]
+    return made
+
+
+INSTANCES = instances()
+
+
+@settings(max_examples=100, deadline=None)
+@given(schema=SCHEMAS, p=SCHEMAS, q=listing(st.sampled_from(LEAVES)))
+def test_closing_keeps_schemas_satisfiable_and_allows_nothing_new(
+    schema: dict[str, Any], p: Any, q: Any
+) -> None:
+    whole = {**schema, "$defs": {"p": without_references(p), "q": without_references(q)}}
+    before, after = map(jsonschema.Draft202012Validator, (whole, closed(whole)))
+    allowed = [one for one in INSTANCES if before.is_valid(one)]
+    kept = [one for one in INSTANCES if after.is_valid(one)]
+    assert all(one in allowed for one in kept)
+    assert bool(kept) == bool(allowed)
+
+
+def without_references(node: Any) -> Any:
+    """Definitions that do not refer to each other, which could go on for ever."""
+    if isinstance(node, list):
+        return [without_references(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: without_references(value) for key, value in node.items() if key != "$ref"}
