@@ -112,6 +112,7 @@ def release_verdict(
         result = gate_imported(space, settings, alias=wanted, beside=beside)
         return f"release {result['release']}", result["verdict"]
     rows = read_prompts(prompts) if prompts else demo_prompts()[::-1]
+    settings = settings.model_copy(update={"prompts": prompts.name if prompts else None})
     opened = open_pair(pair, dtype, device=settings.device or pick_device(None), say=say)
     with progress("gate") as bar:
         step = type(opened)(opened.workspace, opened.pair, bar)
