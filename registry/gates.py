@@ -72,6 +72,9 @@ class GateRecord(JudgedRecord):
     judged: str | None = Field(
         None, description="digest of the prompts and tokens that were judged; None: not recorded"
     )
+    prompts: str | None = Field(
+        None, description="file of prompts that a person named for this gate; None: the pair's own"
+    )
     code: str | None = Field(None, description="digest of the sources that judged")
     reports: dict[str, str] = Field(
         default_factory=dict, description="file that is kept with it → its sha256"

@@ -14,6 +14,7 @@ from draftwell.registry.gates import GateRecord
 from draftwell.registry.promotion_log import DONE, Entry, History, What, append, history
 from draftwell.registry.releases import (
     ReleaseVersion,
+    changed_report,
     device_options,
     find_release,
     gate_record,
@@ -74,11 +75,11 @@ def promote(
     Args:
         record: the verdict; None takes the one that is kept with the release.
         reason: kept in the record; required for a release that was rolled back, and for one whose
-            gate compared it with another champion than today's.
+            gate compared it with another champion than today's, or judged it on other prompts.
     Raises:
         DraftwellError: there is no passed verdict that names exactly these versions and today's
-            champion, or it was rolled back, or another became champion meanwhile
-            (`promotion_lost`); the champion stays.
+            champion, or its reports were changed, or it was rolled back, or another became
+            champion meanwhile (`promotion_lost`); the champion stays.
     """
     release = find_release(store, pair, device, version)
     judged = record or gate_record(release)
@@ -89,6 +90,7 @@ def promote(
             f"{release.version}`",
             code="not_gated",
         )
+    _check_evidence(store, release, judged, reason)
     seen = adopt(store, pair, device)
     if (why := outdated(store, release, judged)) and not reason:
         raise DraftwellError(
@@ -110,6 +112,36 @@ def promote(
     if reason or not (seen.champion == release.version and is_champion(store, release)):
         _change(store, seen, release, "promotion", reason, judged)
     return release
+
+
+def _check_evidence(
+    store: Store, release: ReleaseVersion, record: GateRecord | None, reason: str | None
+) -> None:
+    """Refuse a verdict on prompts that were named for it alone, unless there is a reason, or one
+    whose reports are not those that were kept with it.
+
+    Raises:
+        DraftwellError: it is one (`gated_on_other_prompts`, `gate_report_changed`).
+    """
+    if record is None:
+        return
+    again = (
+        f"`draftwell gate --pair {release.pair} {device_options(release.device)} --release "
+        f"{release.version}`"
+    )
+    if record.prompts is not None and not reason:
+        raise DraftwellError(
+            f"{release.name} is not promoted, its gate judged it on {record.prompts}, which is not "
+            f"the pair's own set: run {again} without --prompts, or give a --reason to promote it "
+            "all the same",
+            code="gated_on_other_prompts",
+        )
+    if (name := changed_report(store, release, record)) is not None:
+        raise DraftwellError(
+            f"{release.name} is not promoted, {name}, which was kept with its gate record, was "
+            f"changed or deleted since: run {again}",
+            code="gate_report_changed",
+        )
 
 
 def outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) -> str | None:

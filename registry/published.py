@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 FORMAT_TAG = "format"
 """Tag of a version that says which format of `draftwell.serving.format` it was published in."""
 
+TENANTS = "tenants"
+"""Tag of a version: whose recorded requests it was made of, with spaces between."""
+
 TAKEN = (
     "IntegrityError",
     "UniqueViolation",
@@ -54,6 +57,11 @@ class Published:
     def fingerprint(self) -> str:
         """Fingerprint of the pair it belongs to."""
         return self.tags.get("fingerprint", "")
+
+    @property
+    def tenants(self) -> list[str]:
+        """Whose recorded requests it was made of (`draftwell.serving.recording.tenants`)."""
+        return self.tags.get(TENANTS, "").split()
 
     @property
     def parents(self) -> dict[str, str]:

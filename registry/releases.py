@@ -36,6 +36,7 @@ from draftwell.serving.temperature import class_of
 __all__ = [
     "GateRecord",
     "ReleaseVersion",
+    "changed_report",
     "create_release",
     "device_options",
     "engine_device",
@@ -47,6 +48,8 @@ __all__ = [
     "standing_record",
 ]
 
+FORGOTTEN = "forgotten"
+"""Tag of a release: what it pins that was deleted with a tenant's traffic."""
 GATE_HEADING = "## Last gate"
 """Ends a release's own description; after it comes the last verdict."""
 
@@ -311,7 +314,7 @@ def record_gate(
     text = record.model_dump_json()
     signature = sign_record(text)
     release = find_release(store, record.pair, record.device, record.release_version)
-    folder = f"gates/{record.created.replace(':', '')}"
+    folder = reports_folder(record)
     store.log_text(release.published, text, f"{folder}.json")
     store.log_files(release.published, files, folder)
     store.log_metrics(
@@ -329,6 +332,20 @@ def record_gate(
     store.set_tag(release.published, "gate_record", text)
     if record.objection(release.version, release.pins, release.published.digest) is None:
         move_alias(store, release, "challenger")
+
+
+def reports_folder(record: GateRecord) -> str:
+    """Where a record's reports are kept with the release's run."""
+    return f"gates/{record.created.replace(':', '')}"
+
+
+def changed_report(store: Store, release: ReleaseVersion, record: GateRecord) -> str | None:
+    """Name of a report that is not as the gate kept it, or is gone; None where all are."""
+    for name, digest in sorted(record.reports.items()):
+        found = store.read_file(release.published, f"{reports_folder(record)}/{name}")
+        if found is None or hashlib.sha256(found).hexdigest() != digest:
+            return name
+    return None
 
 
 def metric_name(check: str) -> str:
@@ -388,6 +405,8 @@ def objection(
     Args:
         again: it was champion before, so that thresholds that were changed since do not count.
     """
+    if gone := release.published.tags.get(FORGOTTEN):
+        return f"its {gone} was deleted with a tenant's traffic (`draftwell forget`)"
     if record is None:
         return "it has no gate record"
     if (record.pair, record.device) != (release.pair, release.device):

@@ -27,7 +27,13 @@ from draftwell.registry.cards.model_card import (
 from draftwell.registry.cards.trials import log_trials, trials_of
 from draftwell.registry.connection import artifact_folder, connect, default_uri, registry_errors
 from draftwell.registry.folders import base_pair, copy_artifact, model_name
-from draftwell.registry.published import FORMAT_TAG, Published, insert_or_change, published_of
+from draftwell.registry.published import (
+    FORMAT_TAG,
+    TENANTS,
+    Published,
+    insert_or_change,
+    published_of,
+)
 from draftwell.registry.strict import validate
 from draftwell.serving.artifacts.base import (
     Provenance,
@@ -383,6 +389,20 @@ class Store:
             for file in files:
                 self.client.log_artifact(published.run_id, str(file), folder)
 
+    def read_file(self, published: Published, file: str) -> bytes | None:
+        """A file that was kept with the version's run; None where it is gone."""
+        from mlflow.exceptions import MlflowException
+
+        with registry_errors(self.uri), tempfile.TemporaryDirectory() as place:
+            try:
+                found = self.client.download_artifacts(published.run_id, file, place)
+            except (MlflowException, FileNotFoundError):
+                known = self.client.list_artifacts(published.run_id, str(Path(file).parent))
+                if any(one.path == file for one in known):
+                    raise
+                return None
+            return Path(found).read_bytes()
+
     def log_metrics(self, published: Published, metrics: Mapping[str, float]) -> None:
         """Add metrics to the version's run, which MLflow's compare view reads."""
         from mlflow.entities import Metric
@@ -398,6 +418,47 @@ class Store:
         """The metrics of the version's run."""
         with registry_errors(self.uri):
             return dict(self.client.get_run(published.run_id).data.metrics)
+
+    def all_of(self, kind: str) -> list[Published]:
+        """All versions of a kind, of every pair."""
+        with registry_errors(self.uri):
+            found: list[ModelVersion] = []
+            token: str | None = None
+            while token != "":
+                page = self.client.search_model_versions(f"tag.kind = '{kind}'", page_token=token)
+                found += page
+                token = page.token or ""
+        return [published_of(version) for version in found]
+
+    def delete(self, published: Published) -> None:
+        """Delete a version with its files and those of its run; the run's numbers stay. A deletion
+        that was killed can be begun again.
+
+        Raises:
+            DraftwellError: the store of its files deletes none (`files_not_deleted`).
+        """
+        from mlflow.exceptions import MlflowException
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        with registry_errors(self.uri):
+            version = self.client.get_model_version(published.name, str(published.version))
+            run = self.client.get_run(published.run_id).info
+            for place in (published.source, run.artifact_uri):
+                try:
+                    get_artifact_repository(place, tracking_uri=self.uri).delete_artifacts()
+                except NotImplementedError as error:
+                    raise DraftwellError(
+                        f"the files of {published.name} version {published.version} cannot be "
+                        f"deleted here: delete {place}, then run it again",
+                        code="files_not_deleted",
+                    ) from error
+            if version.model_id:
+                try:
+                    self.client.delete_logged_model(version.model_id)
+                except MlflowException as error:
+                    if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                        raise
+            self.client.delete_model_version(published.name, str(published.version))
 
     def versions(self, kind: str, pair: str) -> list[Published]:
         """All versions, the oldest first."""
@@ -428,5 +489,6 @@ def _tags(
         "trace_digest": made["trace_digest"] or "",
         "git_commit": made["git_commit"] or "",
         "device_class": made["device_class"] or "",
+        TENANTS: " ".join(made["tenants"]),
         "parents": json.dumps({**made["parents"], **parents}, sort_keys=True),
     }

@@ -17,6 +17,7 @@ from draftwell.components.prompts.sources import jsonl_files, readable_requests
 from draftwell.components.train.examples import Examples, split_by_prompt
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_atomically
+from draftwell.serving.recording.tenants import tenants_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,7 +105,7 @@ def in_random_order(
     place: Path, found: Sequence[Prompt], *, window: int, fewest: int, notes: Sequence[str]
 ) -> list[Prompt]:
     """The newest different ones, in an order that is the same for the same prompts; their ids are
-    new.
+    new, with the tenant of before.
 
     A prompt that was asked again is as new as it was asked last.
 
@@ -124,7 +125,12 @@ def in_random_order(
             code="too_few_prompts",
         )
     order = np.random.default_rng(len(different)).permutation(len(different))
-    return [replace(different[i], id=f"spool/{number:04d}") for number, i in enumerate(order)]
+    return [
+        replace(
+            different[i], id="/".join(["spool", *tenants_of([different[i].id]), f"{number:04d}"])
+        )
+        for number, i in enumerate(order)
+    ]
 
 
 def watched(file: Path, shards: Collection[str]) -> bool:

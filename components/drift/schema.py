@@ -51,6 +51,12 @@ class DriftLimits(Record):
     repeat_after_hours: float = Field(
         gt=0, description="the same drift is not announced again before"
     )
+    keep_days: float = Field(
+        30,
+        gt=0,
+        description="days after which recalibrations, and references of releases that serve no "
+        "longer, are deleted",
+    )
 
     @model_validator(mode="after")
     def fine_enough(self) -> DriftLimits:

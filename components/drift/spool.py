@@ -23,7 +23,7 @@ from draftwell.serving.files import sha256_file
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import TraceError, TraceHeader, trace_schema
 
-STAMPED = re.compile(r"shard-(\d{15})-[0-9a-f]+\.parquet")
+STAMPED = re.compile(r"shard-(\d{15})-[0-9a-f]+(?:-\w+)?\.parquet")
 """A shard that a server wrote, with the milliseconds since 1970."""
 
 

@@ -35,6 +35,11 @@ class GateSettings(Settings):
             "by them"
         ),
     )
+    prompts: str | None = Field(
+        None,
+        description="file that a person named prompts in for this gate alone, for its record; "
+        "None: the pair's own set",
+    )
     dry_run: bool = Field(False, description="keep nothing in the registry, and move no alias")
     unmeasured: str | None = Field(
         None,

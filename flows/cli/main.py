@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("decode", "Serve a deployed bundle over the OpenAI API."),
     "prune": ("release", "Remove a pair's old bundles."),
     "monitor": ("monitor", "Compare served traffic with what the champion was calibrated on."),
+    "forget": ("forget", "Delete one tenant's recorded requests and what was made of them."),
     "schedule": ("schedule", "Create a pair's deployments on a Prefect server."),
     "lineage": ("lineage", "Show what a report's rows, or a version, were made from."),
     "export": ("export", "Write the tuned settings as settings of another engine."),

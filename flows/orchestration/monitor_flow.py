@@ -27,6 +27,7 @@ from draftwell.flows.steps import monitor as monitor_step
 from draftwell.flows.steps.announcement import announce_once
 from draftwell.flows.steps.deploy import sync_champion
 from draftwell.flows.steps.monitor import DriftSettings
+from draftwell.flows.steps.old_traffic import remove_old
 
 EVENT = "draftwell.drift"
 
@@ -57,6 +58,8 @@ def check(settings: DriftSettings) -> dict[str, Any]:
         return True
 
     sent = announce_once(space, settings.device, report, spool, send)
+    for folder in remove_old(space, settings.out, report.limits.keep_days):
+        announce(f"older than {report.limits.keep_days:g} days and not in use: deleted {folder}")
     return {**drift_json(report), "announced": sent, "files": [str(file) for file in files]}
 
 

@@ -127,7 +127,8 @@ def concluded(
         if not settings.dry_run and not record_stays(step.workspace, release, total):
             digest = open_bundle(bundle).manifest.digest
             champion = rival.release.version if rival.release else None
-            record = record_of(release, total, champion, digest, found.sampled, found.judged)
+            bench = (found.sampled, found.judged, settings.prompts)
+            record = record_of(release, total, champion, digest, *bench)
             entry = candidate.greedy(thresholds).entry(found.report.strategies)
             keep_verdict(store, record, total, found.report, entry, written)
             if total.passed:

@@ -41,6 +41,7 @@ from draftwell.serving.artifacts.base import ArtifactError
 from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_text
+from draftwell.serving.recording.tenants import tenants_of
 from draftwell.serving.runtime.strategies import find_strategy, served_choice
 
 if TYPE_CHECKING:
@@ -171,13 +172,14 @@ def made_from(step: StepContext, traces: TraceSet) -> Provenance:
     class."""
 
     prompts, unknown = prompts_behind(traces, step.pair)
-    return provenance(
+    made = provenance(
         step.pair,
         trace_digest=traces.digest(),
         parameters={"temperature": traces.header.temperature},
         training_prompts=prompts,
         unknown_prompts=unknown,
     )
+    return made.model_copy(update={"tenants": tenants_of(traces.prompt_ids())})
 
 
 @in_turn("draftwell calibrate")
@@ -217,7 +219,9 @@ def run_calibrate(
     memory = build_correction_memory(
         step.pair,
         prompts,
-        provenance(step.pair, training_prompts=hashes_of(prompts)),
+        provenance(step.pair, training_prompts=hashes_of(prompts)).model_copy(
+            update={"tenants": tenants_of(prompt.id for prompt in prompts)}
+        ),
         memory_settings,
         unfinished=unfinished,
         progress=step.bar,

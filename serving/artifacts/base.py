@@ -55,6 +55,11 @@ class Provenance(BaseModel):
         description="what it was made from whose prompts are not recorded, so that "
         "`training_prompts` lacks them",
     )
+    tenants: list[str] = Field(
+        default_factory=list,
+        description="whose recorded requests are among its prompts "
+        "(draftwell.serving.recording.tenants)",
+    )
     git_commit: str | None = Field(None, description="commit of the project that made it")
     library_versions: dict[str, str] = Field(default_factory=dict)
     parameters: dict[str, str | int | float | bool | None] = Field(

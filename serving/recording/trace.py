@@ -107,6 +107,10 @@ class TraceSet:
         """Some columns of one of the shards; otherwise as `read`."""
         return self._read(path, columns)
 
+    def prompt_ids(self) -> list[str]:
+        """Ids of all prompts, sorted, each once."""
+        return sorted(set(self.read(["prompt_id"]).column(0).to_pylist()))
+
     @property
     def num_rows(self) -> int:
         """Positions in all shards."""

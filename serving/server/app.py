@@ -16,6 +16,7 @@ from draftwell.serving.server.deployment.deployments import CountUsers, Deployme
 from draftwell.serving.server.feedback.feedback import Feedback
 from draftwell.serving.server.http.conversation import Deadline
 from draftwell.serving.server.http.errors import APIError, install_error_handlers
+from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.messages_api import CountRequest, MessageAnswer, MessagesRequest
 from draftwell.serving.server.http.page import page_router
 from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest
@@ -64,7 +65,7 @@ def create_app(  # noqa: PLR0913
         additional_properties: leave objects of schemas open (grammar/closing.py).
         prompt_tokens: as in `PromptBudget`.
     """
-    metrics = Metrics(served.name)
+    metrics, security = Metrics(served.name), security or Security()
     deployments = Deployments(
         served, capacity=capacity, observers=[metrics, *observers], prompt_tokens=prompt_tokens
     )
@@ -75,7 +76,7 @@ def create_app(  # noqa: PLR0913
 
     app = FastAPI(
         title="Draftwell",
-        lifespan=partial(_running, deployments, drain_seconds),
+        lifespan=partial(_running, deployments, security.keys, drain_seconds),
         docs_url=None,
         redoc_url=None,
         responses=ERRORS,
@@ -84,7 +85,7 @@ def create_app(  # noqa: PLR0913
     )
     app.add_middleware(CountUsers, deployments=deployments)
     install_error_handlers(app)
-    install_security(app, security or Security())
+    install_security(app, security)
     # around the others: what they refuse is counted too
     app.add_middleware(CountAnswers, metrics=metrics)
     app.state.request_timeout = request_timeout
@@ -97,13 +98,15 @@ def create_app(  # noqa: PLR0913
 
 @asynccontextmanager
 async def _running(
-    deployments: Deployments, drain_seconds: float | None, app: FastAPI
+    deployments: Deployments, keys: Keys, drain_seconds: float | None, app: FastAPI
 ) -> AsyncIterator[None]:
-    """Schedulers run as long as the application."""
+    """Schedulers run as long as the application, and its keys follow their file."""
     deployments.start()
+    keys.start()
     try:
         yield
     finally:
+        keys.close()
         await asyncio.to_thread(deployments.close, drain_seconds)
 
 

@@ -15,9 +15,11 @@ from draftwell.registry.promotion import adopt, promote, rollback, withdrawal
 from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import (
     ReleaseVersion,
+    changed_report,
     create_release,
     find_release,
     gate_record,
+    is_champion,
     record_gate,
 )
 from draftwell.registry.store import Store
@@ -380,3 +382,40 @@ def test_the_verdict_can_be_read_where_the_release_is_shown(
         "gates/2026-11-21T100000Z.md",
         "gates/2026-11-21T100000Z",
     }
+
+
+def test_a_verdict_on_prompts_named_for_it_alone_promotes_for_a_reason_only(
+    make_release: Make, store: Store
+) -> None:
+    """A person may have chosen those that the release does well on."""
+    release = make_release("one")
+    record_gate(store, verdict(release).model_copy(update={"prompts": "easy.jsonl"}))
+    with raises_code("gated_on_other_prompts", release.name, "easy.jsonl", "--reason"):
+        promote(store, "tiny", "cpu", release.version)
+    assert not is_champion(store, release)
+    promote(store, "tiny", "cpu", release.version, reason="they are our customers'")
+    assert is_champion(store, release)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_report_that_was_changed_after_the_gate_is_named(
+    make_release: Make, store: Store, tmp_path: Path, deleted: bool
+) -> None:
+    release, files = make_release("one"), [tmp_path / "bench.json", tmp_path / "plot.svg"]
+    for file in files:
+        file.write_text(file.name)
+    record_gate(store, verdict(release), files=files)
+    assert changed_report(store, release, latest(store, release)) is None
+    place = store.client.get_run(release.published.run_id).info.artifact_uri
+    (kept,) = Path(place.removeprefix("file://")).glob("gates/*/bench.json")
+    kept.unlink() if deleted else kept.write_text("faster")
+    with raises_code("gate_report_changed", release.name, "bench.json"):
+        promote(store, "tiny", "cpu", release.version, reason="all the same")
+    assert not is_champion(store, release)
+
+
+def latest(store: Store, release: Any) -> GateRecord:
+    """The record that is kept with a release now."""
+    record = gate_record(find_release(store, release.pair, release.device, release.version))
+    assert record is not None
+    return record

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -333,7 +332,7 @@ def train_eagle3(pair: str, dtype: str | None, publish: bool, request: dict[str,
 def import_eagle3(
     folder: Path, pair: str, dtype: str | None, publish: bool, request: dict[str, Any]
 ) -> None:
-    """`train --kind eagle3_head --published`; `request`: the options of training that were given."""
+    """`train --kind eagle3_head --published`; `request`: options of training that were given."""
     from draftwell.flows.steps.eagle3 import run_import_eagle3
 
     refuse(

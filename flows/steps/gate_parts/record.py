@@ -81,6 +81,7 @@ def record_of(
     bundle_digest: str | None = None,
     sampled: SampledVerdict | None = None,
     judged: str | None = None,
+    prompts: str | None = None,
 ) -> GateRecord:
     """The verdict as the registry keeps it."""
     return GateRecord(
@@ -97,6 +98,7 @@ def record_of(
         sampled_lower_bound=sampled.low if sampled else None,
         sampled_as_greedy=sampled is not None and sampled.as_greedy,
         judged=judged,
+        prompts=prompts,
         thresholds=thresholds_digest(),
         code=code_digest(),
     )

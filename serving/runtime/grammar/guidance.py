@@ -4,7 +4,10 @@ grammars over a tokenizer's vocabulary."""
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,13 @@ mask costs grows with their third power: 34 to 60 ms at so many, 250 at llguidan
 LONGEST_DEFINITION, MOST_RULES = 200_000, 1000
 """Characters of a definition, and rules or references in it. Compilers follow chains of rules by
 recursion: some thousands overflow their stack, which would end the process."""
+
+MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
+BESIDE_OTHERS = ('"allOf"', '"anyOf"', '"oneOf"', '"$ref"', '"$dynamicRef"')
+"""Where several schemas are about one number, which then is a multiple of all they name."""
+MOST_REMAINDERS = 50_000
+"""A multiple of n is told by n remainders, each a state that is built while a grammar is compiled:
+0.4 s for so many, 9 s for a million, minutes for ten. llguidance's fuel does not count them."""
 
 
 def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) -> str:
@@ -128,6 +138,30 @@ def check_size(text: str, rules: int = 0) -> None:
         raise refused(f"it has {len(text)} characters, at most {LONGEST_DEFINITION} are read")
     if rules > MOST_RULES:
         raise refused(f"it has {rules} rules or references, at most {MOST_RULES} are read")
+    if (found := remainders(text)) > MOST_REMAINDERS:
+        raise refused(
+            f"a number that it asks for is a multiple of {found} or more, at most "
+            f"{MOST_REMAINDERS} can be: name smaller values of multipleOf, or round ones"
+        )
+
+
+def remainders(text: str) -> int:
+    """States that the multiples in a schema's text may need; counted no further than is too many.
+
+    >>> remainders('{"multipleOf": 0.25}'), remainders('{"multipleOf": 1000}')
+    (25, 1)
+    """
+    combined, most = any(word in text for word in BESIDE_OTHERS), 1
+    for number in MULTIPLE.findall(text):
+        try:
+            digits = Decimal(number).normalize().as_tuple().digits  # at most 28
+        except ArithmeticError:
+            continue  # the compiler says so
+        one = int("".join(map(str, digits))) or 1
+        most = math.lcm(most, one) if combined else max(most, one)
+        if most > MOST_REMAINDERS:
+            break
+    return most
 
 
 class GuidanceTokenizer:

@@ -43,6 +43,10 @@ Load = Callable[[ServedModel], ServedModel]
 """Loads the next model, given the one that serves now, whose pair it may share."""
 
 
+class TakenBack(Exception):
+    """The deployment that the next one was loaded beside was taken back meanwhile."""
+
+
 class Deployments:
     """The newest deployment, and switching to the next.
 
@@ -167,14 +171,12 @@ class Deployments:
             keeps serving.
         """
         with self._switching:
-            self._trial.settle()  # of the switch before
-            if self._trying:
-                self._trying.join()
-            old, started = self.current, time.monotonic()
-            new = self._accepted(load, old)
-            if new is None:
+            started = time.monotonic()
+            new = self._accepted(load, self.current)
+            if new is None:  # a trial of the switch before goes on
                 collect_garbage()  # modules refer to themselves, and weights are large
                 return False
+            old = self.current
             with self._lock:
                 self.current = new
                 self._pins.setdefault(new.scheduler, 0)
@@ -218,14 +220,17 @@ class Deployments:
             ).start()
 
     def _accepted(self, load: Load, old: Deployment) -> Deployment | None:
-        """The next deployment; None if it is refused."""
+        """The next deployment, with the trial of the switch before at its end; None if it is
+        refused."""
         try:
-            return self._prepare(load, old)
+            new = self._prepare(load, old)
+            self._end_trial(old, new)
+            return new
         except Exception as error:
             self.last_switch_error = without_paths(str(error) or type(error).__name__)
             # an old deployment that still answers gives its memory back
             no_room = getattr(error, "code", None) == NO_ROOM and len(self._pins) > 1
-            self.worth_another_try = isinstance(error, NoAnswerInTime) or no_room
+            self.worth_another_try = isinstance(error, NoAnswerInTime | TakenBack) or no_room
             log.error(
                 "the new bundle is refused, %s keeps serving: %s",
                 old.served.label,
@@ -233,6 +238,19 @@ class Deployments:
                 exc_info=None if isinstance(error, DraftwellError) else error,
             )
             return None
+
+    def _end_trial(self, tried: Deployment, new: Deployment) -> None:
+        """End the trial of the switch before, whose deployment may have been taken back while the
+        next one was loaded.
+
+        Raises:
+            TakenBack: it was, and the next one shares its models, which are being freed.
+        """
+        self._trial.settle()
+        if self._trying:
+            self._trying.join()
+        if new.scheduler is tried.scheduler is not self.current.scheduler:
+            raise TakenBack(f"{tried.served.label}, whose models it shares, was taken back")
 
     def _prepare(self, load: Load, old: Deployment) -> Deployment:
         served = load(old.served)

@@ -5,7 +5,7 @@ An observer of the scheduler. A selected request gets a recorder
 (`draftwell.serving.recording.recorder`); every other one costs a random number. Records go to the
 spool's thread through a bounded queue. Without texts a record holds only numbers: the draft's
 confidence and the target's probability of its tokens. No token, prompt or hidden state is kept, and
-the names of prompts are random.
+the names of prompts are random, after that of the tenant (`draftwell.serving.recording.tenants`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.recording.prompt_ratings import RatedPrompt
 from draftwell.serving.recording.recorder import PositionRecorder
 from draftwell.serving.recording.shadow import read_along
+from draftwell.serving.recording.tenants import prompt_id, short_tenant
 from draftwell.serving.recording.trace_schema import LOSSY
 from draftwell.serving.runtime.engine.engine import Job
 from draftwell.serving.runtime.model import Model
@@ -167,7 +168,8 @@ class Feedback(Observer):
             self.spool.counts["failed" if recorder.failed else unfinished] += 1
             return
         kind = "target" if recorder.lossless else LOSSY
-        name, text = secrets.token_hex(8), self.settings.text
+        tenant, text = short_tenant(ticket.owner[0]), self.settings.text
+        name = prompt_id(tenant, secrets.token_hex(8))
         self.spool.counts["recorded"] += 1
         self.spool.offer(
             Record(
@@ -177,7 +179,8 @@ class Feedback(Observer):
                 kind,
                 positions if text else [blind(p) for p in positions],
                 list(ticket.prompt) if text else None,
-                body_of(ticket, source) if text else None,
+                {"id": name, **body} if text and (body := body_of(ticket, source)) else None,
+                tenant,
             )
         )
 

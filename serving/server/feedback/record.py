@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftwell.serving.recording.tenants import KEYLESS
 from draftwell.serving.recording.trace_schema import TraceHeader, trace_schema
 from draftwell.serving.runtime.requests import Sampling
 
@@ -26,11 +27,13 @@ class Record:
     """A recorded request.
 
     Args:
+        id: of its prompt (`draftwell.serving.recording.tenants`).
         positions: one mapping per token of the output, with the columns of the trace schema.
         kind: "target", or `trace.LOSSY` if a lossy strategy generated the text.
         prompt: its tokens; None if texts are not kept: then no position has a token either.
         body: as the client sent it (`messages` or `prompt`) with the `output`; None if texts are
             not kept, or it is unknown.
+        tenant: whose request it is.
     """
 
     id: str
@@ -40,12 +43,14 @@ class Record:
     positions: Sequence[Mapping[str, Any]]
     prompt: Sequence[int] | None = None
     body: Mapping[str, Any] | None = None
+    tenant: str = KEYLESS
 
     @property
     def settings(self) -> tuple[Any, ...]:
         """What records of one shard have in common."""
         origin, asked = self.origin, self.sampling
         return (
+            self.tenant,
             origin.pair,
             origin.fingerprint,
             origin.dtype,

@@ -1,13 +1,14 @@
 """The spool: a folder of recorded requests that monitoring reads (docs/drift.md), written by its
 own thread.
 
-Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<run>.parquet` in
-the trace schema and, if texts are kept, `requests-<milliseconds>-<run>.jsonl` with request bodies,
-which `draftwell collect --prompts` reads. Names sort by time, and `run` is drawn by each server
-that starts. Invariants: `offer` never blocks; what does not fit into the queue is dropped and
-counted; the files never take more than `max_bytes`, the oldest are deleted first, and none gets
-much older than `days`; a kill leaves at most a hidden temporary file, which a start removes an hour
-later.
+Two kinds of files, each complete as soon as it is visible:
+`shard-<milliseconds>-<run>-<tenant>.parquet` in the trace schema and, if texts are kept,
+`requests-….jsonl` with request bodies, which `draftwell collect --prompts` reads. Names sort by
+time, `run` is drawn by each server that starts, and a file holds requests of one tenant, which
+`draftwell forget` deletes. Invariants: `offer` never blocks; what does not fit into the queue is
+dropped and counted; the files never take more than `max_bytes`, the oldest are deleted first, and
+none gets much older than `days`; a kill leaves at most a hidden temporary file, which a start
+removes an hour later.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import make_folder, write_atomically
+from draftwell.serving.recording.tenants import TENANT
 from draftwell.serving.server.feedback.record import Record, contents
 from draftwell.serving.server.settings import FEEDBACK_DAYS, FEEDBACK_MEGABYTES
 
@@ -36,8 +38,8 @@ BATCH = 32
 """Most records in a shard."""
 QUEUE = 64
 """Records that may wait for the writer; one has a few kilobytes."""
-OURS = re.compile(r"(shard|requests)-(\d{15})-([0-9a-f]+)\.(parquet|jsonl)")
-HALF = re.compile(r"\.(shard|requests)-(\d{15})-([0-9a-f]+)\.(parquet|jsonl)\..+")
+OURS = re.compile(rf"(shard|requests)-(\d{{15}})-([0-9a-f]+)(-(?:{TENANT}))?\.(parquet|jsonl)")
+HALF = re.compile(rf"\.{OURS.pattern}\..+")
 IDLE_SECONDS = 3600.0
 """After which a spool without records looks for files that have become too old."""
 ABANDONED_SECONDS = 3600.0
@@ -121,9 +123,8 @@ class Spool:
             stamp, mode = self._stamp(), 0o600 if self.private else 0o644
             for kind, suffix, data in files:
                 if data:
-                    write_atomically(
-                        self.folder / f"{kind}-{stamp:015d}-{self._mark}.{suffix}", data, mode=mode
-                    )
+                    name = f"{kind}-{stamp:015d}-{self._mark}-{batch[0].tenant}.{suffix}"
+                    write_atomically(self.folder / name, data, mode=mode)
                     self.counts["bytes"] += len(data)
             self.counts["written"] += len(batch)
         except Exception as error:

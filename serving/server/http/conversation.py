@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +141,7 @@ class Conversation:
         *,
         deadline: Deadline,
         client: str,
-        owner: Hashable,
+        owner: tuple[str, str],
         served: object = None,
     ):
         self.choices = choices

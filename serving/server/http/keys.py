@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import os
-import time
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ SCOPES = frozenset({ANSWERS, METRICS})
 SHORT_KEY = 16
 """Keys of fewer characters are warned of: they can be guessed."""
 CHECK_SECONDS = 1.0
-"""Between two looks at the file, which requests cause."""
+"""Between two looks at the file."""
 
 
 def tenant_named(name: bytes) -> str:
@@ -58,15 +58,17 @@ class Access:
 class Keys:
     """A server's keys; false where it needs none.
 
-    Those of a file follow it while the server runs. A file that is gone, empty or wrong then
-    changes nothing, and is logged: a server with keys never becomes one without.
+    Those of a file follow it from `start` on, by a thread of their own: no request waits for the
+    file's disk. A file that is gone, empty or wrong then changes nothing, and is logged: a server
+    with keys never becomes one without.
 
     Raises:
         DraftwellError: as `read_file`.
     """
 
     def __init__(self, *known: Access, file: Path | None = None):
-        self._known, self._next_check, self._complaint = known, 0.0, ""
+        self._known, self._complaint = known, ""
+        self._over = threading.Event()
         self._file: Path | None = None
         self._stamp: tuple[int, ...] = ()
         if file is not None:
@@ -84,17 +86,30 @@ class Keys:
     def find(self, presented: bytes) -> Access | None:
         """What a key may do; None: it is not one of these. All are compared, each in constant
         time."""
-        if self._file is not None and time.monotonic() >= self._next_check:
-            self._follow(self._file)
         found = None
         for access in self._known:
             if hmac.compare_digest(presented, access.key):
                 found = access
         return found
 
-    def _follow(self, file: Path) -> None:
+    def start(self) -> None:
+        """Follow the file until `close`."""
+        if self._file is not None:
+            threading.Thread(target=self._run, name="draftwell-keys", daemon=True).start()
+
+    def close(self) -> None:
+        """Follow it no longer."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(CHECK_SECONDS):
+            self.follow()
+
+    def follow(self) -> None:
         """Read the file again if it has changed."""
-        self._next_check = time.monotonic() + CHECK_SECONDS
+        file = self._file
+        if file is None:
+            return
         stamp = stamp_of(file)
         if stamp == self._stamp:
             self._complaint = ""
@@ -142,7 +157,7 @@ def read_file(file: Path) -> tuple[Access, ...]:
 
     Raises:
         DraftwellError: the file cannot be read (`unreadable_keys`), holds a line of another kind
-            (`wrong_key_line`) or no key (`no_keys`).
+            (`wrong_key_line`), a key twice (`duplicate_key`) or no key (`no_keys`).
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -153,7 +168,8 @@ def read_file(file: Path) -> tuple[Access, ...]:
             "with one key per line",
             code="unreadable_keys",
         ) from error
-    found = []
+    found: list[Access] = []
+    lines_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         key, *more = line.split() or ["#"]
         if key.startswith("#"):
@@ -164,6 +180,12 @@ def read_file(file: Path) -> tuple[Access, ...]:
                 f"line {number} of {file} is no API key: write the key, what it may do (answers, "
                 "metrics, or answers,metrics) and a name, with a space between",
                 code="wrong_key_line",
+            )
+        if (first := lines_of.setdefault(key, number)) != number:
+            raise DraftwellError(
+                f"line {number} of {file} has the API key of line {first}: write each key once, "
+                "with all that it may do",
+                code="duplicate_key",
             )
         found.append(Access(key.encode(), scopes, more[1].encode() if len(more) > 1 else None))
     return _checked(found, str(file))

@@ -31,7 +31,7 @@ from draftwell.serving.server.settings import STATE_SECONDS
 log = logging.getLogger(__name__)
 
 NAMES = re.compile(r"(everybody|tenant-[0-9a-f]{32})\.json")
-SCHEMA = 2
+SCHEMA, LOCK = 2, ".lock"
 LARGEST = 16 << 20
 """Bytes of the largest file that can be a snapshot: a full memory takes less than 2 MB."""
 HALF = re.compile(rf"\.{NAMES.pattern}\..+")
@@ -140,7 +140,7 @@ class Snapshots:
         self._thread = threading.Thread(target=self._run, name="draftwell-state", daemon=True)
         self._lock = ExitStack()
         try:
-            free = self._lock.enter_context(file_lock(make_folder(folder) / ".lock", wait=False))
+            free = self._lock.enter_context(file_lock(make_folder(folder) / LOCK, wait=False))
             if not free:
                 raise DraftwellError(
                     f"another server keeps its state in {folder}: stop it, or name another "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ class Ticket:
         self.prompt, self.sampling, self.text, self.deliver = prompt, sampling, text, deliver
         self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
         self.own = False
-        self.owner: Hashable = ""
+        self.owner: tuple[str, str] = ("", "")
         self.served: object = None
         self.cancelled = False
         self.together = TicketGroup()

@@ -43,6 +43,7 @@ COMMANDS = (
     "distill",
     "rollback",
     "prune",
+    "forget",
     "schedule",
     "monitor",
     "export",

@@ -201,6 +201,42 @@ def test_a_grammar_that_leaves_ever_more_readings_open_is_given_up(
     assert time.thread_time() - began < 3
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 9999991},
+        {"type": "number", "multipleOf": 0.1000003},
+        {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]},
+        {
+            "type": "integer",
+            "multipleOf": 9973,
+            "$ref": "#/$defs/a",
+            "$defs": {"a": {"multipleOf": 9967}},
+        },
+    ],
+)
+@pytest.mark.parametrize("ruled", [False, True])
+def test_a_multiple_that_takes_minutes_to_compile_is_refused_at_once(
+    compiled: Any, schema: Any, ruled: bool
+) -> None:
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest) as error:
+        compiled(
+            guidance.lark(f"start: {guidance.json_rule(schema)}")
+            if ruled
+            else guidance.json_schema(schema)
+        )
+    assert "multipleOf" in str(error.value)
+    assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize("multiple", [7, 0.01, 0.25, 1024, 1000000])
+def test_usual_multiples_are_taken(pair: LoadedPair, compiled: Any, multiple: float) -> None:
+    matcher = compiled(guidance.json_schema({"multipleOf": multiple, "type": "number"})).matcher()
+    for token in pair.encode(str(multiple)):
+        assert matcher.accept(token)
+
+
 def test_the_longest_choice_can_be_written(pair: LoadedPair, compiled: Any) -> None:
     """Each text is a reading that the grammar leaves open at the first place."""
     texts = [f"text {number}" for number in range(MOST_TEXTS)]

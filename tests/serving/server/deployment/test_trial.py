@@ -128,6 +128,54 @@ def test_the_next_switch_ends_a_trial(client: tuple[httpx.Client, Deployments]) 
     assert deployments.last_switch_error is None
 
 
+def test_a_refused_switch_does_not_end_a_trial(
+    client: tuple[httpx.Client, Deployments],
+) -> None:
+    """However it is refused: the bundle on trial is still taken back where it fails."""
+    http, deployments = client
+    old = deployments.current
+    tokens = len(old.served.encode(BROKEN))
+    assert deployments.switch(lambda served: failing_on(other(), tokens))
+
+    def refuse(code: str) -> Any:
+        def load(served: ServedModel) -> ServedModel:
+            raise DraftwellError("refused", code=code)
+
+        return load
+
+    def unable(served: ServedModel) -> ServedModel:
+        return failing_on(other("9"), len(served.encode("Hello")))
+
+    for load in (refuse("unsafe_bundle"), refuse(NO_ROOM), unable):
+        assert http.post("/v1/completions", json=BODY | {"prompt": "Hello"}).status_code == 200
+        assert not deployments.switch(load)
+    for _ in range(3):
+        assert http.post("/v1/completions", json=BODY | {"prompt": BROKEN}).status_code == 500
+    wait_until(lambda: deployments.current is old, "the old one serves again", 30)
+    assert http.post("/v1/completions", json=BODY | {"prompt": BROKEN}).status_code == 200
+
+
+def test_a_bundle_that_shares_models_which_are_taken_back_meanwhile_is_tried_again(
+    client: tuple[httpx.Client, Deployments],
+) -> None:
+    http, deployments = client
+    old = deployments.current
+    tokens = len(old.served.encode(BROKEN))
+    assert deployments.switch(lambda served: failing_on(other(), tokens))
+
+    def load(served: ServedModel) -> ServedModel:
+        for _ in range(3):
+            assert http.post("/v1/completions", json=BODY | {"prompt": BROKEN}).status_code == 500
+        wait_until(lambda: deployments.current is old, "the old one serves again", 30)
+        return TunedModel("tiny", served.pair, build_strategy("autoregressive"), served.slots)
+
+    assert not deployments.switch(load)
+    assert deployments.worth_another_try
+    assert "was taken back" in str(deployments.last_switch_error)
+    assert deployments.current is old
+    assert deployments.switch(lambda served: other("9")), "models of its own are taken"
+
+
 def test_memory_that_an_old_bundle_still_has_is_worth_another_try(
     client: tuple[httpx.Client, Deployments],
 ) -> None:

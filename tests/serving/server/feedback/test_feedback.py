@@ -213,7 +213,7 @@ def test_bodies_are_what_was_asked_and_answered_and_nothing_else(tmp_path: Path,
     server.close()
     (file,) = tmp_path.glob("requests-*.jsonl")
     found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert [set(row) for row in found] == [{"model", "messages", "output"}] * 6, (
+    assert [set(row) for row in found] == [{"id", "model", "messages", "output"}] * 6, (
         "who asked is nobody's business"
     )
     assert [row["messages"] for row in found] == [

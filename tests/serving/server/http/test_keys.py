@@ -208,12 +208,6 @@ def test_keys_of_one_name_are_one_tenant(file: Path) -> None:
     assert other == tenant_named(b"other-key"), "without a name it is the key's own"
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the file with every request."""
-    monkeypatch.setattr(keys_module, "CHECK_SECONDS", 0.0)
-
-
 def replace(file: Path, text: str) -> None:
     """In one step, as mounted secrets change and editors save."""
     new = file.with_name("new")
@@ -255,7 +249,6 @@ def test_the_file_is_followed_within_two_seconds_while_a_stream_runs(
     assert line == f"security: event=keys_reloaded added={coming} removed={leaving}"
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("spoilt", ["", "# none\n", "key of four words\n", "\xff", None])
 def test_a_spoilt_file_changes_nothing_and_is_logged_once(
     file: Path, caplog: pytest.LogCaptureFixture, spoilt: str | None
@@ -269,15 +262,16 @@ def test_a_spoilt_file_changes_nothing_and_is_logged_once(
         if spoilt == "\xff":
             file.write_bytes(b"\xff")
     for _ in range(3):
+        keys.follow()
         assert known(keys, "one-of-the-server", "key", "") == [True, False, False]
     [line] = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert str(file) in line.getMessage()
     assert (line.name, "event=keys_kept" in line.getMessage()) == (security_log.name, True)
     replace(file, "another-of-the-server\n")
+    keys.follow()
     assert known(keys, "one-of-the-server", "another-of-the-server") == [False, True]
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_file_that_may_be_read_again_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing but its mode changes."""
     file.write_text("one-of-the-server\n")
@@ -289,14 +283,53 @@ def test_a_file_that_may_be_read_again_is(file: Path, monkeypatch: pytest.Monkey
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", forbidden)
+    keys.follow()
     assert known(keys, "one-of-the-server", "another-of-the-server") == [True, False]
     monkeypatch.setattr(Path, "read_text", read_text)
+    keys.follow()
     assert known(keys, "one-of-the-server", "another-of-the-server") == [False, True]
 
 
-def test_a_secret_behind_links_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Kubernetes mounts it: the file is a link through a folder's link, and that one changes."""
+def test_a_file_that_hangs_keeps_no_request(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network's disk that is away: keys are found meanwhile, those known so far."""
+    file.write_text("one-of-the-server\n")
+    keys, asked, goes_on = Keys(file=file), threading.Event(), threading.Event()
     monkeypatch.setattr(keys_module, "CHECK_SECONDS", 0.0)
+    stamp = keys_module.stamp_of
+
+    def hang(file: Path) -> tuple[int, ...]:
+        asked.set()
+        assert goes_on.wait(60)
+        return stamp(file)
+
+    monkeypatch.setattr(keys_module, "stamp_of", hang)
+    security = Security(keys=keys)
+    with serving(served_pair("autoregressive", slots=1), security=security) as (url, _):
+        assert asked.wait(30)
+        replace(file, "another-of-the-server\n")
+        answers = [
+            httpx.get(f"{url}/v1/models", headers=bearer(key), timeout=5).status_code
+            for key in ("one-of-the-server", "another-of-the-server")
+        ]
+        goes_on.set()
+        assert answers == [200, 401]
+        wait_until(lambda: known(keys, "another-of-the-server") == [True], "it is read again", 30)
+
+
+def test_a_key_that_is_written_twice_is_named_by_its_lines(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of both names and scopes would count is not for the server to guess."""
+    file.write_text("secret-key metrics\n# two\nsecret-key answers team\n")
+    with raises_code("duplicate_key", "line 3", "line 1", str(file)) as caught:
+        read_keys(file)
+    assert "secret-key" not in str(caught.value)
+    monkeypatch.setenv(KEY_VARIABLE, "one-of-them,one-of-them")
+    assert known(read_keys(), "one-of-them") == [True], "there it says the same twice"
+
+
+def test_a_secret_behind_links_is_followed(tmp_path: Path) -> None:
+    """As Kubernetes mounts it: the file is a link through a folder's link, and that one changes."""
     for name, key in (("v1", "first-of-the-keys"), ("v2", "other-of-the-keys")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "keys").write_text(key)
@@ -305,6 +338,7 @@ def test_a_secret_behind_links_is_followed(tmp_path: Path, monkeypatch: pytest.M
     keys = Keys(file=tmp_path / "keys")
     (tmp_path / "next").symlink_to("v2")
     os.replace(tmp_path / "next", tmp_path / "data")
+    keys.follow()
     assert known(keys, "first-of-the-keys", "other-of-the-keys") == [False, True]
 
 
