@@ -21,7 +21,7 @@ from draftwell.serving.runtime.engine.engine import Engine, Job
 from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.model_files import context_within
 from draftwell.serving.runtime.models.transformers_model import ATTENTION, TransformersModel
-from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel, row_by_row
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 
@@ -185,7 +185,7 @@ class CustomGenerate:
         counts."""
         kind = (
             UnbatchedModel
-            if module.config.get_text_config().model_type in UNBATCHED
+            if row_by_row(module.config.get_text_config(), context)
             else TransformersModel
         )
         return kind(module, slots=slots, max_context=context, vocab_size=self.vocab_size)
