@@ -21,7 +21,7 @@ from draftwell.serving.runtime.engine.engine import Engine, Job
 from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.model_files import context_within
 from draftwell.serving.runtime.models.transformers_model import ATTENTION, TransformersModel
-from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel, row_by_row
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from draftwell.serving.runtime.vocabulary import end_token, not_shared, shared_ids
@@ -214,7 +214,8 @@ def over_slots(module: Any, rows: int, **settings: Any) -> Model:
     """A module that computes with its own weights, beside a target of `rows` ids: no copy is made,
     and what the caller changes counts."""
     config = module.config.get_text_config()
-    kind = UnbatchedModel if config.model_type in UNBATCHED else TransformersModel
+    by_row = row_by_row(config, settings.get("max_context"))
+    kind = UnbatchedModel if by_row else TransformersModel
     lacking = not_shared({}, rows, {}, config.vocab_size)
     model = kind(module, vocab_size=rows, head_tokens=shared_ids(lacking, rows), **settings)
     model.stand_ins = dict.fromkeys(lacking, end_token(module))

@@ -15,6 +15,7 @@ from torch import nn
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.failures import room_for
+from draftwell.serving.runtime.models.text_part import text_part
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 """What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare
@@ -22,8 +23,14 @@ exceptions of its own)."""
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """A causal language model from a folder with config and safetensors."""
-    from transformers import AutoModelForCausalLM
+    """A causal language model from a folder with config and safetensors; of a model of images and
+    text its text part."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
 
     if not (folder / "config.json").is_file():
         raise DraftwellError(
@@ -35,10 +42,10 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
         )
     try:
         with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
-            module: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True
-            )
-            return module.to(device).eval()
+            of_text = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_CAUSAL_LM_MAPPING
+            auto: Any = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
+            module: Any = auto.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+            return text_part(module).to(device).eval()
     except BROKEN as error:
         raise DraftwellError(
             (

@@ -54,7 +54,7 @@ from draftwell.serving.runtime.models.onnx.onnx_export import cached, export_lla
 from draftwell.serving.runtime.models.onnx.onnx_model import OnnxModel
 from draftwell.serving.runtime.models.padding import pad_at_least, pad_to
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
-from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel, row_by_row
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.tool_prompt import knows_tools, told
 from draftwell.serving.runtime.vocabulary import (
@@ -533,7 +533,8 @@ def over_slots(
         lender: a module that may have lent it embeddings.
         settings: as `chosen` takes them.
     """
-    lean = runs(module) and module.config.get_text_config().model_type not in UNBATCHED
+    by_row = row_by_row(module.config.get_text_config(), settings.get("max_context"))
+    lean = runs(module) and not by_row
     with released_as_read(module, lender) if release and lean else nullcontext():
         return chosen(module, **settings)
 
@@ -555,14 +556,15 @@ def chosen(
     Raises:
         DraftwellError: `weights` for a module that is not on the fast path.
     """
-    if weights is not None and (module.config.model_type in UNBATCHED or not runs(module)):
+    by_row = row_by_row(module.config.get_text_config(), settings.get("max_context"))
+    if weights is not None and (by_row or not runs(module)):
         raise DraftwellError(
             f"{module.config.model_type} models have no {weights} weights here, only "
             "Llama-like ones on the fast path: "
             "load the pair with full weights",
             code="weights_unsupported",
         )
-    if module.config.get_text_config().model_type in UNBATCHED:
+    if by_row:
         return UnbatchedModel(module, **settings)
     on_cuda = module.device.type == "cuda"
     if not runs(module):

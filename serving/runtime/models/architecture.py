@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from draftwell.serving.errors import DraftwellError
+
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"})
 """Model types, as transformers names them, that `models/lean_llama.py` is compared with in its
 tests."""
 GEMMA = frozenset({"gemma2", "gemma3_text"})
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "longrope"})
-"""Rotary embeddings that depend on the position alone, so that a table holds them. LongRoPE's
-factors (2402.13753) are the long ones where slots are longer than the pre-training length, else the
-short ones: for a whole model, since keys and queries of one text need the same."""
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "dynamic", "longrope"})
+"""Rotary embeddings that depend on the position alone, so that a table holds them: the last two as
+far as `settled_length`."""
 ACTIVATIONS = frozenset({"silu", "gelu_pytorch_tanh"})
 
 
@@ -56,6 +57,51 @@ class Architecture:
     def groups(self) -> int:
         """Query heads that share a key head."""
         return self.heads // self.kv_heads
+
+
+def settled_length(config: Any) -> int | None:
+    """Tokens of the longest text whose rotary factors depend on the position alone; None: of any.
+
+    Behind it LongRoPE (2402.13753) takes other factors for all of the text, and dynamic NTK changes
+    them with every token.
+
+    Args:
+        config: a `PretrainedConfig`, of the text part where a model has several.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    used = (
+        [rope] if "rope_type" in rope else [one for one in rope.values() if isinstance(one, dict)]
+    )
+    borders = {
+        "longrope": "original_max_position_embeddings",
+        "dynamic": "max_position_embeddings",
+    }
+    lengths = [
+        int(one.get(name) or getattr(config, name))
+        for one in used
+        if (name := borders.get(one.get("rope_type"))) is not None
+    ]
+    return min(lengths, default=None)
+
+
+def context_of(config: Any, wanted: int | None) -> int:
+    """Positions of a slot: as many as wanted, or as the model was trained on, at most 4096; never
+    more than its rotary factors are settled for.
+
+    Raises:
+        DraftwellError: more are wanted (`unsupported_architecture`).
+    """
+    settled = settled_length(config)
+    if wanted is None:
+        longest: int = min(4096, config.max_position_embeddings)
+        return longest if settled is None else min(longest, settled)
+    if settled is not None and wanted > settled:
+        raise DraftwellError(
+            f"{config.model_type} models with these rotary positions change them behind {settled} "
+            f"tokens, for the tokens before too: take a context of at most {settled}, not {wanted}",
+            code="unsupported_architecture",
+        )
+    return wanted
 
 
 def architecture_of(config: Any) -> Architecture | None:

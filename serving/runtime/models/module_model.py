@@ -39,9 +39,14 @@ SCALINGS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multi
 SCALED_LOGITS: dict[str, tuple[str, Callable[[Tensor, float], Tensor]]] = {
     "cohere": ("logit_scale", torch.mul),
     "cohere2": ("logit_scale", torch.mul),
+    "cohere2_moe": ("logit_scale", torch.mul),
     "granite": ("logits_scaling", torch.div),
     "granitemoe": ("logits_scaling", torch.div),
     "granitemoeshared": ("logits_scaling", torch.div),
+    "granite_swa": ("logits_scaling", torch.div),
+    "granitemoe_swa": ("logits_scaling", torch.div),
+    "hyperclovax": ("logits_scaling", torch.mul),
+    "minicpm3": ("logits_scaling", torch.div),
 }
 """Model type → what its configuration calls the factor after the head, and what is done with it."""
 
@@ -87,7 +92,8 @@ class ModuleModel(Model):
         self._scale = logit_scaling(config)
         self._softcap = getattr(config, "final_logit_softcapping", None)
         self.vocab_size = vocab_size or config.vocab_size
-        self._body = module.base_model
+        body = module.base_model
+        self._body = module.model if body is module else body  # Llama 4's text models name none
 
     @property
     def head_weight(self) -> Tensor:

@@ -8,12 +8,14 @@ transformers; rollback is a lowered length.
 
 from __future__ import annotations
 
+from types import EllipsisType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.architecture import context_of
 from draftwell.serving.runtime.models.features import Entered
 from draftwell.serving.runtime.models.module_model import (
     ModuleModel,
@@ -26,11 +28,69 @@ from draftwell.serving.runtime.models.slots import Slots
 from draftwell.serving.runtime.models.visible import visible
 
 ATTENTION = "draftwell_slots"
-OWN_ATTENTION = frozenset(
-    {"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "xlnet", "openai-gpt"}
+PACKED = frozenset(
+    {
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "phi3",
+        "gemma2",
+        "gemma3_text",
+        "afmoe",
+        "apertus",
+        "arcee",
+        "biogpt",
+        "bitnet",
+        "cohere",
+        "cohere2",
+        "cohere2_moe",
+        "cwm",
+        "dots1",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone4",
+        "exaone_moe",
+        "flex_olmo",
+        "gemma",
+        "gemma3n_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "granite",
+        "granitemoe",
+        "granitemoeshared",
+        "helium",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "hyperclovax",
+        "jais2",
+        "minimax_m2",
+        "ministral",
+        "ministral3",
+        "mixtral",
+        "nanochat",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "opt",
+        "persimmon",
+        "phi",
+        "qwen2_moe",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "solar_open",
+        "starcoder2",
+        "vaultgemma",
+    }
 )
-"""Architectures whose attention does not go through `AttentionInterface`; `unbatched_model` runs
-some of them."""
+"""Model types, as transformers names them, that tests have compared with transformers' `generate`
+(docs/models.md)."""
 
 
 def slot_attention(  # noqa: PLR0913
@@ -42,7 +102,7 @@ def slot_attention(  # noqa: PLR0913
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
-    sliding_window: int | None = None,
+    sliding_window: int | EllipsisType | None = ...,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of packed rows over their slots; the parameters are those that transformers'
@@ -56,7 +116,8 @@ def slot_attention(  # noqa: PLR0913
         `[1, total, heads, head_dim]`.
     """
     slots: Slots = kwargs["draftwell_slots"]
-    window = sliding_window or getattr(module, "sliding_window", None)
+    # what a layer passes counts: some name a window on layers that see all
+    window = getattr(module, "sliding_window", None) if sliding_window is ... else sliding_window
     layer = module.layer_idx
     outputs, at = [], 0
     trees: Trees = kwargs["draftwell_trees"]
@@ -66,9 +127,9 @@ def slot_attention(  # noqa: PLR0913
             layer, slot, start, key[0, :, at : at + count], value[0, :, at : at + count]
         )
         seen = visible(start, count, window, trees.get(slot), q.device)
-        outputs.append(attend(q, keys, values, seen, scaling, softcap))
+        outputs.append(attend(q, keys, values, seen, scaling, softcap).transpose(0, 1))
         at += count
-    return torch.cat(outputs, 1).transpose(0, 1)[None], None
+    return torch.cat(outputs)[None], None
 
 
 class TransformersModel(ModuleModel):
@@ -106,7 +167,7 @@ class TransformersModel(ModuleModel):
         memory = self.slots_type(
             [(kv_heads, head_dim)] * config.num_hidden_layers,
             slots,
-            max_context or min(4096, config.max_position_embeddings),
+            context_of(config, max_context),
             module.dtype,
             module.device,
         )
@@ -160,29 +221,23 @@ class TransformersModel(ModuleModel):
 
 
 def check_supported(module: Any, config: Any) -> None:
-    """Refuse architectures that would give wrong numbers here: recurrent ones, and those with
-    attention code of their own."""
+    """Refuse architectures that could give wrong numbers here: recurrent ones, and those that
+    nobody has compared."""
     name = config.model_type
     refuse_recurrent(module)
-    if config._attn_implementation != ATTENTION or name in OWN_ATTENTION:
+    if name not in PACKED:
         raise DraftwellError(
-            (
-                f"{name} models bring their own attention code and cannot run over slots: "
-                "choose another model"
-            ),
+            f"{name} models have not been compared with transformers here: choose another model "
+            "(docs/models.md names those that work)",
             code="unsupported_architecture",
         )
     strange = set(getattr(config, "layer_types", None) or ()) - {
         "full_attention",
         "sliding_attention",
     }
-    sinks = any(part.endswith("sinks") for part, _ in module.named_parameters())
-    if strange or sinks:
-        what = "attention sinks" if sinks else f"layers of {', '.join(sorted(strange))}"
+    if strange:
         raise DraftwellError(
-            (
-                f"{name} models have {what}, which attention over slots does not know: choose "
-                "another model"
-            ),
+            f"{name} models have layers of {', '.join(sorted(strange))}, which attention over "
+            "slots does not know: choose another model",
             code="unsupported_architecture",
         )

@@ -1,11 +1,11 @@
-"""Models with attention code of their own: one row at a time, through transformers' own cache.
+"""Models whose attention knows more than packed rows can tell it: one row at a time, through
+transformers' own cache.
 
-Their attention does not go through `AttentionInterface`, so nothing can pack rows for them. A slot
-is a `DynamicCache`; rows of a batch run one after another, so eight requests cost eight forward
-passes. Rollback crops the cache. Positions (learned, rotary or ALiBi) are what the module counts
-from the length of its cache, which is the slot's. Only architectures whose incremental forward
-passes tests have compared with one forward pass over the whole text are taken
-(tests/serving/runtime/models/test_unbatched_model.py).
+Some have attention code of their own, others sinks, chunked windows or latent keys. A slot is a
+`DynamicCache`; rows of a batch run one after another, so eight requests cost eight forward passes.
+Rollback crops the cache. Positions (learned, rotary or ALiBi) are what the module counts from the
+length of its cache, which is the slot's. Only architectures that tests have compared with
+transformers are taken (docs/models.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.architecture import context_of, settled_length
 from draftwell.serving.runtime.models.module_model import (
     ModuleModel,
     Placed,
@@ -25,13 +26,63 @@ from draftwell.serving.runtime.models.module_model import (
 from draftwell.serving.runtime.models.slots import Slots
 
 UNBATCHED = frozenset(
-    {"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "falcon", "gpt_neox_japanese", "xglm"}
+    {
+        "aria_text",
+        "axk1",
+        "bloom",
+        "codegen",
+        "ctrl",
+        "dbrx",
+        "deepseek_v2",
+        "deepseek_v3",
+        "diffllama",
+        "doge",
+        "falcon",
+        "flint",
+        "gemma4_text",
+        "glm4_moe_lite",
+        "gpt_neo",
+        "gpt_neox_japanese",
+        "gpt_oss",
+        "gptj",
+        "granite_swa",
+        "granitemoe_swa",
+        "hrm_text",
+        "hy_v3",
+        "internlm3",
+        "iquestcoder",
+        "jetmoe",
+        "kolibri1",
+        "laguna",
+        "llama4_text",
+        "longcat_flash",
+        "mellum",
+        "mimo_v2_flash",
+        "minicpm3",
+        "mpt",
+        "nemotron",
+        "phimoe",
+        "stablelm",
+        "xglm",
+        "youtu",
+    }
 )
 """Architectures that this file can run."""
+REREAD = frozenset({"phi3", "phimoe"})
+"""Those whose LongRoPE transformers follows over the border: it reads the text again."""
 LIMITS = ("max_position_embeddings", "max_seq_len", "seq_length")
 """What configurations call the longest text that a model was trained on."""
 ALIBI_LIMIT = 2048
 """The same for configurations that name none (BLOOM's)."""
+
+
+def row_by_row(config: Any, max_context: int | None) -> bool:
+    """Whether a model runs here: its architecture is one of these, or its slots are longer than
+    LongRoPE's border."""
+    settled = settled_length(config)
+    longest = max_context or min(4096, getattr(config, "max_position_embeddings", 0))
+    beyond = settled is not None and longest > settled
+    return config.model_type in UNBATCHED or (config.model_type in REREAD and beyond)
 
 
 class UnbatchedModel(ModuleModel):
@@ -49,7 +100,7 @@ class UnbatchedModel(ModuleModel):
     ):
         config = module.config.get_text_config()
         refuse_recurrent(module)
-        if config.model_type not in UNBATCHED:
+        if config.model_type not in UNBATCHED | REREAD:
             raise DraftwellError(
                 (
                     f"{config.model_type} models have not been checked with a cache of their "
@@ -68,18 +119,54 @@ class UnbatchedModel(ModuleModel):
         limit = next(
             (getattr(config, name) for name in LIMITS if getattr(config, name, None)), ALIBI_LIMIT
         )
+        self._border = settled_length(config) if config.model_type in REREAD else None
+        if self._border is None and settled_length(config) is not None:
+            limit = context_of(config, max_context)
         memory = CacheSlots(slots, min(max_context or 4096, limit), module.dtype, module.device)
         super().__init__(module.eval(), memory, **settings)
 
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
         parts = ids.split([count for _, _, count in placed])
-        states = [
-            self._body(
-                input_ids=part[None], past_key_values=self.slots.cache(slot), use_cache=True
-            ).last_hidden_state[0]
-            for part, (slot, _, _) in zip(parts, placed, strict=True)
-        ]
-        return torch.cat(states)
+        return torch.cat(
+            [
+                self._row(slot, start, part)
+                for part, (slot, start, _) in zip(parts, placed, strict=True)
+            ]
+        )
+
+    def _row(self, slot: int, start: int, ids: Tensor) -> Tensor:
+        """Hidden states of tokens after the first `start` of a slot. A text that grows over the
+        border is read again with the factors of long texts, one that shrinks with the others."""
+        border, end = self._border, start + len(ids)
+        if border is None:
+            return self._fed(ids, self.slots.cache(slot))[0]
+        if start < border < end:
+            before, behind = ids.split([border - start, end - border])
+            return torch.cat([self._row(slot, start, before), self._row(slot, border, behind)])
+        known = self.slots.last_texts.get(slot, ids[:0])
+        text = torch.cat([known[:start], ids])
+        if start and (len(known) > border) != (end > border):
+            states, cache = self._fed(text)
+            self.slots.put(slot, cache)  # a pass that fails leaves the slot as it was
+        else:
+            states, _ = self._fed(ids, self.slots.cache(slot))
+        self.slots.last_texts[slot] = text
+        return states[-len(ids) :]
+
+    def _fed(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Hidden states `[tokens, hidden]` of tokens behind a cache, and the cache with them; None:
+        behind nothing."""
+        cache = new_cache() if cache is None else cache
+        found = self._body(input_ids=ids[None], past_key_values=cache, use_cache=True)
+        return found.last_hidden_state[0], cache
+
+
+def new_cache() -> Any:
+    """An empty `DynamicCache`: of plain layers, whatever the model's windows, so that every token
+    can be taken back."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
 
 
 class CacheSlots(Slots):
@@ -89,13 +176,16 @@ class CacheSlots(Slots):
     def __init__(self, count: int, max_context: int, dtype: torch.dtype, device: torch.device):
         super().__init__([], count, max_context, dtype, device)
         self._caches: dict[int, Any] = {}
+        self.last_texts: dict[int, Tensor] = {}
+        """Ids `[tokens]` up to the end of the last pass, of a model that reads texts again."""
 
     def cache(self, slot: int) -> Any:
-        """The `DynamicCache` of a slot: of plain layers, whatever the model's windows, so that
-        every token can be taken back."""
-        from transformers import DynamicCache
+        """The `DynamicCache` of a slot."""
+        return self._caches.setdefault(slot, new_cache())
 
-        return self._caches.setdefault(slot, DynamicCache())
+    def put(self, slot: int, cache: Any) -> None:
+        """Let a slot hold another cache."""
+        self._caches[slot] = cache
 
     def close(self, slot: int) -> None:
         super().close(slot)
@@ -121,10 +211,10 @@ class CacheSlots(Slots):
                 layer.crop(-extra)
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
-        from transformers import DynamicCache
-
-        copy = DynamicCache()
+        copy = new_cache()
         for number, layer in enumerate(self.cache(source).layers):
             copy.update(layer.keys[..., :length, :], layer.values[..., :length, :], number)
         super().fork(source, into, length, known)
         self._caches[into] = copy
+        if source in self.last_texts:
+            self.last_texts[into] = self.last_texts[source]

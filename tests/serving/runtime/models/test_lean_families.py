@@ -121,14 +121,11 @@ def test_a_slot_that_went_wrong_reaches_no_later_request(make):
                 "partial_rotary_factor": 0.5,
             },
         ),
-        tf.LlamaConfig(
-            **SHARP, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-        ),
         tf.LlamaConfig(**SHARP, hidden_act="gelu"),
         tf.GraniteConfig(**SHARP),
         tf.Gemma2Config(**SHARP, use_bidirectional_attention=True),
     ],
-    ids=["partial rotary", "dynamic rope", "gelu", "granite", "bidirectional"],
+    ids=["partial rotary", "gelu", "granite", "bidirectional"],
 )
 def test_what_is_not_known_takes_the_librarys_module(config):
     assert architecture_of(config) is None

@@ -82,7 +82,7 @@ def test_models_that_would_give_wrong_numbers_are_refused():
         num_heads=4,
         attention_types=[[["global", "local"], 1]],
     )
-    with raises_code("unsupported_architecture", "gpt_neo", "attention code"):
+    with raises_code("unsupported_architecture", "gpt_neo", "compared"):
         TransformersModel(tf.AutoModelForCausalLM.from_config(neo))
     for adapter in (TransformersModel, over_slots):
         with raises_code("unsupported_architecture", "llama", "logits_scaling"):
@@ -100,7 +100,7 @@ def test_models_that_would_give_wrong_numbers_are_refused():
         num_local_experts=2,
         num_experts_per_tok=1,
     )
-    with raises_code("unsupported_architecture", "gpt_oss", "attention sinks"):
+    with raises_code("unsupported_architecture", "gpt_oss", "compared"):
         TransformersModel(tf.AutoModelForCausalLM.from_config(sinks))
 
 

@@ -18,7 +18,7 @@ from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.models.slots import Slots
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
-from draftwell.serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from draftwell.serving.runtime.models.unbatched_model import UnbatchedModel
 from draftwell.serving.runtime.pair import LoadSettings, load_pair, over_slots
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
@@ -117,10 +117,6 @@ def test_pieces_and_rollbacks_equal_one_forward_over_the_text(name):
 @pytest.mark.parametrize("naive", [NeverCropped, CroppedTooFar])
 def test_a_wrong_rollback_shows(name, naive):
     assert min(worst(name, naive)) > 0.01
-
-
-def test_every_architecture_that_is_taken_is_tested():
-    assert {config(name).model_type for name in FAMILIES} == UNBATCHED
 
 
 @pytest.mark.parametrize("name", ["gpt_neo", "gptj", "codegen", "bloom"])
@@ -307,7 +303,7 @@ def test_an_architecture_that_was_not_checked_is_refused():
     module = AutoModelForCausalLM.from_config(
         OpenAIGPTConfig(vocab_size=VOCAB, n_embd=HIDDEN, n_layer=1, n_head=4, n_positions=32)
     )
-    with raises_code("unsupported_architecture", "openai-gpt", "attention code"):
+    with raises_code("unsupported_architecture", "openai-gpt", "compared"):
         over_slots(module)
     with raises_code("unsupported_architecture", "openai-gpt", "checked"):
         UnbatchedModel(module)
