@@ -23,7 +23,7 @@ GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 
-FULL_WEIGHTS = frozenset({"fp8", "mxfp4", "mxfp8"})
+FULL_WEIGHTS = frozenset({"fp8", "mxfp4"})
 """Quantised formats that transformers turns into full weights while it loads them."""
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "awq": ("gptqmodel", "accelerate"),
@@ -32,7 +32,6 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "fp8": ("accelerate",),
     "gptq": ("gptqmodel", "optimum"),
     "mxfp4": (),
-    "mxfp8": ("accelerate",),
 }
 """Quantised formats that are decoded → what they need from PyPI."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})

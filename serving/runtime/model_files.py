@@ -112,9 +112,7 @@ def check_tensors(folder: Path, config: Any, found: Mapping[str, Collection[Any]
     layers = {name: match for name in strange if (match := LAYER.search(name))}
     wrong = {
         "lacks": list(found["missing_keys"]),
-        "has in another shape than its config.json says": [
-            n for n, *_ in found["mismatched_keys"]
-        ],
+        "has in another shape than its config.json says": [n for n, *_ in found["mismatched_keys"]],
         "has, against its config.json,": [
             name for name, match in layers.items() if int(match[1]) not in known
         ],

@@ -18,7 +18,9 @@ from safetensors.torch import save_file
 from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.runtime import pair as pairs
 from draftwell.serving.runtime.model_files import load_module
-from draftwell.serving.runtime.pair import LoadSettings, load_pair
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import LoadSettings, load_pair, over_slots
 from tests.support.errors import raises_code
 from tests.support.models.checkpoints import (
     PROMPT,
@@ -33,6 +35,7 @@ from tests.support.models.checkpoints import (
     ours,
     rewrite,
 )
+from tests.support.models.llama_shapes import llama
 
 UP = "model.layers.1.mlp.up_proj.weight"
 CONFIG = "config.json"
@@ -444,6 +447,13 @@ def test_mxfp4_becomes_full_weights(tmp_path: Path) -> None:
         assert torch.equal(module(ids).logits, want(ids).logits)
     assert "quantization_config" not in module.config.to_dict()
     assert getattr(module, "hf_quantizer", None) is None
+
+
+def test_layers_of_a_package_are_never_read_as_full_weights() -> None:
+    module = llama()
+    assert type(over_slots(module)) is LeanLlama
+    module.hf_quantizer = object()  # as transformers leaves it on a model that stays packed
+    assert type(over_slots(module)) is TransformersModel
 
 
 def in_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
