@@ -13,6 +13,7 @@ from draftwell.components.collect.plan import is_complete, prompt_hashes
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.base import MANIFEST, Provenance, digest_of, read_manifest
+from draftwell.serving.artifacts.checkpoint import CONFIG, GENERATION, read_object
 from draftwell.serving.artifacts.kinds import find_kind
 from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.errors import DraftwellError
@@ -68,8 +69,10 @@ def encoder_of(space: Workspace) -> LoadedPair:
     from draftwell.serving.runtime.pair import LoadedPair
 
     target = space.files().target
-    known = (target / "generation_config.json").is_file()
-    config = GenerationConfig.from_pretrained(target) if known else GenerationConfig()
+    if (target / GENERATION).is_file():
+        config = GenerationConfig.from_pretrained(target)
+    else:
+        config = GenerationConfig(eos_token_id=read_object(target / CONFIG).get("eos_token_id"))
     dtype: Any = space.dtype
     modules: dict[Any, Any] = {"target": SimpleNamespace(generation_config=config)}
     return LoadedPair(

@@ -125,7 +125,7 @@ def run_distil(wanted: DistilRequest, *, say: Say = print) -> Distilled:
         draft=ModelSource(artifact=written(out, file.parent)),
     )
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
-    config = read_config(files.target)
+    config = read_target_config(files.target)
     recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
     with exclusive_pair(name, work_of(wanted, name)):
         pair = load_target(files, spec, wanted, longest, say)
@@ -261,17 +261,11 @@ def written(out: Path, base: Path) -> str:
     return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
-def read_config(folder: Path) -> Any:
+def read_target_config(folder: Path) -> Any:
     """A target's configuration, read before its weights are."""
-    from transformers import AutoConfig
+    from draftwell.serving.runtime.model_files import read_config
 
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise DraftwellError(
-            f"{folder} holds no readable model ({type(error).__name__}): fetch or save it again",
-            code="no_model",
-        ) from error
+    config = read_config(folder)
     refuse_unless_text_only(config)
     return config
 

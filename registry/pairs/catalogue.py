@@ -48,7 +48,7 @@ class ModelSource(Strict):
         None, description="branch, tag or commit on the hub; main where it is left out"
     )
     path: str | None = Field(
-        None, description="model folder of transformers; relative to the YAML file"
+        None, description="model folder of transformers, or GGUF file; relative to the YAML file"
     )
     package: PackageFile | None = None
     artifact: str | None = Field(

@@ -7,39 +7,45 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 from draftwell.serving.errors import DraftwellError, missing_package
 
 
 def convert_gguf(file: Path, into: Path) -> None:
-    """Write the model and tokenizer of a GGUF file as float32 safetensors.
-
-    The object that transformers reads from GGUF refuses `save_pretrained` and keeps packed weights,
-    so its state dict is copied into a fresh model. float32 because dequantised weights are not
-    exact in bfloat16; a tied head is stored once.
-    """
+    """Write the model and tokenizer of a GGUF file as float32 safetensors: dequantised weights are
+    not exact in bfloat16."""
     try:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
     except ImportError as error:
         raise missing_package(f"converting {file.name} needs", error.name, "pipeline") from error
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    loaded = AutoModelForCausalLM.from_pretrained(
-        str(file.parent), gguf_file=file.name, dtype=torch.float32
-    )
-    state = {name: tensor.float().clone() for name, tensor in loaded.state_dict().items()}
-    ours = ("quantization_config", "_name_or_path", "_model_name_or_path")
-    config = LlamaConfig(
-        **{key: value for key, value in loaded.config.to_dict().items() if key not in ours}
-    )
-    del loaded
-    model = LlamaForCausalLM(config).float()
-    model.load_state_dict(state)
-    model.tie_weights()
+    from draftwell.serving.runtime.model_files import check_tensors, reason_of
+
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(file.parent),
+            gguf_file=file.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+            ignore_mismatched_sizes=True,  # refused below, by name
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    except Exception as error:  # of any library that reads a part of the file
+        raise DraftwellError(
+            f"{file} cannot be converted ({reason_of(error)}): take the model's safetensors, or a "
+            "GGUF file of an architecture that transformers reads",
+            code="unreadable_model",
+        ) from error
+    model = loaded[0]
+    check_tensors(file, model.config, loaded[1])
+    vars(model.config).pop("_model_name_or_path", None)
     model.save_pretrained(into)
-    AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(into)
+    tokenizer.save_pretrained(into)
 
 
 def convert_pickled(folder: Path, into: Path) -> None:
@@ -75,7 +81,7 @@ def convert_pickled(folder: Path, into: Path) -> None:
         save_file(tensors, into / name, metadata={"format": "pt"})
         where |= dict.fromkeys(tensors, name)
         size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if len(shards) > 1:
+    if set(where.values()) != {"model.safetensors"}:
         index = {"metadata": {"total_size": size}, "weight_map": where}
         (into / "model.safetensors.index.json").write_text(
             json.dumps(index, indent=2, sort_keys=True) + "\n"

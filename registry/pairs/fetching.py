@@ -16,6 +16,7 @@ from pathlib import Path
 
 from draftwell.registry.pairs.catalogue import ModelSource, PackageFile, PairSpec
 from draftwell.registry.pairs.convert import convert_gguf, convert_pickled
+from draftwell.serving.artifacts.checkpoint import check_layout
 from draftwell.serving.artifacts.near_copy import RECIPE, NearCopy
 from draftwell.serving.artifacts.pair_files import PairFiles, is_artifact, models_root
 from draftwell.serving.errors import DraftwellError
@@ -49,19 +50,47 @@ def _fetch_model(spec: PairSpec, role: str, source: ModelSource, say: Progress) 
     if source.near_copy is not None:
         return _near_copy(source.near_copy)
     folder = (spec.folder / Path(source.path or source.artifact or "").expanduser()).absolute()
-    needed = "artifact.json" if source.artifact is not None else "config.json"
+    if source.path is not None and (file := _gguf_file(folder)) is not None:
+        return _from_gguf(file, say)
     what = f"the {role} of pair {spec.name}"
-    if not (folder / needed).is_file():
+    needed = "artifact.json" if source.artifact is not None else "config.json"
+    if not folder.is_dir() or (source.artifact is not None and not is_artifact(folder)):
         raise DraftwellError(
             f"{what} is not at {folder} (no {needed}): check the path in the pair's YAML file",
             code="no_model",
         )
-    if not is_artifact(folder) and not any(folder.glob("*.safetensors")):
-        raise DraftwellError(
-            f"{what} at {folder} has no safetensors weights: convert it with save_pretrained",
-            code="no_weights",
-        )
+    try:
+        if not is_artifact(folder):
+            check_layout(folder)
+    except DraftwellError as error:
+        raise DraftwellError(f"{what}: {error}", code=error.code) from error
     return folder
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a path names, or the only one of a folder that holds nothing else to
+    load."""
+    if path.is_dir():
+        found = sorted(path.glob("*.gguf"))
+        if not found or any(path.glob("*.safetensors")):
+            return None
+        if len(found) > 1:
+            raise DraftwellError(
+                f"{path} holds {len(found)} GGUF files: name one of them in the pair's YAML file, "
+                f"such as path: {found[0]}; parts of one model are joined with llama-gguf-split "
+                "--merge",
+                code="no_model",
+            )
+        path = found[0]
+    return path if path.suffix == ".gguf" and path.is_file() else None
+
+
+def _from_gguf(file: Path, say: Progress) -> Path:
+    folder = models_root() / f"{file.stem}-{sha256_file(file)[:12]}"
+    if folder.is_dir():
+        return folder
+    say(f"converting {file.name} to safetensors in float32 (once)")
+    return place(folder, lambda into: convert_gguf(file, into))
 
 
 def _near_copy(recipe: NearCopy) -> Path:

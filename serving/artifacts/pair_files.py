@@ -32,7 +32,15 @@ HASHING_THREADS = 4
 SIDECAR = ".weights.sha256.json"
 """Digests of a folder's weight files, with the size and date they were computed at."""
 
-TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+TOKENIZERS = (
+    ("tokenizer.json",),
+    ("tokenizer.model",),
+    ("vocab.json", "merges.txt"),
+    ("tekken.json",),
+    ("tiktoken.model",),
+    ("spiece.model",),
+    ("vocab.txt",),
+)
 """Files that fix a vocabulary; the first complete set counts (settings and chat templates do
 not)."""
 SETTINGS = (".json", ".model", ".txt", ".jinja")
@@ -180,8 +188,10 @@ def tokenizer_digest(folder: Path) -> str:
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
             return combine_digests({path.name: sha256_file(path) for path in paths})
+    others = ", ".join("+".join(names) for names in TOKENIZERS[1:])
     raise DraftwellError(
-        f"{folder} holds no tokenizer (tokenizer.json): fetch the model again, or save one there",
+        f"{folder} holds no tokenizer (tokenizer.json, or one of {others}): fetch the model again, "
+        "or save one there",
         code="no_tokenizer",
     )
 

@@ -3,57 +3,171 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import importlib.util
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
+from draftwell.serving.artifacts.checkpoint import (
+    FULL_WEIGHTS,
+    check_checkpoint,
+    quantisation,
+    read_object,
+)
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from draftwell.serving.artifacts.pair_files import tokenizer_digest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.failures import room_for
 from draftwell.serving.runtime.models.text_part import text_part
 
-BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
-"""What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare
-exceptions of its own)."""
+log = logging.getLogger(__name__)
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+"""In the name of a tensor that belongs to a decoder layer; its number."""
+BESIDE = re.compile(r"vis|image|audio|speech|mtp|(inv_freq|masked_bias|attn\.bias|[kv]_scale)$")
+"""In the names of tensors that decoding text does without: of other parts, of older versions of
+transformers, or of a cache in 8 bits."""
+NEEDED = {
+    "tiktoken.model": ("tiktoken",),
+    "tokenizer.model": ("sentencepiece", "tiktoken"),
+    "spiece.model": ("sentencepiece",),
+}
+"""File of a tokenizer → packages that read it; a tokenizer.model may be of either kind."""
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration of a model folder whose weights can be read, as transformers has it.
+
+    Raises:
+        DraftwellError: as `check_checkpoint`; or transformers does not know the model
+            (`unknown_model`) or would have to run its code (`remote_code`).
+    """
+    from transformers import AutoConfig
+
+    written = check_checkpoint(folder)
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of any library that looks at a part of it
+        raise _unreadable(folder, written, error) from error
+    if quantisation(written) in FULL_WEIGHTS:
+        holder = config if hasattr(config, "quantization_config") else config.text_config
+        holder.quantization_config |= {"dequantize": True}
+    return config
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """A causal language model from a folder with config and safetensors; of a model of images and
-    text its text part."""
+    text its text part.
+
+    Quantised weights become full ones where transformers can make them so; others stay in the
+    layers of the package that brings them, and `module.hf_quantizer` is set.
+
+    Raises:
+        DraftwellError: as `read_config` and `check_tensors`; or a library cannot read it
+            (`unreadable_model`).
+    """
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
-        AutoConfig,
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
     )
 
-    if not (folder / "config.json").is_file():
-        raise DraftwellError(
-            (
-                f"{folder} holds no model (no config.json): check the pair's paths with "
-                "`draftwell pairs`"
-            ),
-            code="no_model",
-        )
+    config = read_config(folder)
     try:
         with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
-            of_text = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_CAUSAL_LM_MAPPING
+            of_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
             auto: Any = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
-            module: Any = auto.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-            return text_part(module).to(device).eval()
-    except BROKEN as error:
-        raise DraftwellError(
-            (
-                f"{folder} holds no model that can be read ({type(error).__name__}): fetch or "
-                "save it again"
-            ),
-            code="unreadable_model",
-        ) from error
+            loaded: Any = auto.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                output_loading_info=True,
+            )
+            check_tensors(folder, config, loaded[1])
+            module = text_part(loaded[0]).to(device).eval()
+            if hasattr(module, "hf_quantizer"):  # compressed-tensors unpacks at the first pass
+                with torch.inference_mode():
+                    module(torch.zeros(1, 1, dtype=torch.long, device=device))
+            return module
+    except DraftwellError:
+        raise
+    except Exception as error:  # of any library that reads a part of it
+        raise _unreadable(folder, config.to_dict(), error) from error
+
+
+def check_tensors(folder: Path, config: Any, found: Mapping[str, Collection[Any]]) -> None:
+    """Refuse a checkpoint whose tensors are not those of its configuration: transformers makes up
+    what is missing, and leaves out what it does not expect.
+
+    Args:
+        found: `missing_keys`, `unexpected_keys` and `mismatched_keys`, as transformers tells them.
+    Raises:
+        DraftwellError: a tensor is missing, has another shape, or is one of a decoder layer that
+            the configuration does not have (`weights_do_not_fit`).
+    """
+    text = config.get_text_config()
+    guesses = getattr(text, "num_nextn_predict_layers", None) or 0  # layers that draft, behind all
+    known = range(text.num_hidden_layers, text.num_hidden_layers + guesses)
+    strange = [name for name in found["unexpected_keys"] if not BESIDE.search(name)]
+    layers = {name: match for name in strange if (match := LAYER.search(name))}
+    wrong = {
+        "lacks": list(found["missing_keys"]),
+        "has in another shape than its config.json says": [n for n, *_ in found["mismatched_keys"]],
+        "has, against its config.json,": [
+            name for name, match in layers.items() if int(match[1]) not in known
+        ],
+    }
+    for what, names in wrong.items():
+        if names:
+            more = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+            raise DraftwellError(
+                f"{folder} {what} {min(names)}{more}: fetch the model again, config.json included",
+                code="weights_do_not_fit",
+            )
+    if strange:
+        log.warning("%s: %d tensors are not used, such as %s", folder, len(strange), min(strange))
+
+
+def _unreadable(folder: Path, config: Mapping[str, Any], error: Exception) -> DraftwellError:
+    """The line for what a library raised while it read a model."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING_NAMES and config.get("auto_map"):
+        return _remote_code(folder)
+    if kind not in CONFIG_MAPPING_NAMES:
+        return DraftwellError(
+            f"{folder} is a model of the type {kind}, which transformers {transformers.__version__}"
+            " does not know: pip install -U transformers, or choose another model",
+            code="unknown_model",
+        )
+    return DraftwellError(
+        f"{folder} holds no model that can be read ({reason_of(error)}): fetch or save it again",
+        code="unreadable_model",
+    )
+
+
+def _remote_code(folder: Path) -> DraftwellError:
+    return DraftwellError(
+        f"{folder} needs Python code of its own (auto_map), which is never run: choose a model "
+        "that transformers itself knows",
+        code="remote_code",
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """A library's error as a part of one line."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:160]}{'…' * (len(words) > 160)}"
 
 
 def context_within(module: Any, wanted: int | None) -> int | None:
@@ -160,16 +274,38 @@ def load_draft_tokenizer(folder: Path) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder."""
+    """The tokenizer of a model folder.
+
+    Raises:
+        DraftwellError: there is none (`no_tokenizer`), it needs a package (`missing_package`) or
+            code of its own (`remote_code`), or it is damaged (`unreadable_tokenizer`).
+    """
     from transformers import AutoTokenizer
 
+    tokenizer_digest(folder)  # for some kinds transformers makes one up where there are no files
     try:
-        return AutoTokenizer.from_pretrained(folder)
-    except BROKEN as error:
-        raise DraftwellError(
-            (
-                f"{folder} holds no tokenizer that can be read ({type(error).__name__}): fetch "
-                "or save it again"
-            ),
-            code="unreadable_tokenizer",
-        ) from error
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises bare exceptions
+        raise _unreadable_tokenizer(folder, error) from error
+
+
+def _unreadable_tokenizer(folder: Path, error: Exception) -> DraftwellError:
+    """The line for what a library raised while it read a tokenizer."""
+    file = folder / "tokenizer_config.json"
+    if file.is_file() and read_object(file).get("auto_map"):
+        return _remote_code(folder)
+    advice = "fetch or save it again"
+    if not (folder / "tokenizer.json").is_file():
+        needs = next((NEEDED[name] for name in NEEDED if (folder / name).is_file()), ())
+        if missing := [name for name in needs if importlib.util.find_spec(name) is None]:
+            return DraftwellError(
+                f"{folder} has its tokenizer in a format that needs {' and '.join(missing)}: pip "
+                f"install {' '.join(missing)}",
+                code="missing_package",
+            )
+        if not file.is_file():
+            advice = f"fetch its {file.name}, too, which says of what kind it is"
+    return DraftwellError(
+        f"{folder} holds no tokenizer that can be read ({reason_of(error)}): {advice}",
+        code="unreadable_tokenizer",
+    )

@@ -43,6 +43,7 @@ from draftwell.serving.runtime.model_files import (
     load_draft_tokenizer,
     load_module,
     load_tokenizer,
+    read_config,
     released_as_read,
 )
 from draftwell.serving.runtime.models.cuda.cuda_llama import CudaLlama
@@ -339,6 +340,9 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     settings = settings or LoadSettings()
     # before they are read: what is replaced meanwhile then differs from what is there
     files_digest = settings_digest(files)
+    for path in files.roles().values():  # all of them, before the weights of one are read
+        if not is_artifact(path) and not is_near_copy(path):
+            read_config(path)
     tokenizer = load_tokenizer(files.target)
     modules: dict[Role, Any] = {}
     target, padded_to = _load_target(files, settings, modules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import torch
 
 import draftwell.flows.steps.profile
 import draftwell.serving.device
-from draftwell.flows.context import StepContext
+from draftwell.flows.context import StepContext, encoder_of
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.steps.publish import run_publish
@@ -165,6 +166,16 @@ def test_looking_at_a_workspace_writes_nothing(own_stores: Path, pair_file: Path
     assert space.found(pair, "hardware_profile") is None
     assert space.kept() == {}
     assert not space.root.exists()
+
+
+def test_end_tokens_of_the_config_alone_are_known_without_the_models(
+    own_stores: Path, pair_file: Path
+) -> None:
+    folder = shutil.copytree(pair_file.parent, own_stores / "files")
+    (folder / "target" / "generation_config.json").unlink()
+    settings = json.loads((folder / "target" / "config.json").read_text())
+    (folder / "target" / "config.json").write_text(json.dumps(settings | {"eos_token_id": [1, 7]}))
+    assert {1, 7} <= encoder_of(Workspace(str(folder / pair_file.name))).stop_tokens
 
 
 def test_a_profile_of_another_device_is_not_found(own_stores: Path, pair_file: Path) -> None:

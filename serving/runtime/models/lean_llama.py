@@ -44,9 +44,13 @@ CHUNK = 512
 
 def runs(module: Any) -> bool:
     """Whether this file can run a module: a causal language model of text whose architecture it
-    knows."""
+    knows, with full weights."""
     config = module.config
-    return config.get_text_config() is config and architecture_of(config) is not None
+    return (
+        config.get_text_config() is config
+        and architecture_of(config) is not None
+        and getattr(module, "hf_quantizer", None) is None
+    )
 
 
 def fits(module: Any) -> bool:

@@ -13,6 +13,7 @@ import draftwell.registry.pairs.fetching as fetching
 from draftwell.registry.pairs import ModelSource, PairSpec, fetch, find_pair, model_records
 from draftwell.registry.pairs.convert import convert_pickled
 from draftwell.registry.pairs.fetching import place
+from draftwell.serving.artifacts.checkpoint import check_layout
 from draftwell.serving.artifacts.near_copy import RECIPE, read_near_copy
 from draftwell.serving.artifacts.pair_files import (
     PairFiles,
@@ -216,6 +217,18 @@ def test_pickled_weights_become_safetensors_that_load_alike(
     again = LlamaForCausalLM.from_pretrained(folder)
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+def test_a_single_numbered_file_of_pickled_weights_gets_its_index(tmp_path: Path) -> None:
+    """Without one transformers finds no weights in model-00001-of-00001.safetensors."""
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "config.json").write_text("{}")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "hub" / "pytorch_model-00001-of-00001.bin")
+    (tmp_path / "out").mkdir()
+    convert_pickled(tmp_path / "hub", tmp_path / "out")
+    assert [file.name for file in check_layout(tmp_path / "out")] == [
+        "model-00001-of-00001.safetensors"
+    ]
 
 
 def test_a_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
