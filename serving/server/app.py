@@ -14,7 +14,9 @@ from fastapi.responses import JSONResponse, Response
 
 from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.feedback.feedback import Feedback
-from draftwell.serving.server.http.errors import APIError, install_error_handlers
+from draftwell.serving.server.http.addresses import Addresses
+from draftwell.serving.server.http.bodies import JsonRoute
+from draftwell.serving.server.http.errors import install_error_handlers
 from draftwell.serving.server.http.page import page_router
 from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
@@ -55,7 +57,7 @@ def create_app(
             no limit.
         capacity: requests that may wait for a slot; further ones are answered 429.
         observers: notified of every request (observer.py).
-        security: keys, origins and sizes; None: no key, no other site's pages.
+        security: keys, origins, sizes and prefix; None: no key, no other site's pages.
         request_timeout: seconds after which a request is cancelled; None: no limit.
         allow_parameters: let requests change the parameters of strategies.
         prompt_tokens: as in `PromptBudget`.
@@ -69,8 +71,11 @@ def create_app(
         next((observer for observer in observers if isinstance(observer, Feedback)), None),
     )
 
+    security = security or Security()
     app = FastAPI(
         title="Draftwell",
+        servers=[{"url": security.root}] if security.root else None,
+        redirect_slashes=False,  # `Addresses` takes them out
         lifespan=partial(_running, deployments, drain_seconds),
         docs_url=None,
         redoc_url=None,
@@ -80,13 +85,13 @@ def create_app(
     )
     app.add_middleware(CountUsers, deployments=deployments)
     install_error_handlers(app)
-    install_security(app, security or Security())
+    install_security(app, security)
     # around the others: what they refuse is counted too
     app.add_middleware(CountAnswers, metrics=metrics)
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
     app.state.deployments = deployments
-    _add_routes(app, metrics, deployments)
+    _add_routes(app, metrics, deployments, security.root)
     return app
 
 
@@ -102,23 +107,25 @@ async def _running(
         await asyncio.to_thread(deployments.close, drain_seconds)
 
 
-def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments) -> None:
-    """All addresses, and the log of requests to them."""
+def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments, root: str) -> None:
+    """All addresses, under a prefix or none, and the log of requests to them."""
     routers = [
         metrics_router(metrics),
-        page_router(),
+        page_router(root),
         model_router(deployments),
         probe_router(deployments),
         tokens_router(lambda: deployments.current.service),
     ]
     for router in routers:
         app.include_router(router)
-    app.add_middleware(RequestLog, routes=[route for router in routers for route in router.routes])
+    app.state.root, app.state.routes = root, [one for router in routers for one in router.routes]
+    app.add_middleware(Addresses, root=root)
+    app.add_middleware(RequestLog, routes=app.state.routes)
 
 
 def model_router(deployments: Deployments) -> APIRouter:
     """`/v1/models`, `/v1/speculation`, and the three endpoints that answer."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     def card() -> dict[str, Any]:
         now = deployments.current.served
@@ -139,10 +146,7 @@ def model_router(deployments: Deployments) -> APIRouter:
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
         """A model by name."""
-        if name != deployments.current.served.name:
-            raise APIError(
-                404, f"the model '{name}' does not exist", param="model", code="model_not_found"
-            )
+        deployments.current.service.check_model(name)
         return card()
 
     @router.get("/v1/speculation")
