@@ -188,7 +188,9 @@ def from_validation(error: RequestValidationError) -> APIError:
         message = f"the body must be a JSON object, not {found_kind}"
     elif kind == "missing":
         message = (
-            f"missing required parameter: '{param}'" if param else "the body is empty: send JSON"
+            f"missing required parameter: '{param}'"
+            if param
+            else "the body is empty or null: send a JSON object"
         )
     elif kind in ("unknown_field", "unsupported_field"):
         code = kind

@@ -445,6 +445,7 @@ JSON = {"Content-Type": "application/json"}
         (SENT, {"Content-Type": "text/plain"}, 415, "application/json, not text/plain"),
         (SENT, {"Content-Type": ""}, 415, "application/json"),
         (b"", {}, 400, "the body is empty"),
+        (b"null", {}, 400, "or null"),
         (b"[]", {}, 400, "must be a JSON object, not an array"),
         (b'"x"', {}, 400, "must be a JSON object, not a string"),
         (b"5", {}, 400, "must be a JSON object, not a number"),
