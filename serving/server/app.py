@@ -14,8 +14,10 @@ from fastapi.responses import JSONResponse, Response
 
 from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.feedback.feedback import Feedback
+from draftwell.serving.server.http.addresses import Addresses
+from draftwell.serving.server.http.bodies import JsonRoute
 from draftwell.serving.server.http.conversation import Deadline
-from draftwell.serving.server.http.errors import APIError, install_error_handlers
+from draftwell.serving.server.http.errors import install_error_handlers
 from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.messages_api import CountRequest, MessageAnswer, MessagesRequest
 from draftwell.serving.server.http.page import page_router
@@ -59,7 +61,7 @@ def create_app(  # noqa: PLR0913
             no limit.
         capacity: requests that may wait for a slot; further ones are answered 429.
         observers: notified of every request (observer.py).
-        security: keys, origins and sizes; None: no key, no other site's pages.
+        security: keys, origins, sizes and prefix; None: no key, no other site's pages.
         request_timeout: seconds after which a request is cancelled; None: no limit.
         allow_parameters: let requests change the parameters of strategies.
         additional_properties: leave objects of schemas open (grammar/closing.py).
@@ -76,6 +78,8 @@ def create_app(  # noqa: PLR0913
 
     app = FastAPI(
         title="Draftwell",
+        servers=[{"url": security.root}] if security.root else None,
+        redirect_slashes=False,  # `Addresses` takes them out
         lifespan=partial(_running, deployments, security.keys, drain_seconds),
         docs_url=None,
         redoc_url=None,
@@ -92,7 +96,7 @@ def create_app(  # noqa: PLR0913
     app.state.allow_parameters = allow_parameters
     app.state.additional_properties = additional_properties
     app.state.deployments = deployments
-    _add_routes(app, metrics, deployments)
+    _add_routes(app, metrics, deployments, security.root)
     return app
 
 
@@ -110,23 +114,25 @@ async def _running(
         await asyncio.to_thread(deployments.close, drain_seconds)
 
 
-def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments) -> None:
-    """All addresses, and the log of requests to them."""
+def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments, root: str) -> None:
+    """All addresses, under a prefix or none, and the log of requests to them."""
     routers = [
         metrics_router(metrics),
-        page_router(),
+        page_router(root),
         model_router(deployments),
         probe_router(deployments),
         tokens_router(lambda: deployments.current.service),
     ]
     for router in routers:
         app.include_router(router)
-    app.add_middleware(RequestLog, routes=[route for router in routers for route in router.routes])
+    app.state.root, app.state.routes = root, [one for router in routers for one in router.routes]
+    app.add_middleware(Addresses, root=root)
+    app.add_middleware(RequestLog, routes=app.state.routes)
 
 
 def model_router(deployments: Deployments) -> APIRouter:
     """`/v1/models`, `/v1/speculation`, and the endpoints that answer."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     def card() -> dict[str, Any]:
         now = deployments.current.served
@@ -147,10 +153,7 @@ def model_router(deployments: Deployments) -> APIRouter:
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
         """A model by name."""
-        if name != deployments.current.served.name:
-            raise APIError(
-                404, f"the model '{name}' does not exist", param="model", code="model_not_found"
-            )
+        deployments.current.service.check_model(name)
         return card()
 
     @router.get("/v1/speculation")

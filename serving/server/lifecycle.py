@@ -25,6 +25,7 @@ from draftwell.serving.server.app import create_app
 from draftwell.serving.server.deployment.bundle_watch import BundleWatch
 from draftwell.serving.server.deployment.deployments import Deployments
 from draftwell.serving.server.feedback.persistence import Persistence
+from draftwell.serving.server.http.addresses import plain_path
 from draftwell.serving.server.http.errors import hide_folders
 from draftwell.serving.server.http.keys import read_keys, security_log
 from draftwell.serving.server.http.security import Security, hosts_of, is_loopback, origins
@@ -248,6 +249,7 @@ def _secured(settings: ServerSettings, address: str) -> tuple[ServerSettings, Se
         cors_origins=origins(settings.cors_origin),
         bodies_bytes=settings.body_megabytes * 2**20,
         hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)),
+        root=plain_path(settings.root_path).rstrip("/"),
     )
 
 
@@ -256,7 +258,7 @@ def _refuse_open(settings: ServerSettings, address: str) -> None:
     host = settings.host or "''"  # all addresses
     if not is_loopback(settings.host):
         option, senders, mend = f"host {host}", "other machines", "listen on 127.0.0.1"
-    elif "*" in settings.cors_origin:
+    elif "*" in origins(settings.cors_origin):
         option, senders, mend = "cors-origin *", "pages of all sites", "name the sites"
     elif "*" in settings.allowed_host:
         option, senders, mend = "allowed-host *", "pages of other sites", "name the hosts"

@@ -19,6 +19,9 @@ from draftwell.serving.server.settings import ServerSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+VLLM_NAMES = {"cors_origin": ["--allowed-origins"]}
+"""Options that are known by vLLM's names, too."""
+
 
 def option_of(name: str, field: FieldInfo) -> inspect.Parameter:
     """A field of the settings as a command-line option: same name, type, default, bounds and
@@ -36,7 +39,8 @@ def option_of(name: str, field: FieldInfo) -> inspect.Parameter:
     # it reads words, and the settings check what it makes of them
     if any(isinstance(one, BeforeValidator) for one in field.metadata):
         kind, limits = str | None, {}
-    option = typer.Option(f"--{name.replace('_', '-')}", help=field.description, **limits)
+    flags = [f"--{name.replace('_', '-')}", *VLLM_NAMES.get(name, ())]
+    option = typer.Option(*flags, help=field.description, **limits)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )

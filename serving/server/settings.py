@@ -162,6 +162,12 @@ class ServerSettings(BaseModel):
         "server without keys that listens "
         "there.",
     )
+    root_path: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._~/-]*$",
+        description="Prefix of all addresses behind a proxy, such as /llm, whether the proxy "
+        "leaves it in or takes it out.",
+    )
     body_megabytes: int = Field(
         256,
         ge=16,

@@ -8,11 +8,20 @@ process would.
 from __future__ import annotations
 
 import asyncio
+import codecs
+import json
 import logging
+import re
+import sys
 import time
+import zlib
 from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
 
 import numpy as np
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,6 +50,9 @@ STALL_SECONDS = 120.0
 PIECE = 2**16
 STEPS = np.zeros(256, np.int8)
 STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
+ENCODINGS = ("gzip", "x-gzip", "deflate")
+"""Values of Content-Encoding that are read."""
+TEXT_OR_DIGITS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[0-9]+', re.DOTALL)
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +69,7 @@ class JsonScan:
     def __init__(self) -> None:
         self.values = self.members = self.depth = 0
         self._in_text, self._rest = False, b""
+        self._utf8, self._read = codecs.getincrementaldecoder("utf-8")(), 0
 
     def feed(self, chunk: bytes) -> None:
         """Count a piece.
@@ -64,12 +77,20 @@ class JsonScan:
         Raises:
             APIError: the text goes beyond a bound, or is not UTF-8.
         """
+        cut = self._utf8.getstate()[0]  # the beginning of a character
+        text = cut + chunk
+        wrong = text.find(b"\0")  # as in UTF-16; JSON in UTF-8 never holds it
+        try:
+            self._utf8.decode(chunk)
+        except UnicodeDecodeError as error:
+            wrong = error.start if wrong < 0 else min(wrong, error.start)
+        if wrong >= 0:
+            raise not_utf8(text[wrong], self._read - len(cut) + wrong)
+        self._read += len(chunk)
         for start in range(0, len(chunk), PIECE):
             self._count(self._rest + chunk[start : start + PIECE])
 
     def _count(self, piece: bytes) -> None:
-        if b"\0" in piece:  # UTF-16 has other quotes, and JSON in UTF-8 never holds it
-            raise APIError(400, "the body is not JSON in UTF-8: send it so", code="not_utf8")
         piece = piece.replace(b"\\\\", b"")
         self._rest = b"\\" if piece.endswith(b"\\") else b""
         # what is left of backslashes escapes the next character
@@ -87,6 +108,16 @@ class JsonScan:
             raise too_complex(f"{MOST_VALUES} values", "send it in several requests")
         if self.members > MOST_MEMBERS:
             raise too_complex(f"{MOST_MEMBERS} named values", "send fewer fields")
+
+
+def not_utf8(byte: int, place: int) -> APIError:
+    """The error of a body in another encoding, such as Latin-1 or UTF-16."""
+    return APIError(
+        400,
+        f"the body is not JSON in UTF-8: byte {byte:#04x} at position {place} is none of its "
+        "characters; encode the body as UTF-8",
+        code="not_utf8",
+    )
 
 
 def too_complex(most: str, mend: str) -> APIError:
@@ -138,10 +169,60 @@ class Allowance:
             )
 
 
+class Unpacked:
+    """The content of a body, which may be compressed, in pieces of at most `PIECE` bytes, so that
+    nothing is made of a small body that has no room.
+
+    Args:
+        encoding: the header Content-Encoding; empty: none.
+    """
+
+    def __init__(self, encoding: str):
+        self._encoding = encoding
+        self._zip: Any = None  # made at the first byte
+
+    def pieces(self, chunk: bytes, *, last: bool) -> Iterator[bytes]:
+        """What the next part of a body holds.
+
+        Raises:
+            APIError: it is not what the header says, or ends too early.
+        """
+        if not self._encoding:
+            yield chunk
+            return
+        if self._zip is None and chunk:
+            # some clients leave out the header of deflate's format
+            bare = self._encoding == "deflate" and chunk[0] & 15 != 8
+            self._zip = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+        if self._zip is None:
+            return
+        try:
+            while chunk and not self._zip.eof:
+                yield self._zip.decompress(chunk, PIECE)
+                chunk = self._zip.unconsumed_tail
+            if last:
+                yield self._zip.flush()
+        except zlib.error:
+            raise self._wrong("is not") from None
+        if chunk or self._zip.unused_data:
+            raise self._wrong("continues after the end of the")
+        if last and not self._zip.eof:
+            raise self._wrong("ends within the")
+
+    def _wrong(self, how: str) -> APIError:
+        kind = self._encoding
+        return APIError(
+            400,
+            f"the body {how} {kind} that its header Content-Encoding names",
+            code="wrong_encoding",
+        )
+
+
 class Bodies:
     """Middleware that bounds bodies: 413 by the content-length or by counting chunks, 400 for too
     many values, 503 where all bodies that are there leave no room, 408 for one that does not come.
-    A client that takes no more of its answer is given up.
+    Compressed ones are unpacked, and what they hold is bounded. A client that takes no more of its
+    answer is given up.
 
     `state["charge"]` charges further bytes to the request until it is answered.
 
@@ -159,12 +240,18 @@ class Bodies:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "")
+        encoding = headers.get("content-encoding", "").strip().lower().replace("identity", "")
+        refused = None
         if length.isdecimal() and int(length[:20]) > self.most:
-            await self.too_large().response(scope, receive, send)
+            refused = self.too_large()
+        elif encoding and encoding not in ENCODINGS:
+            refused = unknown_encoding(encoding)
+        if refused:
+            await refused.response(scope, receive, send)
             return
-        scan, seen, held, arrived, stalled = JsonScan(), 0, 0, False, False
-        end = time.monotonic() + BODY_SECONDS
+        held, stalled = 0, False
         state = scope.setdefault("state", {})
         client = state.get("client", "")
 
@@ -172,23 +259,6 @@ class Bodies:
             nonlocal held
             before, held = held, held + size
             self.allowance.take(client, size, before)
-
-        async def counted() -> Message:
-            nonlocal seen, arrived
-            message = await (receive() if arrived else in_time(receive, end))
-            arrived = arrived or not message.get("more_body", False)
-            if not (chunk := message.get("body", b"")):
-                return message
-            seen += len(chunk)
-            before = scan.values
-            try:
-                if seen > self.most:
-                    raise self.too_large()
-                scan.feed(chunk)
-                charge(TEXT_COPIES * len(chunk) + VALUE_BYTES * (scan.values - before))
-            except APIError as error:
-                raise Refused(error) from None
-            return message
 
         async def taken(message: Message) -> None:
             nonlocal stalled
@@ -202,12 +272,46 @@ class Bodies:
 
         state["charge"] = charge
         try:
-            await self.app(scope, counted, taken)
+            await self.app(scope, self.counted(receive, charge, Unpacked(encoding)), taken)
         except Exception:
             if not stalled:
                 raise
         finally:
             self.allowance.take(client, -held)
+
+    def counted(
+        self, receive: Receive, charge: Callable[[int], None], content: Unpacked
+    ) -> Callable[[], Awaitable[Message]]:
+        """What receives the parts of one body, unpacked."""
+        scan, end = JsonScan(), time.monotonic() + BODY_SECONDS
+        sent, read, arrived = 0, 0, False
+
+        async def next_part() -> Message:
+            nonlocal sent, read, arrived
+            if arrived:
+                return await receive()  # that the client has gone
+            message = await in_time(receive, end)
+            if message["type"] != "http.request":
+                return message
+            arrived = not message.get("more_body", False)
+            chunk, whole = message.get("body", b""), list[bytes]()
+            sent += len(chunk)
+            try:
+                for piece in content.pieces(chunk, last=arrived):
+                    if whole:
+                        await asyncio.sleep(0)  # other requests do not wait for all of it
+                    read += len(piece)
+                    if max(sent, read) > self.most:
+                        raise self.too_large()
+                    before = scan.values
+                    scan.feed(piece)
+                    charge(TEXT_COPIES * len(piece) + VALUE_BYTES * (scan.values - before))
+                    whole.append(piece)
+            except APIError as error:
+                raise Refused(error) from None
+            return {**message, "body": b"".join(whole)}
+
+        return next_part
 
     def too_large(self) -> APIError:
         """The error of a body that is too long."""
@@ -218,6 +322,17 @@ class Bodies:
         )
 
 
+def unknown_encoding(encoding: str) -> APIError:
+    """415: a body that is compressed in another way."""
+    return APIError(
+        415,
+        f"a body with Content-Encoding: {encoding} cannot be read: send it as gzip or deflate, or "
+        "as it is",
+        code="unsupported_encoding",
+        headers={"Accept-Encoding": "gzip, deflate"},
+    )
+
+
 async def in_time(receive: Receive, end: float) -> Message:
     """The next part of a body, which has to be there by `end` of `time.monotonic`."""
     try:
@@ -226,3 +341,57 @@ async def in_time(receive: Receive, end: float) -> Message:
     except TimeoutError:
         late = f"the body did not arrive within {BODY_SECONDS:.0f} s: send it at once"
         raise Refused(APIError(408, late, code="body_too_slow")) from None
+
+
+class JsonRoute(APIRoute):
+    """A route that says of a body that is not JSON where it goes wrong."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_own(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return read_own
+
+
+class JsonRequest(Request):
+    """A request whose JSON is read by `read_json`."""
+
+    async def json(self) -> Any:
+        return read_json(await self.body())
+
+
+def read_json(body: bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        Refused: it is not JSON, names a field twice, or holds a number of thousands of digits.
+    """
+    try:
+        return json.loads(body, object_pairs_hook=object_of)
+    except json.JSONDecodeError as error:
+        raise Refused(APIError(400, f"the body is not JSON: {error}", code="not_json")) from None
+    except ValueError:
+        most = sys.get_int_max_str_digits()
+        place = next(
+            found.start()
+            for found in TEXT_OR_DIGITS.finditer(body)
+            if found[0][:1] != b'"' and len(found[0]) > most
+        )
+        message = f"the number at position {place} of the body has more than {most} digits"
+        raise Refused(APIError(400, message, code="not_json")) from None
+
+
+def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of its members.
+
+    Raises:
+        Refused: two have one name; which of them counts would be a guess.
+    """
+    found = dict(members)
+    if len(found) < len(members):
+        [(name, _)] = Counter(name for name, _ in members).most_common(1)
+        message = f"an object of the body has '{name}' more than once: send it once"
+        raise Refused(APIError(400, message, param=name, code="repeated_field"))
+    return found

@@ -13,9 +13,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftwell.serving.server.http.addresses import meant
 
 log = logging.getLogger(__name__)
 
@@ -190,24 +192,28 @@ def internal_error(error: Exception) -> APIError:
     return APIError(500, "the server failed to answer this request; the cause is in its log")
 
 
+JSON_KINDS = {list: "an array", str: "a string", bool: "true or false", int: "a number"}
+
+
 def from_validation(error: RequestValidationError) -> APIError:
     """The most specific of pydantic's errors: the deepest in the body, and not one of a union's
-    other branch."""
+    other branch. `part` of an error's context names a field within its place."""
     found: Mapping[str, Any] = max(
         error.errors(), key=lambda e: (not e["type"].endswith("_type"), len(e["loc"]))
     )
     context: Mapping[str, Any] = found.get("ctx") or {}
     param, kind = context.get("param") or field_path(found["loc"]), found["type"]
+    if part := context.get("part"):
+        param = f"{param}.{part}"
     message, code = found["msg"], None
-    if kind == "json_invalid":
-        message, param = f"the body is not JSON: {context.get('error', message)}", None
-    elif found["loc"] == ("body",) and kind in ("model_attributes_type", "dict_type"):
-        message = (
-            "the body must be a JSON object, sent with the header Content-Type: application/json"
-        )
+    if param is None and kind in ("model_attributes_type", "dict_type"):
+        found_kind = JSON_KINDS.get(type(error.body), "a number")
+        message = f"the body must be a JSON object, not {found_kind}"
     elif kind == "missing":
         message = (
-            f"missing required parameter: '{param}'" if param else "the body is empty: send JSON"
+            f"missing required parameter: '{param}'"
+            if param
+            else "the body is empty or null: send a JSON object"
         )
     elif kind in ("unknown_field", "unsupported_field"):
         code = kind
@@ -227,6 +233,39 @@ def field_path(loc: tuple[int | str, ...]) -> str | None:
     return path or None
 
 
+def not_json(sent: str | None) -> APIError:
+    """415: a body of another type, which a page of another site can send without asking first."""
+    found = f"not {sent}" if sent else "which is missing"
+    return APIError(
+        415,
+        f"send the header Content-Type: application/json, {found}",
+        code="unsupported_media_type",
+    )
+
+
+def no_address(request: Request) -> APIError:
+    """404: the address is none of the server's."""
+    state = request.app.state
+    right = meant(request.scope, getattr(state, "routes", ()))
+    mend = f"did you mean {state.root}{right}?" if right else "GET /openapi.json lists all"
+    return APIError(
+        404, f"there is no {request.method} {request.url.path} here: {mend}", code="not_found"
+    )
+
+
+def other_method(request: Request, allowed: str) -> Response:
+    """405, or what OPTIONS asks for: the methods that an address has."""
+    every = f"{allowed}, {'HEAD, ' if allowed == 'GET' else ''}OPTIONS"
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers={"Allow": every})
+    return APIError(
+        405,
+        f"{request.method} {request.url.path} is not possible: send {allowed}",
+        code="method_not_allowed",
+        headers={"Allow": every},
+    ).response
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Give every error of the app, including those of FastAPI and Starlette, OpenAI's format."""
 
@@ -236,19 +275,19 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        if isinstance(error.body, bytes):  # it was not read as JSON
+            return not_json(request.headers.get("content-type")).response
         return from_validation(error).response
 
     @app.exception_handler(HTTPException)
-    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http(request: Request, error: HTTPException) -> Response:
         if isinstance(error, Refused):
             return error.error.response
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        message = (
-            f"{error.detail}: {request.method} {request.url.path}"
-            if error.status_code in (404, 405)
-            else str(error.detail)
-        )
-        return APIError(error.status_code, message, code=code, headers=error.headers).response
+        if error.status_code == 404:
+            return no_address(request).response
+        if error.status_code == 405:
+            return other_method(request, (error.headers or {}).get("Allow", ""))
+        return APIError(error.status_code, str(error.detail), headers=error.headers).response
 
     app.add_middleware(CatchFaults)
 

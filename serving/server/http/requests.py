@@ -33,6 +33,7 @@ from pydantic import (
     JsonValue,
     StringConstraints,
     Tag,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -92,9 +93,13 @@ def at_most(count: int) -> BeforeValidator:
 
 OTHER_FIELDS = json.loads((Path(__file__).parent / "other_fields.json").read_text(encoding="utf-8"))
 """Fields that this server lacks. `ignored`: about billing, logging, caching, order and speed, and
-about reasoning, images and cuts of prompts; they change no answer. All others: by what has them
-(OpenAI's, and vLLM's), with the values that mean "off"; null always is one."""
+about reasoning, images and cuts of prompts; they change no answer. `media`: types of a message's
+pieces that hold no text; `items`: types of a response's items that are no turns, but what other
+models thought and looked up. All others: by what has them (OpenAI's, and vLLM's), with the values
+that mean "off"; null always is one."""
 
+NOT_SUPPORTED = "this server does not support {field}: leave it out"
+TEXT_ONLY = "this model takes and writes text only: leave {field} out"
 LONGEST_TEXT = 500_000
 """Characters of one prompt or message; encoding more takes seconds, and no context holds it."""
 LONGEST_TOKENS = 131_072
@@ -143,11 +148,9 @@ class OpenAIFields(BaseModel):
                     "unknown_field", "unrecognized request argument: {param}", {"param": name}
                 )
             if value not in self.OFF[name]:
-                raise PydanticCustomError(
-                    "unsupported_field",
-                    "this server does not support {param}: leave it out",
-                    {"param": name},
-                )
+                why = TEXT_ONLY if name in ("audio", "modalities") else NOT_SUPPORTED
+                named = {"field": name, "param": name}
+                raise PydanticCustomError("unsupported_field", why, named)
         return self
 
 
@@ -445,13 +448,18 @@ def choice_kind(choice: Any) -> str:
     return "[word]" if isinstance(choice, str) else "[function]"
 
 
+def arguments_text(arguments: Any) -> Any:
+    """Arguments as JSON, where a client sends the object itself, or none."""
+    return json.dumps(arguments or {}) if isinstance(arguments, dict | None) else arguments
+
+
 class CalledFunction(BaseModel):
     """Name and arguments of a call in a conversation."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     name: Label
-    arguments: Text = "{}"
+    arguments: Annotated[Text, BeforeValidator(arguments_text)] = "{}"
 
 
 class PastCall(BaseModel):
@@ -459,7 +467,7 @@ class PastCall(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    id: Label = ""
+    id: Label | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -471,7 +479,7 @@ class PastCall(BaseModel):
         except (ValueError, RecursionError):
             read = None
         return {
-            "id": self.id,
+            "id": self.id or "",
             "type": "function",
             "function": {
                 "name": self.function.name,
@@ -573,12 +581,47 @@ TemplateValues = Annotated[
 
 
 class TextPart(BaseModel):
-    """A piece of a message's content."""
+    """A piece of a message's content. Those of earlier answers are taken as they came, in the types
+    of either API; thoughts are left out."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    type: Literal["text"]
-    text: Text
+    type: Literal[
+        "text",
+        "input_text",
+        "output_text",
+        "refusal",
+        "thinking",
+        "redacted_thinking",
+        "reasoning",
+        "reasoning_text",
+        "summary_text",
+    ]
+    text: Text | None = None
+    refusal: Text | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_other_media(cls, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in OTHER_FIELDS["media"]:
+            place = kind if kind in part else "type"
+            raise PydanticCustomError("text_only", TEXT_ONLY, {"field": kind, "part": place})
+        return part
+
+    @model_validator(mode="after")
+    def check_text(self) -> Self:
+        name = "refusal" if self.type == "refusal" else "text"
+        if self.plain is None:
+            raise PydanticCustomError("missing", "Field required", {"part": name})
+        return self
+
+    @property
+    def plain(self) -> str | None:
+        """What it says."""
+        if self.type == "refusal":
+            return self.refusal
+        return self.text if self.type in ("text", "input_text", "output_text") else ""
 
 
 Content = Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)]
@@ -588,11 +631,14 @@ def text_of(content: str | Sequence[TextPart] | None) -> str:
     """Content as one text."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text for part in content)
+    return "".join(part.plain or "" for part in content)
 
 
-class Message(OpenAIFields):
-    """One turn of a conversation."""
+class Message(BaseModel):
+    """One turn of a conversation. Clients send earlier answers back with fields of their own, which
+    are left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -608,15 +654,21 @@ class Message(OpenAIFields):
     )
     reasoning_content: Text | None = Field(None, description="the same, by its older name")
 
-    # Clients send these fields of an earlier answer back; empty ones are accepted. Chat templates
-    # use no names.
-    OFF = OTHER_FIELDS["message"]
+    refusal: Text | None = Field(None, description="of an assistant: what it said instead")
+    name: Label | None = Field(None, description="of a tool; chat templates use no other names")
+    audio: Any = Field(None, description="only null: there is no audio here")
+    function_call: Any = Field(None, description="only null: calls are in tool_calls")
 
-    name: Label | None = None
+    @field_validator("audio", "function_call")
+    @classmethod
+    def refuse_what_is_not_read(cls, value: Any, info: ValidationInfo) -> None:
+        if value is not None:
+            mend = TEXT_ONLY if info.field_name == "audio" else "send the call as one of tool_calls"
+            raise PydanticCustomError("unsupported_field", mend, {"field": "audio"})
 
     @model_validator(mode="after")
     def check_content(self) -> Self:
-        if self.content is None and self.role != "assistant":
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise PydanticCustomError(
                 "no_content", "a {role} message needs content", {"role": self.role}
             )
@@ -629,6 +681,8 @@ class Message(OpenAIFields):
         the call that a tool answers."""
         role = "system" if self.role == "developer" else self.role
         said: dict[str, Any] = {"role": role, "content": text_of(self.content)}
+        if self.role == "assistant" and not said["content"]:
+            said["content"] = self.refusal or ""
         if self.tool_calls:
             said["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.role == "assistant" and (thought := self.reasoning or self.reasoning_content):

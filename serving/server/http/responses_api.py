@@ -29,6 +29,7 @@ from draftwell.serving.server.http.requests import (
     Calling,
     Choice,
     ChosenFunction,
+    Content,
     Format,
     FunctionSpec,
     Label,
@@ -39,40 +40,13 @@ from draftwell.serving.server.http.requests import (
     check_arguments,
     choice_kind,
     contradiction,
+    text_of,
 )
 from draftwell.serving.server.http.tool_calls import Call, Piece, TextPiece, ToolCallParser
 from draftwell.serving.server.scheduling.detokenize import TokenInfo
 from draftwell.serving.server.scheduling.ticket import Delta, End
 
 MOST_ITEMS = 2048
-
-
-class InputPart(BaseModel):
-    """A piece of a message's content; pieces of an earlier response are accepted as they came."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    type: Literal["input_text", "output_text", "refusal"]
-    text: Text | None = None
-    refusal: Text | None = None
-
-    @model_validator(mode="after")
-    def check_text(self) -> Self:
-        if self.plain is None:
-            raise PydanticCustomError(
-                "missing",
-                "Field required: {name}",
-                {"name": "refusal" if self.type == "refusal" else "text"},
-            )
-        return self
-
-    @property
-    def plain(self) -> str | None:
-        """What it says."""
-        return self.refusal if self.type == "refusal" else self.text
-
-
-Content = Text | Annotated[list[InputPart], Field(max_length=1024, fail_fast=True)]
 
 
 class InputMessage(BaseModel):
@@ -88,7 +62,7 @@ class InputMessage(BaseModel):
         """Role and text, as chat templates take them."""
         return {
             "role": "system" if self.role == "developer" else self.role,
-            "content": joined_text(self.content),
+            "content": text_of(self.content),
         }
 
 
@@ -96,7 +70,7 @@ class InputCall(CalledFunction):
     """A call of an earlier response."""
 
     type: Literal["function_call"]
-    call_id: Label
+    call_id: Label | None = None
 
     def plain(self) -> dict[str, Any]:
         """A turn of the assistant, as chat templates take it."""
@@ -112,24 +86,50 @@ class InputResult(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal["function_call_output"]
-    call_id: Label
+    call_id: Label | None = None
     output: Content
 
     def plain(self) -> dict[str, Any]:
         """A turn of the tool, as chat templates take it."""
-        return {"role": "tool", "content": joined_text(self.output), "tool_call_id": self.call_id}
+        answered = {"tool_call_id": self.call_id} if self.call_id else {}
+        return {"role": "tool", "content": text_of(self.output), **answered}
+
+
+class OtherItem(BaseModel):
+    """An item that is left out, or refused by its type."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Label = "item_reference"
+    id: Any = None
+
+    @model_validator(mode="after")
+    def check_type(self) -> Self:
+        reference = self.type == "item_reference"
+        if self.type in OTHER_FIELDS["items"] or (
+            reference and str(self.id).startswith("rs_")
+        ):  # a thought
+            return self
+        mend = "this server keeps no items: send {kind}" if reference else "{kind} is not known"
+        what = "the item itself" if reference else self.type
+        raise PydanticCustomError("unsupported_item", mend, {"kind": what, "part": "type"})
 
 
 def kind_of(item: Any) -> str:
     """Which item it is; a tag has a bracket, so that `field_path` leaves it out."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return f"[{kind}]" if kind in ("function_call", "function_call_output") else "[message]"
+    if kind is None and isinstance(item, dict) and "id" in item and "role" not in item:
+        return "[other]"  # a reference may leave its type out
+    if kind in ("function_call", "function_call_output"):
+        return f"[{kind}]"
+    return "[message]" if kind in (None, "message") else "[other]"
 
 
 Item = Annotated[
     Annotated[InputMessage, Tag("[message]")]
     | Annotated[InputCall, Tag("[function_call]")]
-    | Annotated[InputResult, Tag("[function_call_output]")],
+    | Annotated[InputResult, Tag("[function_call_output]")]
+    | Annotated[OtherItem, Tag("[other]")],
     Discriminator(kind_of),
 ]
 Input = Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
@@ -171,21 +171,20 @@ FunctionChoice = Annotated[
 ]
 
 
-def turns_of(items: Sequence[InputMessage | InputCall | InputResult]) -> list[dict[str, Any]]:
+def turns_of(
+    items: Sequence[InputMessage | InputCall | InputResult | OtherItem],
+) -> list[dict[str, Any]]:
     """The conversation as chat templates take it: calls in a row, and those that follow an
     assistant's text, are one turn."""
     turns: list[dict[str, Any]] = []
     for item in items:
+        if isinstance(item, OtherItem):
+            continue
         if isinstance(item, InputCall) and turns and turns[-1]["role"] == "assistant":
             turns[-1].setdefault("tool_calls", []).extend(item.plain()["tool_calls"])
         else:
             turns.append(item.plain())
     return turns
-
-
-def joined_text(content: str | Sequence[InputPart]) -> str:
-    """Content as one text."""
-    return content if isinstance(content, str) else "".join(part.plain or "" for part in content)
 
 
 Event = tuple[str, Json]
@@ -381,6 +380,8 @@ class ResponsesRequest(Calling):
     @model_validator(mode="after")
     def check_calls(self) -> Self:
         check_arguments(item for item in self.input if isinstance(item, InputCall))
+        if self.input and all(isinstance(item, OtherItem) for item in self.input):
+            raise contradiction("input", "holds nothing to answer: send a message")
         return self
 
     @model_validator(mode="after")

@@ -180,6 +180,7 @@ class Security:
             names that end so; empty: any. A page of another site can make its own name point to
             this machine; its requests then count as the same site's and need no CORS, but they
             still name that site. That takes a name, so addresses are let through.
+        root: prefix of all addresses, as in `Addresses`.
     """
 
     keys: Keys = field(default_factory=Keys)
@@ -187,6 +188,7 @@ class Security:
     body_bytes: int = MOST_BODY_BYTES
     bodies_bytes: int = MOST_BODIES_BYTES
     hosts: tuple[str, ...] = ()
+    root: str = ""
 
     def answers_as(self, host: str) -> bool:
         """Whether a Host header, with or without port, names this server; HTTP/1.0 needs none."""
@@ -347,12 +349,16 @@ def is_loopback(host: str) -> bool:
 
 
 def origins(values: Sequence[str]) -> tuple[str, ...]:
-    """Checked --cors-origin values.
+    """Checked --cors-origin values, each an origin or, as vLLM takes them, a JSON list of some.
 
     Raises:
         DraftwellError: one is not a scheme and a host without a path (`bad_origin`).
     """
+    named: list[str] = []
     for value in values:
+        listed = re.findall(r'"([^"]*)"', value) if value.startswith("[") else []
+        named += listed or [value]
+    for value in named:
         scheme, _, host = value.partition("://")
         if value != "*" and (scheme not in ("http", "https") or not host or "/" in host):
             raise DraftwellError(
@@ -362,4 +368,4 @@ def origins(values: Sequence[str]) -> tuple[str, ...]:
                 ),
                 code="bad_origin",
             )
-    return tuple(values)
+    return tuple(named)

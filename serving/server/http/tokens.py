@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from draftwell.serving.server.http.bodies import JsonRoute
 from draftwell.serving.server.http.conversation import Deadline
 from draftwell.serving.server.http.prompts import ENCODERS, encoders_for, on_thread
 from draftwell.serving.server.http.requests import Messages, Name, OpenAIFields, Text, Tokens, Tools
@@ -88,7 +89,7 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
     Args:
         current: gives the service that answers now.
     """
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize", response_model_exclude_none=True)
     async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeAnswer:

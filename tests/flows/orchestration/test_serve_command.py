@@ -60,6 +60,7 @@ def test_every_option_of_the_server_reaches_it(
         "feedback_per_minute": 7,
         "feedback_megabytes": 9,
         "feedback_days": 3,
+        "root_path": "/llm",
     }
     words = [
         word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)

@@ -515,6 +515,7 @@ OPEN: list[dict[str, Any]] = [
     {"host": "example.org"},
     {"host": ""},
     {"cors_origin": ("https://site.example", "*")},
+    {"cors_origin": ('["*"]',)},
     {"allowed_host": ("*",)},
 ]
 

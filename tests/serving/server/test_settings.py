@@ -30,6 +30,7 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "insecure": (False, None),
     "cors-origin": (None, None),
     "allowed-host": (None, None),
+    "root-path": ("", None),
     "body-megabytes": (256, (16, None)),
     "request-timeout": (None, (0.001, None)),
     "drain-seconds": (20.0, (0, None)),
@@ -55,7 +56,9 @@ def test_the_command_line_is_the_settings_and_keeps_its_flags_defaults_and_bound
     found: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {}
     for option in get_command(app).params:
         known: Any = option
-        [flag] = [*known.opts, *known.secondary_opts]
+        flags: list[str] = [*known.opts, *known.secondary_opts]
+        flag, further = flags[0], flags[1:]
+        assert further == (["--allowed-origins"] if flag == "--cors-origin" else [])
         limits = getattr(known, "type", known)  # older versions of Typer keep them in the type
         bounds = getattr(limits, "min", None), getattr(limits, "max", None)
         found[flag.removeprefix("--")] = (known.default, None if bounds == (None, None) else bounds)

@@ -27,14 +27,22 @@ HEADERS = {
 }
 
 
-def page_router() -> APIRouter:
+def page_router(root: str = "") -> APIRouter:
     """`GET /` and `GET /page/{name}`. The files are read once, so no request ever names a path of
-    the machine."""
+    the machine.
+
+    Args:
+        root: prefix of the addresses behind a proxy.
+    """
     files = {
         path.name: (path.read_bytes(), TYPES[path.suffix])
         for path in FOLDER.iterdir()
         if path.suffix in TYPES
     }
+    if root:
+        # the page's own address may lack the slash at its end, which relative ones count on
+        html, kind = files["index.html"]
+        files["index.html"] = html.replace(b'="./', f'="{root}/'.encode()), kind
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")

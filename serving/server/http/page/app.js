@@ -1,7 +1,7 @@
 // The page at /. What a model wrote is only ever inserted as text nodes; nothing here makes HTML out of strings.
 
-import { ask, get } from "/page/stream.js";
-import { Controls } from "/page/controls.js";
+import { ask, get } from "./stream.js";
+import { Controls } from "./controls.js";
 
 const $ = (id) => document.getElementById(id);
 const ORIGINS = { accepted: "accepted draft token", rescued: "rescued draft token", recovered: "recovered: the target's, in place of a rejected draft", target: "the target's own" };

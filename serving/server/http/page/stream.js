@@ -1,4 +1,5 @@
 // Server-sent events of OpenAI's API: asks, and yields each chunk as an object until [DONE].
+// Addresses are relative to this file's own, so that they hold behind a proxy's prefix too.
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -8,7 +9,7 @@ export class Refused extends Error {
 }
 
 export async function* ask(path, body, key, signal) {
-  const response = await fetch(path, { method: "POST", headers: headers(key), body: JSON.stringify(body), signal });
+  const response = await fetch(addressOf(path), { method: "POST", headers: headers(key), body: JSON.stringify(body), signal });
   if (!response.ok) throw await refusal(response);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
@@ -20,10 +21,12 @@ export async function* ask(path, body, key, signal) {
 }
 
 export async function get(path, key) {
-  const response = await fetch(path, { headers: headers(key) });
+  const response = await fetch(addressOf(path), { headers: headers(key) });
   if (!response.ok) throw await refusal(response);
   return response.json();
 }
+
+const addressOf = (path) => new URL(`..${path}`, import.meta.url);
 
 function headers(key) {
   return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };

@@ -4,8 +4,10 @@ parsed; memory charged until the answer; bodies and readers that stop."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
@@ -18,12 +20,15 @@ from pydantic import ValidationError
 from draftwell.serving.server.http import bodies as module
 from draftwell.serving.server.http.bodies import (
     DEEPEST,
+    MOST_BODY_BYTES,
     MOST_MEMBERS,
     MOST_VALUES,
+    PIECE,
     TEXT_COPIES,
     VALUE_BYTES,
     Bodies,
     JsonScan,
+    Unpacked,
 )
 from draftwell.serving.server.http.errors import APIError, Refused
 from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest
@@ -100,7 +105,7 @@ def inside_at(text: bytes, place: int) -> bool:
     return within
 
 
-def read(app: Bodies, chunks: Iterable[bytes], client: str = "a") -> bytes:
+def read(app: Bodies, chunks: Iterable[bytes], client: str = "a", encoding: str = "") -> bytes:
     """What the application behind reads of a body."""
     got = b""
 
@@ -113,12 +118,13 @@ def read(app: Bodies, chunks: Iterable[bytes], client: str = "a") -> bytes:
                 return
 
     app.app = inner
-    asyncio.run(app(scope(client), source(chunks), nothing))
+    asyncio.run(app(scope(client, encoding), source(chunks), nothing))
     return got
 
 
-def scope(client: str) -> dict[str, Any]:
-    return {"type": "http", "headers": [], "state": {"client": client}}
+def scope(client: str, encoding: str = "") -> dict[str, Any]:
+    headers = [(b"content-encoding", encoding.encode())]
+    return {"type": "http", "headers": headers, "state": {"client": client}}
 
 
 def source(chunks: Iterable[bytes]) -> Callable[[], Any]:
@@ -285,3 +291,216 @@ def test_a_body_with_too_much_in_it_is_a_clients_error(http: httpx.Client) -> No
     )
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "body_too_complex"
+
+
+def packed(body: bytes, how: str) -> bytes:
+    if how in ("gzip", "x-gzip"):
+        return gzip.compress(body)
+    if how == "raw deflate":
+        packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        return packer.compress(body) + packer.flush()
+    return zlib.compress(body)
+
+
+def unpacked(data: bytes, cuts: Iterable[int], encoding: str) -> bytes:
+    content, parts = Unpacked(encoding), pieces(data, cuts)
+    return b"".join(
+        piece
+        for number, part in enumerate(parts)
+        for piece in content.pieces(part, last=number == len(parts) - 1)
+    )
+
+
+@given(
+    text=st.binary(max_size=200).map(lambda some: some * 999),
+    cuts=st.lists(st.integers(0, 2**12), max_size=6),
+    how=st.sampled_from(["gzip", "deflate", "raw deflate"]),
+)
+def test_a_packed_body_is_read_wherever_it_is_cut(text: bytes, cuts: list[int], how: str) -> None:
+    assert unpacked(packed(text, how), cuts, how.removeprefix("raw ")) == text
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda data: b"{" + data, "is not|continues"),
+        (lambda data: data[:-3], "ends within"),
+        (lambda data: data[:5], "ends within"),
+        (lambda data: data + b"{}", "continues"),
+        (lambda data: data + data, "continues"),
+        (lambda data: data[:12] + b"\xff" * 9 + data[12:], "is not"),
+    ],
+)
+def test_a_packed_body_that_is_not_whole_is_refused(
+    encoding: str, spoil: Callable[[bytes], bytes], words: str
+) -> None:
+    data = spoil(packed(json.dumps(list(range(999))).encode(), encoding))
+    for cuts in ([], [3], range(0, len(data), 7)):
+        with pytest.raises(APIError, match=words) as refused:
+            unpacked(data, cuts, encoding)
+        assert (refused.value.status, refused.value.code) == (400, "wrong_encoding")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b" " * 2**24, "request_too_large"),
+        (b"[" * 2**24, "body_too_complex"),
+        (b"[]," * 2**22, "body_too_complex"),
+        (b'"":0,' * 2**22, "body_too_complex"),
+    ],
+    ids=["long", "deep", "many values", "many names"],
+)
+def test_a_small_body_that_unpacks_to_16_mib_ends_as_a_large_one_does(
+    text: bytes, code: str
+) -> None:
+    """Without holding what is too much, however it is sent."""
+    data = gzip.compress(text, 9)
+    assert len(data) < 2**17
+    for parts in ([data], pieces(data, range(0, len(data), 4096))):
+        app = Bodies(unused)
+        held = noted(app)
+        with pytest.raises(Refused) as refused:
+            read(app, parts, encoding="gzip")
+        assert refused.value.error.code == code
+        assert max(held) < MOST_BODY_BYTES + VALUE_BYTES * (MOST_VALUES + PIECE)
+        assert app.allowance.held == 0
+
+
+def noted(app: Bodies) -> list[int]:
+    """What its requests hold, whenever it changes."""
+    held: list[int] = [0]
+    take = app.allowance.take
+
+    def noting(client: str, size: int, own: int = 0) -> None:
+        take(client, size, own)
+        held.append(app.allowance.held)
+
+    app.allowance.take = noting  # type: ignore[method-assign]
+    return held
+
+
+def test_packed_bytes_that_hold_nothing_are_bounded_too() -> None:
+    nothing_stored = b"\0\0\0\xff\xff" * 99  # blocks of no bytes, without an end
+    sent = 0
+
+    def endless() -> Iterable[bytes]:
+        nonlocal sent
+        while sent < 2**20:
+            sent += len(nothing_stored)
+            yield nothing_stored
+
+    with pytest.raises(Refused) as refused:
+        read(Bodies(unused, most=10_000), endless(), encoding="deflate")
+    assert (refused.value.error.status, sent < 20_000) == (413, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "byte", "place"),
+    [
+        ('{"a": "Grüße"}'.encode("latin-1"), 0xFC, 9),
+        ('{"a": "café"}'.encode("cp1252"), 0xE9, 10),
+        ('{"a": "naïve “x”"}'.encode("cp1252"), 0xEF, 9),
+        ('{"a": "x"}'.encode("utf-16"), 0xFF, 0),
+        ('{"a": "x"}'.encode("utf-16-le"), 0, 1),
+        ('{"a": "x"}'.encode("utf-16-be"), 0, 0),
+        ('{"a": "x"}'.encode("utf-32"), 0xFF, 0),
+        ('{"a": "日本"}'.encode("shift_jis"), 0x93, 7),
+        ('{"a": "日本"}'.encode("gbk"), 0xC8, 7),
+        ('{"é": "'.encode() + b'\xe2\x82"}', 0xE2, 8),
+        (b'{"a": "\xed\xa0\x80"}', 0xED, 7),
+        (b'{"a": "\xc0\xaf"}', 0xC0, 7),
+        (b" " * 70_000 + b"\xfc", 0xFC, 70_000),
+    ],
+)
+def test_the_first_byte_that_is_no_utf_8_is_named(body: bytes, byte: int, place: int) -> None:
+    for cuts in ([], [place], [place + 1], range(0, min(len(body), 20))):
+        with pytest.raises(APIError) as refused:
+            scanned(body, cuts)
+        assert (refused.value.status, refused.value.code) == (400, "not_utf8")
+        assert f"byte {byte:#04x} at position {place} " in refused.value.message
+        assert "UTF-8" in refused.value.message
+
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Grüße"}], "max_tokens": 2}
+SENT = json.dumps(CHAT, ensure_ascii=False).encode()
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"),
+    [
+        (packed(SENT, "gzip"), {"Content-Encoding": "gzip"}, 200, ""),
+        (packed(SENT, "gzip"), {"Content-Encoding": "X-GZIP"}, 200, ""),
+        (packed(SENT, "deflate"), {"Content-Encoding": "deflate"}, 200, ""),
+        (packed(SENT, "raw deflate"), {"Content-Encoding": "deflate"}, 200, ""),
+        (SENT, {"Content-Encoding": "identity"}, 200, ""),
+        (b"x", {"Content-Encoding": "zstd"}, 415, "Content-Encoding: zstd"),
+        (b"x", {"Content-Encoding": "br"}, 415, "gzip or deflate"),
+        (b"x", {"Content-Encoding": "gzip, gzip"}, 415, "gzip, gzip"),
+        (SENT, {"Content-Encoding": "gzip"}, 400, "not gzip"),
+        (b"\xef\xbb\xbf" + SENT, {}, 200, ""),
+        (SENT, {"Content-Type": "application/json; charset=utf-8"}, 200, ""),
+        (SENT, {"Content-Type": "application/vnd.api+json"}, 200, ""),
+        (SENT.decode().encode("latin-1"), {}, 400, "byte 0xfc at position 62 "),
+        (SENT, {"Content-Type": "text/plain"}, 415, "application/json, not text/plain"),
+        (SENT, {"Content-Type": ""}, 415, "application/json"),
+        (b"", {}, 400, "the body is empty"),
+        (b"null", {}, 400, "or null"),
+        (b"[]", {}, 400, "must be a JSON object, not an array"),
+        (b'"x"', {}, 400, "must be a JSON object, not a string"),
+        (b"5", {}, 400, "must be a JSON object, not a number"),
+        (SENT[:-1] + b",}", {}, 400, "line 1 column"),
+        (b'{\n "a": 1,\n "b" 2}', {}, 400, "line 3 column 6"),
+        (SENT[:30], {}, 400, "the body is not JSON"),
+        (SENT + SENT, {}, 400, "Extra data"),
+        (b"{'model': 1}", {}, 400, "column 2"),
+        (SENT[:-1] + b',"seed":' + b"9" * 5000 + b"}", {}, 400, f"position {len(SENT) + 7} "),
+        (
+            b'{"a":"' + b"9" * 5000 + b'\\"' + b'","b":[-' + b"1" * 4301 + b"]}",
+            {},
+            400,
+            "position 5016 ",
+        ),
+        (SENT[:-1] + b',"max_tokens":3}', {}, 400, "'max_tokens' more than once"),
+        (SENT[:-1] + b',"top_p":NaN}', {}, 400, "'top_p'"),
+        (SENT[:-1] + b',"top_p":-Infinity}', {}, 400, "'top_p'"),
+        (SENT[:-1] + b',"top_p":1e999}', {}, 400, "'top_p'"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_clients_make_of_a_body(
+    http: httpx.Client, body: bytes, headers: dict[str, str], status: int, words: str
+) -> None:
+    answer = http.post("/v1/chat/completions", content=body, headers=JSON | headers)
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert words in error["message"]
+    assert (answer.headers.get("accept-encoding") == "gzip, deflate") == (
+        headers.get("Content-Encoding") in ("zstd", "br", "gzip, gzip")
+    )
+
+
+def test_a_repeated_field_is_named(http: httpx.Client) -> None:
+    body = b'{"model": "tiny", "prompt": "a", "logit_bias": {"5": 1, "5": 2}}'
+    for path in ("/v1/completions", "/tokenize"):
+        error = http.post(path, content=body, headers=JSON).json()["error"]
+        assert (error["param"], error["code"]) == ("5", "repeated_field")
+
+
+def test_a_packed_body_is_answered_as_its_content_is(http: httpx.Client) -> None:
+    """In pieces, too, and without holding up the next request of the connection."""
+    asked = CHAT | {"temperature": 0, "max_tokens": 8}
+    data = gzip.compress(json.dumps(asked).encode())
+
+    def slowly() -> Iterable[bytes]:
+        for place in range(0, len(data), 11):
+            yield data[place : place + 11]
+
+    plain = http.post("/v1/chat/completions", json=asked)
+    packed_headers = JSON | {"Content-Encoding": "gzip"}
+    answer = http.post("/v1/chat/completions", content=slowly(), headers=packed_headers)
+    assert answer.json()["choices"] == plain.json()["choices"]

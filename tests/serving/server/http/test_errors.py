@@ -55,7 +55,7 @@ def plain(http: httpx.Client, **change: Any) -> httpx.Response:
                     {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
                 ]
             },
-            "messages[0].content[0].type",
+            "messages[0].content[0].image_url",
         ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         ({"stop": "\udfff"}, "stop"),

@@ -117,8 +117,11 @@ def test_a_body_that_does_not_say_that_it_is_json_is_refused(
     headers = {} if kind is None else {"Content-Type": kind}
     refused = server[0].post("/v1/completions", content=content, headers=headers)
     assert refused.request.headers.get("Content-Type") == kind
-    assert refused.status_code == 400
-    assert "Content-Type: application/json" in refused.json()["error"]["message"]
+    assert refused.status_code == 415
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_media_type", None)
+    assert "Content-Type: application/json" in error["message"]
+    assert kind is None or kind in error["message"]
 
 
 def test_every_answer_has_an_id_and_one_line(

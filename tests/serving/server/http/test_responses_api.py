@@ -190,7 +190,15 @@ def test_a_predicted_answer_works_here_too(client: openai.OpenAI) -> None:
         ({"include": ["everything"]}, "include[0]"),
         ({"input": []}, "input"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),  # nothing else is there
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "custom_tool_call", "name": "f", "input": "x"}]}, "input[0].type"),
+        ({"input": [{"type": 5}]}, "input[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"inputs": "x"}, "inputs"),
         (

@@ -256,7 +256,15 @@ def test_an_allowed_sites_pages_are_answered_and_may_read_every_refusal() -> Non
 
 def test_origins_are_checked() -> None:
     assert origins(["https://a.example:8443", "*"]) == ("https://a.example:8443", "*")
-    for wrong in ("a.example", "https://a.example/path", "ftp://a.example", "https://"):
+    assert origins(['["https://a.example", "*"]']) == ("https://a.example", "*")
+    for wrong in (
+        '["https://a.example/path"]',
+        "[https://a.example]",
+        "a.example",
+        "https://a.example/path",
+        "ftp://a.example",
+        "https://",
+    ):
         with raises_code("bad_origin", "--cors-origin"):
             origins([wrong])
 

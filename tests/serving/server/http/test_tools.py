@@ -457,7 +457,6 @@ def test_an_answer_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
             },
             "messages[0]",
         ),
-        ({"messages": [{"role": "tool"}]}, "messages[0]"),
     ],
     ids=lambda value: str(value)[:60],
 )
