@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.runtime.commands import Forward, Role
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.model import Model
-from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
+from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair, over_slots
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from draftwell.serving.runtime.vocabulary import names_of, not_shared
@@ -27,7 +28,13 @@ from tests.support.models.enumeration import law_error
 from tests.support.models.resources import table_pair, table_resources
 from tests.support.models.spans import all_rows
 from tests.support.models.table_model import TableModel
-from tests.support.server.served_pair import SPECIAL, tiny_module, tiny_tokenizer
+from tests.support.server.served_pair import (
+    SPECIAL,
+    TunedModel,
+    serving,
+    tiny_module,
+    tiny_tokenizer,
+)
 
 WORDS = len(tiny_tokenizer())
 """Tokens of the base tokenizer; the last is the end."""
@@ -211,15 +218,23 @@ def test_a_draft_proposes_what_it_shares_and_nothing_else(
     assert case.said not in shared
     assert len(shared) >= WORDS - 2
     model = pair.models["draft"]
-    slot = model.open()
-    (span,) = model.forward([Forward("draft", slot, tuple(case.prompt), len(case.prompt))])
-    model.close(slot)
-    assert set(span.raw(0).nonzero()[:, 0].tolist()) == shared
     # it reads its own end in the place of what it lacks
     read = [token if token in shared else WORDS - 1 for token in case.prompt]
     with torch.inference_mode():
         wanted = case.draft(torch.tensor([read])).logits[0].float()
-    assert torch.allclose(span.values, wanted[:, sorted(shared)], atol=2e-4)
+    graphs = over_slots(
+        copy.deepcopy(case.draft),
+        static=True,  # as on CUDA
+        head_tokens=model.head_tokens,
+        vocab_size=model.vocab_size,
+    )
+    graphs.stand_ins = model.stand_ins
+    for one in (model, graphs):
+        slot = one.open()
+        (span,) = one.forward([Forward("draft", slot, tuple(case.prompt), len(case.prompt))])
+        one.close(slot)
+        assert set(span.raw(0).nonzero()[:, 0].tolist()) == shared
+        assert torch.allclose(span.values, wanted[:, sorted(shared)], atol=2e-4)
 
 
 def test_what_differs_is_listed_once(
@@ -301,6 +316,21 @@ def test_traces_hold_the_targets_ids(tmp_path: Path) -> None:
         for one in prompts
     ]
     assert set(rows["token"].to_pylist()) <= {token for text in plain for token in text}
+
+
+def test_a_server_writes_padding_that_the_target_says_as_nothing(tmp_path: Path) -> None:
+    case = padded_target(tmp_path)
+    pair = load_pair(case.save(tmp_path), LoadSettings(dtype="float32", slots=2))
+    served = TunedModel("tiny", pair, build_strategy("vanilla_sd"), 2)
+    assert case.said in case.wanted
+    asked = {"model": "tiny", "prompt": case.prompt, "max_tokens": 48, "temperature": 0}
+    with serving(served) as (url, _):
+        answer = httpx.post(f"{url}/v1/completions", json=asked | {"logprobs": 1}).json()
+        assert answer["choices"][0]["text"] == pair.decode(case.wanted)
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == len(case.wanted)
+        grammar = {"structured_outputs": {"choice": ["the ant", "the man"]}}
+        answer = httpx.post(f"{url}/v1/completions", json=asked | grammar).json()
+        assert answer["choices"][0]["text"] in grammar["structured_outputs"]["choice"]
 
 
 def shuffled(tokenizer: Any, folder: Path) -> Any:
