@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +213,44 @@ def test_ids_that_come_twice_get_their_place(tmp_path: Path) -> None:
     ids = [prompt.id for prompt in load_prompts(tmp_path / "p.jsonl")]
     assert ids[0] == "a"
     assert len(set(ids)) == 3
+
+
+READER = """
+import sys, time
+from draftwell.components.prompts.sources import LeftOut, load_prompts
+
+left = LeftOut()
+found = load_prompts(sys.argv[1], limit=90_000, redact=False, left_out=left)
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(len(found), left.reasons.total(), time.process_time(), int(peak) / 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_hundred_thousand_conversations_take_a_minute_and_a_gigabyte_at_most(
+    tmp_path: Path, suffix: str
+) -> None:
+    """Slow: it writes and reads 100 MB."""
+    talk = [{"from": "human", "value": "word " * 40}, {"from": "gpt", "value": "answer " * 100}]
+    talks = [talk if i % 100 else [] for i in range(100_000)]
+    path = tmp_path / f"t{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.table({"conversations": talks}), path)
+    elif suffix == ".json":
+        path.write_text(json.dumps([{"conversations": one} for one in talks]))
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            if suffix == ".csv":
+                writer.writerows([["conversations"], *([json.dumps(one)] for one in talks)])
+            else:
+                file.writelines(json.dumps({"conversations": one}) + "\n" for one in talks)
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=True
+    )
+    count, left, seconds, megabytes = map(float, done.stdout.split())
+    assert (count, 900 <= left <= 1000) == (90_000, True)
+    assert seconds <= 60
+    assert megabytes <= 1000

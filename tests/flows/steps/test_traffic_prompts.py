@@ -142,3 +142,17 @@ def test_the_collection_reads_the_spool(
     assert all(name.startswith("spool/") for name in names)
     assert done["settings"]["prompts"] == str(space.root / served.PROMPTS)
     assert loop.collect.fn(settings) == done
+
+
+def test_served_prompts_are_masked_before_they_are_stored(
+    settings: PipelineSettings, space: Workspace
+) -> None:
+    serve(settings, 44)
+    assert settings.spool is not None
+    with (settings.spool / "requests.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "mail ann@example.org"}) + "\n")
+    fixed = served.settle_prompts(settings.model_copy(update={"redact": True}))
+    assert fixed.prompts is not None
+    stored = fixed.prompts.read_text()
+    assert "mail [email]" in stored
+    assert "ann@" not in stored
