@@ -168,7 +168,9 @@ def model_router(deployments: Deployments) -> APIRouter:
         with deployments.use() as now:
             return await now.service.chat(body, request)
 
-    @router.post("/v1/messages", response_model=None)
+    streamed = {"content": {"text/event-stream": {}}, "description": "a message"}
+
+    @router.post("/v1/messages", response_model=None, responses={200: streamed})
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation in the shape of Anthropic's API."""
         with deployments.use() as now:

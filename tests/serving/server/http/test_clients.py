@@ -283,6 +283,7 @@ def test_schemathesis_finds_nothing(
         "--generation-database",
         "none",
         folder=tmp_path,
+        seconds=600,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " 0 generated" not in done.stdout
