@@ -15,6 +15,8 @@ from draftwell.serving.errors import DraftwellError
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 WORDS_OF_FULL = ("no space left on device", "disk quota exceeded", "file too large", "disk is full")
 """How safetensors, SQLite and others say it, who hide the number."""
+FIRST_ANSWER = 5.0
+"""Seconds that Prefect may take to say which version it is."""
 MISTAKES = (
     DraftwellError,
     ArithmeticError,
@@ -117,12 +119,48 @@ def will_pass(error: BaseException) -> bool:
     return any(isinstance(each, passing) for each in chain(error))
 
 
+def check_prefect() -> None:
+    """Refuse, within seconds, an address in PREFECT_API_URL behind which no API of Prefect answers:
+    a page, another service, or one that only leads on to it. What does not answer at all, or asks
+    for a password, is left to Prefect.
+
+    Raises:
+        DraftwellError: with the address that is expected (`not_prefect`).
+    """
+    import httpx
+    from prefect.settings import PREFECT_API_URL
+
+    address = (PREFECT_API_URL.value() or "").rstrip("/")
+    if not address or "api.prefect.cloud" in address:  # which has other questions
+        return
+    try:
+        answer = httpx.get(f"{address}/admin/version", timeout=FIRST_ANSWER)
+        if answer.status_code in (401, 403):
+            return
+        version = answer.json() if answer.is_success else None
+        said = f"answers with status {answer.status_code}"
+    except ValueError:
+        version, said = None, "answers with a page"
+    except (httpx.TimeoutException, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        version, said = None, f"does not answer ({type(error).__name__})"
+    except httpx.TransportError:
+        return
+    if not isinstance(version, str):
+        raise DraftwellError(
+            f"PREFECT_API_URL={hidden(address)} {said}, not as Prefect's API does: name the "
+            "address of `prefect server start` with /api at its end, such as "
+            "http://127.0.0.1:4200/api",
+            code="not_prefect",
+        )
+
+
 @contextmanager
 def reaching_prefect() -> Iterator[None]:
     """Turn a Prefect server that does not answer, or refuses the request, into one line that names
     it."""
     import httpx
 
+    check_prefect()
     try:
         yield
     except (RuntimeError, httpx.HTTPError) as error:

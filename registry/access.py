@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from draftwell.serving.errors import DraftwellError
 
 DATABASES = ("postgresql", "postgres", "mysql", "mssql", "oracle")
+PROBE = {"name": "draftwell"}
+"""A registered model that is asked for to learn whether an address is MLflow's: there is none."""
+FIRST_TIMEOUT, FIRST_RETRIES = 5, 1
+"""Seconds and further tries of that question; what comes later waits for MLflow to come back."""
 
 
 def check_address(uri: str, variable: str = "MLFLOW_TRACKING_URI") -> None:
@@ -38,15 +43,30 @@ def check_address(uri: str, variable: str = "MLFLOW_TRACKING_URI") -> None:
             "server's address, so that none of them needs the database's password",
             code="registry_address_is_database",
         )
+    if scheme == "sqlite" and ("?" in uri or unquote(uri) != uri):
+        raise DraftwellError(
+            f"MLflow cannot keep files beside the database {uri}: in its folder's name ? and % "
+            f"with two digits mean something else to it: set DRAFTWELL_HOME, or {variable}, to a "
+            "folder of another name",
+            code="bad_registry_address",
+        )
+    if re.match(r"[\w.-]+:\d+(/|$)", uri):
+        raise DraftwellError(
+            f"{variable} has no scheme: write http://{uri}, or https://",
+            code="bad_registry_address",
+        )
     if scheme not in ("http", "https"):
         return
     try:
         parts = urlsplit(uri)
         named = "@" in parts.netloc
         _ = parts.port
+        if not parts.hostname:
+            raise ValueError
     except ValueError:  # its words repeat what it could not read
         raise DraftwellError(
-            f"{variable} is not a valid address: a port, if there is one, must be a number. "
+            f"{variable} is not a valid address: it begins with http://host or https://host, and a "
+            "port, if there is one, must be a number. "
             "A name and a password go into MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD",
             code="bad_registry_address",
@@ -58,6 +78,61 @@ def check_address(uri: str, variable: str = "MLFLOW_TRACKING_URI") -> None:
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
             code="password_in_registry_address",
         )
+
+
+@lru_cache(maxsize=16)  # what is refused is not kept: once for each address of a process
+def check_answers(uri: str, variable: str = "MLFLOW_TRACKING_URI") -> None:
+    """Refuse, within seconds, an address behind which no MLflow answers: a page, another service,
+    one that only leads on to MLflow, or nothing.
+
+    Args:
+        uri: of http or https.
+        variable: as for `check_address`.
+    Raises:
+        DraftwellError: with the address that is expected; what MLflow raises passes.
+    """
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    answer = http_request(
+        get_default_host_creds(uri),
+        "/api/2.0/mlflow/registered-models/get",
+        "GET",
+        max_retries=FIRST_RETRIES,
+        timeout=FIRST_TIMEOUT,
+        raise_on_status=False,
+        respect_retry_after_header=False,  # it may name an hour
+        params=PROBE,
+    )
+    place = hidden(uri)
+    if answer.history:
+        raise DraftwellError(
+            f"{variable}={place} leads to {hidden(answer.url).partition('/api/')[0]}: name that "
+            "address, unless it is a page to log in: then name MLflow's own behind it",
+            code="registry_elsewhere",
+        )
+    if answer.status_code in (401, 403):
+        answer.raise_for_status()
+    if not is_mlflows(answer):
+        raise DraftwellError(
+            f"{variable}={place} answers, but not as MLflow does (status {answer.status_code}, "
+            f"{answer.headers.get('content-type', 'no content type')}): name the address of "
+            "`mlflow server`, such as http://host:5000, under which its page opens in a browser",
+            code="not_mlflow",
+        )
+
+
+def is_mlflows(answer: Any) -> bool:
+    """Whether this is how MLflow answers a question for `PROBE`: with the model, or an error of its
+    own."""
+    try:
+        said = answer.json()
+    except ValueError:
+        return False
+    if not isinstance(said, dict):
+        return False
+    model = said.get("registered_model")
+    return "error_code" in said or (isinstance(model, dict) and model.get("name") == PROBE["name"])
 
 
 def refusal(error: Exception, place: str) -> str | None:

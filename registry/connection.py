@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwell.registry.access import check_address, hidden, refusal
+from draftwell.registry.access import check_address, check_answers, hidden, refusal
+from draftwell.registry.moved import ARTIFACTS, follow_move
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError, missing_package
 from draftwell.serving.files import file_lock
@@ -32,6 +34,11 @@ SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "6",
 }
 """MLflow's own settings, where the environment does not have others."""
+
+FILE_STORES = ("botocore", "boto3", "s3transfer", "google", "azure")
+"""Packages whose errors are those of a store of files, such as S3."""
+PACKAGES = {"google": "google-cloud-storage", "azure": "azure-storage-blob"}
+"""What brings a module, where the package has another name."""
 
 
 def default_uri() -> str:
@@ -53,7 +60,7 @@ def artifact_folder(uri: str) -> str | None:
     """Where a SQLite registry keeps files: next to the database. A server decides that itself
     (None)."""
     return (
-        str(Path(uri.removeprefix(SQLITE)).absolute().parent / "artifacts")
+        str(Path(uri.removeprefix(SQLITE)).absolute().parent / ARTIFACTS)
         if uri.startswith(SQLITE)
         else None
     )
@@ -80,6 +87,13 @@ def connect(uri: str) -> MlflowClient:
         client = MlflowClient(uri, registry_uri)
         if uri.startswith(SQLITE):
             client.search_registered_models(max_results=1)  # creates the tables
+            follow_move(Path(uri.removeprefix(SQLITE)))
+        for address, variable in (
+            (uri, "MLFLOW_TRACKING_URI"),
+            (registry_uri, "MLFLOW_REGISTRY_URI"),
+        ):
+            if address.lower().startswith("http"):
+                check_answers(address, variable)
     return client
 
 
@@ -95,7 +109,7 @@ class _Waiting(logging.Filter):
             return True
         first, self.shown = not self.shown, True
         record.msg, record.args = (
-            f"the registry at {self.place} does not answer: trying again for up to two minutes",
+            f"the registry at {self.place} does not answer: trying again",
             (),
         )
         return first
@@ -130,6 +144,28 @@ def one_at_a_time(uri: str) -> Iterator[None]:
         yield
 
 
+def deleted_by_hand(text: str, place: str) -> str | None:
+    """The error for what a person has deleted in MLflow, and how it comes back; None where MLflow
+    complains of something else.
+
+    Args:
+        text: of MLflow's error.
+        place: address of the registry, without a password.
+    """
+    if found := re.search(r"The (experiment|run) (\w+) must be in the 'active' state", text):
+        what, number = found.groups()
+        return (
+            f"the {what} {number} was deleted in MLflow: restore it with `MLFLOW_TRACKING_URI="
+            f"{place} mlflow {what}s restore --{what}-id {number}`, and run the same again"
+        )
+    if found := re.search(r"Run with id=(\w+) not found", text):
+        return (
+            f"the run {found[1]} was removed from the registry at {place} for good: delete the "
+            "version that it belongs to in MLflow, and publish the same again"
+        )
+    return None
+
+
 @contextmanager
 def registry_errors(uri: str) -> Iterator[None]:
     """Turn what MLflow, its database or its files raise into one line that names the registry,
@@ -139,11 +175,29 @@ def registry_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        package = PACKAGES.get(package, package)
+        raise DraftwellError(
+            f"the registry at {hidden(uri)} keeps its files where {package or error} is needed: "
+            f"pip install {package or 'it'}, or let `mlflow server` serve the files",
+            code="mlflow_missing",
+        ) from error
+    except Exception as error:
+        of_a_store = type(error).__module__.partition(".")[0] in FILE_STORES
+        if not of_a_store and not isinstance(error, MlflowException | SQLAlchemyError | OSError):
+            raise
         place, text = hidden(uri), hidden(str(error).strip())
         if (why := refusal(error, place)) is not None:
             raise DraftwellError(hidden(why), code="registry_refused") from error
-        if "Max retries exceeded" in text:
+        if "SSLError" in text:
+            reason = re.split(r"SSL\w*Error\(", text)[-1].strip("'\")")[:160]
+            raise DraftwellError(
+                f"the registry at {place} cannot be reached by https ({reason}): write http:// "
+                "where it has no certificate, or name that in MLFLOW_TRACKING_SERVER_CERT_PATH",
+                code="registry_unreachable",
+            ) from error
+        if "Max retries exceeded" in text or "failed with timeout" in text:
             raise DraftwellError(
                 f"the registry at {place} did not answer, nor when it was tried again: "
                 "start it, or check "
@@ -151,7 +205,10 @@ def registry_errors(uri: str) -> Iterator[None]:
                 "promoted)",
                 code="registry_unreachable",
             ) from error
-        reason = (text.splitlines() or [type(error).__name__])[0][:200]
+        if (why := deleted_by_hand(text, place)) is not None:
+            raise DraftwellError(why, code="deleted_in_registry") from error
+        lines = [line for line in text.splitlines() if not line.startswith("(raised as a result")]
+        reason = (lines or [type(error).__name__])[0][:200]
         raise DraftwellError(
             f"the registry at {place} failed ({reason}): check that it answers and has room, and "
             f"MLFLOW_TRACKING_URI",

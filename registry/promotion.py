@@ -23,6 +23,7 @@ from draftwell.registry.releases import (
     objection,
     record_gate,
     standing_record,
+    suppress_gone,
 )
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
@@ -49,7 +50,10 @@ def champion_since(store: Store, release: ReleaseVersion) -> datetime | None:
     if entry is not None:
         return entry.at
     tag = release.published.tags.get(CHAMPION_SINCE)
-    return datetime.fromisoformat(tag) if tag else None
+    try:
+        return datetime.fromisoformat(tag) if tag else None
+    except ValueError:  # edited in MLflow
+        return None
 
 
 def deployment_objection(store: Store, release: ReleaseVersion) -> str | None:
@@ -194,7 +198,17 @@ def rollback(
     ):
         good = find_release(store, pair, device, cut_off.change.release)
         return find_release(store, pair, device, cut_off.before), good
-    bad = find_release(store, pair, device, seen.champion or "champion")
+    try:
+        bad = find_release(store, pair, device, seen.champion or "champion")
+    except DraftwellError as error:
+        if seen.champion is None or error.code != "not_registered":
+            raise
+        raise DraftwellError(
+            f"version {seen.champion} of release.{pair}.{device}, the champion, was deleted in "
+            f"MLflow: name another with `draftwell promote --pair {pair} {device_options(device)} "
+            "--release N`",
+            code="champion_deleted",
+        ) from None
     good = find_release(store, pair, device, to if to is not None else _way_back(store, bad, seen))
     if good.version == bad.version:
         raise DraftwellError(
@@ -223,7 +237,11 @@ def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
     dated = [(p.tags[CHAMPION_SINCE], p.version) for p in versions if CHAMPION_SINCE in p.tags]
     tagged = [number for _, number in sorted(dated, reverse=True)]
     for version in dict.fromkeys((*seen.earlier_champions(), *tagged)):
-        release = find_release(store, champion.pair, champion.device, version)
+        release = None
+        with suppress_gone():
+            release = find_release(store, champion.pair, champion.device, version)
+        if release is None:
+            continue
         why = objection(release, standing_record(release), again=True) or withdrawal(store, release)
         if why is None and version != champion.version:
             return version
@@ -242,11 +260,14 @@ def adopt(store: Store, pair: str, device: str) -> History:
         last = seen[-1] if seen else None
         # Whoever has set the alias looks again: another may have come after it, and been faster.
         if last is not None and (not last.done or moved not in (0, last.number)):
-            release = find_release(store, pair, device, last.change.release)
+            release = None  # where it was deleted in MLflow, no alias can name it
+            with suppress_gone():
+                release = find_release(store, pair, device, last.change.release)
             # again, as that takes a while: what came meanwhile must not be undone
             if history(store, pair, device)[-1].number != last.number:
                 continue
-            move_alias(store, release, "champion")
+            if release is not None:
+                move_alias(store, release, "champion")
             store.set_tag(last.kept, DONE, "yes")
             moved = last.number
             continue

@@ -120,10 +120,14 @@ class History(tuple[Entry, ...]):
 def history(store: Store, pair: str, device: str) -> History:
     """All changes of a pair's champion on a device.
 
+    A record of releases that were deleted, or renamed, as a whole says nothing of those that have
+    their numbers now: what is older than the registered model of the releases does not count.
+
     Raises:
         DraftwellError: an entry was deleted, or is none of ours (`promotions_damaged`).
     """
     found: list[Entry] = []
+    releases_since = store.model_created("release", f"{pair}.{device}")
     for number, kept in enumerate(store.versions(KIND, f"{pair}.{device}"), start=1):
         try:
             change = Change.model_validate_json(kept.tags.get(CHANGE, ""))
@@ -136,6 +140,8 @@ def history(store: Store, pair: str, device: str) -> History:
                 "champion that the alias names",
                 code="promotions_damaged",
             )
+        if releases_since > kept.created:
+            continue
         if change.after == (found[-1].number if found else 0):
             found.append(Entry(change, found[-1].change.release if found else None, kept))
     return History(found)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from draftwell.serving.format import check_format
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.format import FORMAT, check_format
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -65,8 +66,22 @@ class Published:
 
     @property
     def parents(self) -> dict[str, str]:
-        """kind → digest of what it was made from."""
-        return dict(json.loads(self.tags.get("parents", "{}")))
+        """kind → digest of what it was made from.
+
+        Raises:
+            DraftwellError: a person has edited the tag (`tag_changed`).
+        """
+        try:
+            found = json.loads(self.tags.get("parents", "{}"))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+            raise DraftwellError(
+                f"the tag parents of {self.name} version {self.version} was changed in MLflow: "
+                "publish the same artifact again, which sets it, or delete the tag",
+                code="tag_changed",
+            )
+        return found
 
 
 def insert_or_change(write: Callable[[], object]) -> None:
@@ -82,22 +97,36 @@ def insert_or_change(write: Callable[[], object]) -> None:
         write()
 
 
+def is_ours(version: ModelVersion) -> bool:
+    """Whether Draftwell made a version of one of its models: whoever may write to MLflow may add
+    others there."""
+    return FORMAT_TAG in version.tags or "digest" in version.tags
+
+
 def published_of(version: ModelVersion) -> Published:
     """MLflow's version as ours.
 
     Raises:
-        DraftwellError: another version of Draftwell has published it.
+        DraftwellError: another version of Draftwell, or somebody else, has published it
+            (`not_ours`).
     """
     written = version.tags.get(FORMAT_TAG, "")
+    name = f"{version.name} version {version.version}"
+    if not is_ours(version):
+        raise DraftwellError(
+            f"{name} was not published by Draftwell: take its aliases away in MLflow, or name "
+            "another version",
+            code="not_ours",
+        )
     check_format(
-        int(written) if written.isdigit() else None,
-        f"{version.name} version {version.version} in the registry",
-        "`make reset`, or name an empty registry (MLFLOW_TRACKING_URI), then run `draftwell demo` "
-        "or the pipeline again",
+        int(written) if written.isdecimal() else None,
+        f"{name} in the registry",
+        f"where its tag {FORMAT_TAG} was changed in MLflow, set it to {FORMAT} again; else `make "
+        "reset`, or name an empty registry (MLFLOW_TRACKING_URI), then run `draftwell demo` or the "
+        "pipeline again",
     )
-    kind = version.tags.get("kind") or version.name.split(".", 1)[0]
     return Published(
-        kind,
+        version.name.split(".", 1)[0],
         version.name,
         int(version.version),
         version.run_id or "",

@@ -14,7 +14,8 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -50,6 +51,8 @@ __all__ = [
 
 FORGOTTEN = "forgotten"
 """Tag of a release: what it pins that was deleted with a tenant's traffic."""
+GONE = ("not_registered", "published_files_missing")
+"""Codes of what a person has deleted."""
 GATE_HEADING = "## Last gate"
 """Ends a release's own description; after it comes the last verdict."""
 
@@ -212,6 +215,38 @@ def _figures(
     for kind, published in found.items():
         figures |= {f"{kind}.{name}": value for name, value in store.metrics(published).items()}
     return figures
+
+
+@contextmanager
+def suppress_gone() -> Iterator[None]:
+    """Pass over a version that was deleted in MLflow, or whose files were."""
+    try:
+        yield
+    except DraftwellError as error:
+        if error.code not in GONE:
+            raise
+
+
+def pinned_versions(store: Store, release: ReleaseVersion) -> dict[str, Published]:
+    """kind → version of all that a release pins.
+
+    Raises:
+        DraftwellError: one was deleted, or is another (`pinned_artifact_changed`).
+    """
+    found: dict[str, Published] = {}
+    for kind, pin in release.contents.pins.items():
+        name = f"{kind}.{release.pair} version {pin.version}"
+        with suppress_gone():
+            found[kind] = store.resolve(kind, release.pair, pin.version)
+        if kind not in found or found[kind].digest != pin.digest:
+            what = "is another now" if kind in found else "was deleted or renamed in MLflow"
+            raise DraftwellError(
+                f"{release.name} pins {name}, which {what}: name the model {kind}.{release.pair} "
+                f"again if it was renamed, else make another release (`draftwell release --pair "
+                f"{release.pair} {device_options(release.device)}`, or the pipeline)",
+                code="pinned_artifact_changed",
+            )
+    return found
 
 
 def common_fingerprint(found: Mapping[str, Published]) -> str:
@@ -437,13 +472,15 @@ def follow_alias(store: Store, release: ReleaseVersion, alias: str) -> None:
 
     Where another process moves the release's alias meanwhile, its pins are followed instead:
     whoever moved it last looks again after everybody else's changes, so that the end is one release
-    and its pins.
+    and its pins. A pin that was deleted in MLflow has no alias: these are for people to see, and
+    a deployment refuses what it lacks.
     """
     while True:
         for kind, version in release.pins.items():
             own = f"{alias}-{release.device}"
             if store.get_aliases(kind, release.pair).get(own) != version:
-                store.set_alias(store.resolve(kind, release.pair, version), own)
+                with suppress_gone():
+                    store.set_alias(store.resolve(kind, release.pair, version), own)
         now = store.get_aliases("release", f"{release.pair}.{release.device}").get(alias)
         if now is None or now == release.version:
             return

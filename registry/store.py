@@ -32,6 +32,7 @@ from draftwell.registry.published import (
     TENANTS,
     Published,
     insert_or_change,
+    is_ours,
     published_of,
 )
 from draftwell.registry.strict import validate
@@ -271,22 +272,33 @@ class Store:
 
         with registry_errors(self.uri):
             try:
-                if wanted.isdigit():
+                if wanted.isdecimal():
                     return published_of(self.client.get_model_version(name, wanted))
                 return published_of(self.client.get_model_version_by_alias(name, wanted))
             except MlflowException as error:
                 if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                     raise
         known = ", ".join(f"{alias} = {v}" for alias, v in self.get_aliases(kind, pair).items())
-        what = f"version {wanted}" if wanted.isdigit() else f"alias {wanted}"
-        have = (
-            f"it has {known}"
-            if known
-            else "run `draftwell demo`, or train, calibrate and gate this pair first"
-        )
+        what = f"version {wanted}" if wanted.isdecimal() else f"alias {wanted}"
+        have = f"it has {known}" if known else "run `draftwell demo`, or train, calibrate and gate "
+        have += "" if known else f"this pair first{self._renamed(kind, pair)}"
         raise DraftwellError(
             f"the registry holds no {what} of {name}: {have}", code="not_registered"
         )
+
+    def _renamed(self, kind: str, pair: str) -> str:
+        """A hint at a registered model of the kind and pair that has another name than ours."""
+        from mlflow.exceptions import MlflowException
+
+        name, base = model_name(kind, pair), base_pair(kind, pair)
+        try:
+            models = self.client.search_registered_models(
+                f"tags.kind = '{kind}' and tags.pair = '{base}'"
+            )
+        except MlflowException:  # an old server: there was something to say already
+            return ""
+        others = [model.name for model in models if not model.name.startswith(f"{kind}.{base}")]
+        return f"; if {others[0]!r} was renamed in MLflow, name it {name} again" if others else ""
 
     def download(self, published: Published, into: Path) -> Path:
         """The version's artifact files in the folder `into`, which is replaced; digests are checked
@@ -295,6 +307,7 @@ class Store:
 
         into.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}.") as place:
+            _refuse_missing(published)
             with registry_errors(self.uri):
                 raw = Path(
                     download_artifacts(
@@ -306,7 +319,8 @@ class Store:
             if digest_of(raw) != published.digest:
                 raise DraftwellError(
                     f"the files of {published.name} version {published.version} are not those that "
-                    "were published (digest differs): publish it again",
+                    "were published: where its tag digest was changed in MLflow, set it to "
+                    f"{digest_of(raw)}; else delete that version there and publish it again",
                     code="published_files_changed",
                 )
             with whole_folder(into) as clean:
@@ -334,6 +348,21 @@ class Store:
                     return {}
                 raise
         return {alias: int(version) for alias, version in sorted(model.aliases.items())}
+
+    def model_created(self, kind: str, pair: str) -> int:
+        """When the registered model of a kind was made, in milliseconds since 1970 by the
+        registry's clock; 0 where there is none."""
+        from mlflow.exceptions import MlflowException
+
+        with registry_errors(self.uri):
+            try:
+                return int(
+                    self.client.get_registered_model(model_name(kind, pair)).creation_timestamp
+                )
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return 0
+                raise
 
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""
@@ -461,7 +490,7 @@ class Store:
             self.client.delete_model_version(published.name, str(published.version))
 
     def versions(self, kind: str, pair: str) -> list[Published]:
-        """All versions, the oldest first."""
+        """All versions that Draftwell made, the oldest first."""
         with registry_errors(self.uri):
             found: list[ModelVersion] = []
             token: str | None = None
@@ -472,7 +501,23 @@ class Store:
                 found += page
                 token = page.token or ""
         return sorted(
-            (published_of(version) for version in found), key=lambda published: published.version
+            (published_of(version) for version in found if is_ours(version)),
+            key=lambda published: published.version,
+        )
+
+
+def _refuse_missing(published: Published) -> None:
+    """Refuse a version whose files were deleted from a folder of this machine."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    if not is_local_uri(published.source, is_tracking_or_registry_uri=False):
+        return
+    if not (folder := Path(local_file_uri_to_path(published.source))).is_dir():
+        raise DraftwellError(
+            f"the files of {published.name} version {published.version} are not in {folder}: put "
+            "them back from a backup, or delete that version in MLflow and publish the same again",
+            code="published_files_missing",
         )
 
 

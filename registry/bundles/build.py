@@ -32,7 +32,13 @@ from draftwell.registry.bundles.wheel import runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
 from draftwell.registry.pairs.records import model_records
 from draftwell.registry.promotion import adopt, deployment_objection, withdrawal
-from draftwell.registry.releases import ReleaseVersion, find_release, gate_record, is_champion
+from draftwell.registry.releases import (
+    ReleaseVersion,
+    find_release,
+    gate_record,
+    is_champion,
+    pinned_versions,
+)
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
 from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
@@ -288,16 +294,8 @@ def _made(artifact: Path) -> dict[str, Any]:
 
 
 def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[str, Published]:
-    pinned = {
-        kind: store.resolve(kind, release.pair, version) for kind, version in release.pins.items()
-    }
+    pinned = pinned_versions(store, release)
     for kind, published in pinned.items():
-        if published.digest != release.contents.pins[kind].digest:
-            raise DraftwellError(
-                f"{published.name} version {published.version} is not what {release.name} pins "
-                "(digest differs): create the release again",
-                code="pinned_artifact_changed",
-            )
         store.download(published, place / "artifacts" / kind)
     return pinned
 

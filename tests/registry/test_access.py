@@ -6,8 +6,10 @@ from __future__ import annotations
 import base64
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import publish, table
+from tests.support.server.answering import answering
 from tests.support.server.processes import mlflow_server
 
 ADMIN, PASSWORD = "keeper", "a-password-of-the-test"
@@ -117,6 +120,69 @@ def test_what_a_refusal_is(monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in told
     assert refusal(MlflowException("away"), "http://host") is None
     assert refusal(OSError(28, "No space left on device"), "http://host") is None
+
+
+ANSWERS: dict[str, tuple[int, str, str, str]] = {
+    "a page": (200, "text/html", "<html>hello</html>", "not_mlflow"),
+    "nothing": (200, "text/plain", "", "not_mlflow"),
+    "another service": (200, "application/json", '{"status": "ok"}', "not_mlflow"),
+    "a list": (200, "application/json", "[]", "not_mlflow"),
+    "no such page": (404, "text/html", "<html>no</html>", "not_mlflow"),
+    "another service's 404": (404, "application/json", '{"detail": "no"}', "not_mlflow"),
+    "a proxy without a server": (502, "text/html", "<html>no</html>", "not_mlflow"),
+    "a service that asks for an hour": (503, "text/html", "", "not_mlflow"),
+    "a password wanted": (401, "text/html", "", "registry_refused"),
+    "not allowed": (403, "text/html", "", "registry_refused"),
+    "another address": (301, "text/html", "", "registry_elsewhere"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_address_that_is_not_mlflows_is_told_at_once(name: str) -> None:
+    status, content, body, code = ANSWERS[name]
+    headers = {"Location": "/login/api/x", "Retry-After": "3600"}
+    with answering(status, content, body, headers) as address:
+        began = time.monotonic()
+        with raises_code(code, address) as caught:
+            Store(address).get_aliases("release", "tiny.cpu")
+        assert time.monotonic() - began < 10
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_that_never_answers_is_told_within_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("draftwell.registry.access.FIRST_TIMEOUT", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with raises_code("registry_unreachable", address):
+            Store(address)
+
+
+def test_an_address_without_a_certificate_is_told_to_be_http() -> None:
+    with (
+        answering(200, "text/html", "hello", {}) as address,
+        raises_code("registry_unreachable", "https", "http://"),
+    ):
+        Store(address.replace("http", "https"))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost:5000",
+        "127.0.0.1:5000/mlflow",
+        "http://",
+        "http:/localhost:5000",
+        "sqlite:////tmp/a?b/mlflow.db",
+        "sqlite:////tmp/a%20b/mlflow.db",
+    ],
+)
+def test_an_address_that_cannot_be_meant_is_refused(address: str) -> None:
+    with raises_code("bad_registry_address", "MLFLOW_TRACKING_URI"):
+        connect(address)
 
 
 @pytest.fixture(scope="module")

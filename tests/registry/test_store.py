@@ -258,6 +258,28 @@ def test_a_failed_upload_registers_nothing(
     assert store.versions("acceptance_table", "tiny") == []
 
 
+def test_a_store_of_files_that_needs_a_package_or_a_password_is_one_line(
+    put: Make, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow imports boto3 when it reaches S3, whose errors are none of its own."""
+    stores = pytest.importorskip(
+        "botocore.exceptions", reason="boto3 is not installed (make setup)"
+    )
+    for error, code, words in (
+        (ModuleNotFoundError("No module", name="boto3"), "mlflow_missing", "pip install boto3"),
+        (ImportError("", name="google.cloud"), "mlflow_missing", "google-cloud-storage"),
+        (stores.NoCredentialsError(), "registry_failed", "credentials"),
+    ):
+
+        def refuse(*_: Any, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(store.client, "log_model_artifacts", refuse)
+        with raises_code(code, words) as caught:
+            put(table(MARK))
+        assert "\n" not in str(caught.value)
+
+
 def test_lineage_leads_back_to_the_traces(put: Make, store: Store) -> None:
     first = put(table(MARK))
     put(
