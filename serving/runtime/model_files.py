@@ -29,9 +29,11 @@ from draftwell.serving.runtime.models.text_part import text_part
 log = logging.getLogger(__name__)
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 """In the name of a tensor that belongs to a decoder layer; its number."""
-BESIDE = re.compile(r"vis|image|audio|speech|mtp|(inv_freq|masked_bias|attn\.bias|[kv]_scale)$")
+BESIDE = re.compile(
+    r"vis|image|audio|speech|mtp|(inv_freq|masked_bias|attn\.bias|(k|v|input|output)_scale)$"
+)
 """In the names of tensors that decoding text does without: of other parts, of older versions of
-transformers, or of a cache in 8 bits."""
+transformers, or of a cache or activations in 8 bits."""
 NEEDED = {
     "tiktoken.model": ("tiktoken",),
     "tokenizer.model": ("sentencepiece", "tiktoken"),

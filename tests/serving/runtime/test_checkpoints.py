@@ -315,6 +315,7 @@ def test_tensors_that_are_not_those_of_the_config_are_named(folder: Path, name: 
 def beside(found: Tensors) -> None:
     """What older checkpoints, and those of models with further parts, have besides."""
     found["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    found["model.layers.0.self_attn.k_proj.k_scale"] = torch.ones(1)
     found["model.vision_tower.layers.0.weight"] = torch.ones(2, 2)
     found["mtp.layers.0.weight"] = torch.ones(2, 2)
 
