@@ -159,7 +159,7 @@ def text_of(file: IO[bytes], encoding: str | None) -> io.TextIOWrapper:
 
 
 def spans_lines(start: bytes, *, one_a_line: bool) -> bool:
-    """Whether a JSON value goes on after its first line, or may be an array of very many rows.
+    """Whether a JSON value continues after its first line, or may be an array of very many rows.
 
     Args:
         one_a_line: the file's name says that it does not, so that a broken first line is one row.

@@ -194,7 +194,9 @@ def others(row: Row, key: str) -> dict[str, Any]:
 
 def all_are(values: Sequence[Any], kind: type) -> bool:
     """Whether there are values, all of a kind."""
-    return bool(values) and all(isinstance(one, kind) for one in values)
+    return bool(values) and all(
+        isinstance(one, kind) and not isinstance(one, bool) for one in values
+    )
 
 
 def named(row: Row) -> str:

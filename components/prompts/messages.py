@@ -53,7 +53,7 @@ def plain_messages(recorded: Sequence[Any]) -> list[Message]:
 def _plain(one: Any) -> Iterator[Message]:
     if not isinstance(one, Mapping):
         raise NoPrompt(f"{PROMPTED}{EXAMPLE}")
-    kind = one.get("type")
+    kind = type_of(one)
     if kind in THOUGHTS:
         return
     if kind == "function_call_output":
@@ -85,12 +85,13 @@ def _said(role: str, content: Any, one: Mapping[str, Any]) -> Iterator[Message]:
     parts = content if isinstance(content, list) else [content or ""]
     if content is None and role != "assistant":
         raise NoPrompt(f"{PROMPTED}{EXAMPLE}")
-    calls = [call_of(call) for call in one.get("tool_calls") or ()]
+    made = one.get("tool_calls") or []
+    calls = [call_of(call) for call in (made if isinstance(made, list) else [made])]
     if one.get("function_call"):
         calls.append(call_of(one["function_call"]))
     texts: list[str] = []
     for part in parts:
-        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        kind = type_of(part)
         if not isinstance(part, Mapping):
             texts.append(text_of(part))
         elif kind == "tool_use":
@@ -112,15 +113,21 @@ def _said(role: str, content: Any, one: Mapping[str, Any]) -> Iterator[Message]:
     yield said
 
 
+def type_of(part: Any) -> str | None:
+    """What a part of a message says that it is."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else None
+
+
 def text_of(part: Any) -> str:
     """The text of a part of a message."""
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and part.get("type", "text") in TEXTS:
+    kind = type_of(part)
+    if isinstance(part, Mapping) and (kind is None or kind in TEXTS):
         text = part.get("text", part.get("refusal"))
         if isinstance(text, str):
             return text
-    kind = part.get("type") if isinstance(part, Mapping) else None
     if kind is None or kind in TEXTS:
         raise NoPrompt(f"{PROMPTED}{EXAMPLE}")
     raise NoPrompt(f"it has a part of type {kind}: only text can be read")

@@ -4,6 +4,8 @@ with its tools and its system message, or the reason why it gives none."""
 from __future__ import annotations
 
 import json
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,8 @@ def test_completions_are_raw_wherever_they_come_from() -> None:
         ({"timestamp": 1, "input_length": 6, "hash_ids": [1]}, "timestamp, input_length, hash_ids"),
         ({"messages": [{"from": "human", "value": 7}]}, "`content`"),
         ({"prompt": 7}, "`prompt`"),
+        ({"prompt": [True]}, "`prompt`"),
+        ({"messages": [ASKED, {"role": "assistant", "tool_calls": 5}]}, "`name`"),
         ({"messages": [{"role": "user", "content": {"a": 1}}]}, "`content`"),
     ],
 )
@@ -185,6 +189,37 @@ def test_what_cannot_be_read_is_named(row: dict[str, Any], told: str) -> None:
     with pytest.raises(NoPrompt) as refused:
         prompts_of_row(row, "row")
     assert told in str(refused.value)
+
+
+WORDS = (
+    *("role", "from", "content", "value", "text", "type", "tool_calls", "function", "name"),
+    *("arguments", "messages", "conversations", "prompt", "turns", "input", "tools", "system"),
+    *("body", "kwargs", "observations", "id", "model", "max_tokens", "raw", "function_call"),
+)
+VALUES = (
+    *("user", "assistant", "gpt", "tool", "function_call", "tool_use", "tool_result", "GENERATION"),
+    *("", "[1]", '{"a": 1}', '[{"role": "user", "content": "a"}]', "[{'role': 'user'}]"),
+    *(None, True, 0, 5, 1.5),
+)
+
+
+def anything(chance: random.Random, depth: int) -> Any:
+    """JSON of words that mean something, in places where they mean nothing."""
+    kind = chance.random()
+    if depth == 0 or kind < 0.4:
+        return chance.choice(VALUES)
+    parts = [anything(chance, depth - 1) for _ in range(chance.randint(0, 4))]
+    return parts if kind < 0.65 else {chance.choice(WORDS): part for part in parts}
+
+
+def test_no_row_is_more_than_a_row_without_a_prompt() -> None:
+    chance, found = random.Random(5), 0
+    for _ in range(4000):
+        row = {chance.choice(WORDS): anything(chance, 4) for _ in range(4)}
+        for layout in ({}, {"cells": True}, {"bodies": True}):
+            with suppress(NoPrompt):
+                found += len(prompts_of_row(row, "row", **layout))
+    assert found > 500
 
 
 @pytest.mark.parametrize(

@@ -237,8 +237,8 @@ def test_mistakes(run: Any, place: Path, arguments: str, words: tuple[str, ...])
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"prompt": "a"}\n{"prompt": \n', ("line 2",)),
-        ('{"prompt": "a"}\n\n{"text": "b"}\n', ("line 3",)),
+        ('{"prompt": ""}\n{"prompt": \n', ("2 rows left out", "line 1", "line 2")),
+        ('\n\n{"story": "b"}\n', ("line 3", "story", "conversations", "--column")),
         ("\n", ("holds no prompts",)),
     ],
 )
