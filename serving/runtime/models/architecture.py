@@ -69,7 +69,9 @@ def settled_length(config: Any) -> int | None:
         config: a `PretrainedConfig`, of the text part where a model has several.
     """
     rope = getattr(config, "rope_parameters", None) or {}
-    used = [rope] if "rope_type" in rope else [one for one in rope.values() if isinstance(one, dict)]
+    used = (
+        [rope] if "rope_type" in rope else [one for one in rope.values() if isinstance(one, dict)]
+    )
     borders = {
         "longrope": "original_max_position_embeddings",
         "dynamic": "max_position_embeddings",
