@@ -79,7 +79,7 @@ def settled_length(config: Any) -> int | None:
     lengths = [
         int(one.get(name) or getattr(config, name))
         for one in used
-        if (name := borders.get(one.get("rope_type"))) is not None
+        if (name := borders.get(one.get("rope_type", ""))) is not None
     ]
     return min(lengths, default=None)
 

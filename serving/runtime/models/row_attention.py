@@ -60,7 +60,7 @@ def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    seen: Tensor,
+    seen: Tensor | None,
     scale: float | None,
     softcap: float | None,
 ) -> Tensor:
@@ -72,7 +72,7 @@ def attend(
     Args:
         query: `[heads, count, head_dim]`.
         keys, values: `[kv_heads, end, head_dim]`.
-        seen: `[count, end]` bool (`visible`).
+        seen: `[count, end]` bool (`visible`); None: each token sees all keys.
         scale: of the scores; None: that of the size of a head.
         softcap: bound of the scores, by tanh.
     Returns:
@@ -80,7 +80,7 @@ def attend(
     """
     heads, count, dim = query.shape
     groups = heads // keys.shape[0]
-    seen = seen.repeat(groups, 1)
+    seen = None if seen is None else seen.repeat(groups, 1)
     folded = query.reshape(keys.shape[0], groups * count, dim)
     if not softcap:
         out = F.scaled_dot_product_attention(
@@ -88,6 +88,8 @@ def attend(
         )[0]
     else:
         scores = folded @ keys.transpose(1, 2) * (dim**-0.5 if scale is None else scale)
-        scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, float("-inf"))
+        scores = softcap * torch.tanh(scores / softcap)
+        if seen is not None:
+            scores = scores.masked_fill(~seen, float("-inf"))
         out = scores.float().softmax(-1).to(query.dtype) @ values
     return out.reshape(heads, count, dim)

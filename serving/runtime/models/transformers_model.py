@@ -126,7 +126,11 @@ def slot_attention(  # noqa: PLR0913
         keys, values = slots.write(
             layer, slot, start, key[0, :, at : at + count], value[0, :, at : at + count]
         )
-        seen = visible(start, count, window, trees.get(slot), q.device)
+        seen = None
+        if count > 1:
+            seen = visible(start, count, window, trees.get(slot), q.device)
+        elif window:  # one token alone needs no mask: it sees the last of them
+            keys, values = keys[:, -window:], values[:, -window:]
         outputs.append(attend(q, keys, values, seen, scaling, softcap).transpose(0, 1))
         at += count
     return torch.cat(outputs)[None], None
