@@ -82,7 +82,7 @@ def located(row: Row, column: str | None) -> tuple[Row, str]:
     """The part of a row that holds the prompt, and under which key."""
     if column is not None:
         if column not in row:
-            raise NoPrompt(f"{UNKNOWN} {column} (keys: {named(row)})")
+            raise NoPrompt(f"{UNKNOWN} column {column} (keys: {named(row)})")
         return row, column
     refuse_other_requests(row)
     held = [key for key in KEYS if row.get(key) is not None and readable(row[key], key)]

@@ -231,13 +231,16 @@ def test_an_odd_request_does_not_keep_the_others_from_being_used(tmp_path: Path)
         "a hen",
         "an onion",
         "in an hour",
+        "on",
+        "one",
         "ten men",
         "the inn",
+        "two",
     ]
     with raises_code(
-        "too_few_prompts", "5 different prompts", "7 requests", "line 1: its prompt is empty"
+        "too_few_prompts", "8 different prompts", "5 requests", "line 1: its prompt is empty"
     ):
-        spooled_prompts(tmp_path, pair, traces.read(), window=10, fewest=6)
+        spooled_prompts(tmp_path, pair, traces.read(), window=10, fewest=9)
 
 
 def test_request_bodies_are_those_of_the_shards_that_are_looked_at(tmp_path: Path) -> None:
