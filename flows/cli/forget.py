@@ -10,6 +10,7 @@ import typer
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.tenants import KEYLESS, short_tenant
+from draftwell.serving.server.http.keys import read_file, tenant_named
 
 
 def add_to(app: typer.Typer) -> None:
@@ -71,8 +72,6 @@ def tenant_of_file(file: Path) -> str:
         DraftwellError: the file cannot be read, or its keys are of several tenants
             (`several_tenants`).
     """
-    from draftwell.serving.server.http.keys import read_file
-
     found = {access.tenant for access in read_file(file)}
     if len(found) > 1:
         raise DraftwellError(
@@ -84,8 +83,6 @@ def tenant_of_file(file: Path) -> str:
 
 def tenant_named_as(name: str) -> str:
     """The tenant of a name, or of the digits that names of files carry."""
-    from draftwell.serving.server.http.keys import tenant_named
-
     if name == KEYLESS or re.fullmatch(r"[0-9a-f]{12}|[0-9a-f]{32}", name):
         return name if name == KEYLESS else short_tenant(name)
     return short_tenant(tenant_named(name.encode()))

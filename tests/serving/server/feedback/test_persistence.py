@@ -17,10 +17,11 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.device import device_class
+from draftwell.serving.recording.tenants import short_tenant, tenants_of
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.commands import Role
 from draftwell.serving.server.feedback.persistence import Persistence
-from draftwell.serving.server.http.keys import Keys
+from draftwell.serving.server.http.keys import Keys, tenant_named
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.model.snapshots import Snapshot, SnapshotOrigin, read_snapshot
@@ -144,12 +145,18 @@ def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_th
     assert learnt.pop(EVERYBODY, 0) == 0, "nobody asked without a key"
     assert min(learnt.values()) > 0
     assert len(set(learnt.values())) == 2, "one prompt was served for one key, two for the other"
-    (file,) = (tmp_path / "spool").glob("requests-*.jsonl")
-    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert [
-        {name: row[name] for name in row if name in ("messages", "prompt")} for row in found
-    ] == [said for _, said, _ in asked]
-    assert all(row["output"] for row in found)
+    files = {
+        short_tenant(tenant_named(key.encode())): [said for _, said, by in asked if by == key]
+        for key in ("first-key", "other-key")
+    }
+    for tenant, bodies in files.items():
+        (file,) = (tmp_path / "spool").glob(f"requests-*-{tenant}.jsonl")
+        found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        assert [
+            {name: row[name] for name in row if name in ("messages", "prompt")} for row in found
+        ] == bodies
+        assert tenants_of(row["id"] for row in found) == [tenant]
+        assert all(row["output"] for row in found)
     assert {prompt.prompt for prompt in load_prompts(tmp_path / "spool")} == {
         "the onion",
         "in an hour",
