@@ -29,8 +29,8 @@ from draftwell.serving.files import json_digest
 
 What = Literal["promotion", "rollback", "by hand"]
 KIND = "promotions"
-CHANGE, DONE = "change", "done"
-"""Tags of an entry: a `Change` as JSON, and that its alias was set."""
+CHANGE, DONE, RELEASE_DIGEST = "change", "done", "release_digest"
+"""Tags of an entry: a `Change` as JSON, that its alias was set, and the release's digest."""
 
 
 class Change(Strict):
@@ -121,13 +121,13 @@ def history(store: Store, pair: str, device: str) -> History:
     """All changes of a pair's champion on a device.
 
     A record of releases that were deleted, or renamed, as a whole says nothing of those that have
-    their numbers now: what is older than the registered model of the releases does not count.
+    their numbers now: a change of a release with another digest does not count.
 
     Raises:
         DraftwellError: an entry was deleted, or is none of ours (`promotions_damaged`).
     """
     found: list[Entry] = []
-    releases_since = store.model_created("release", f"{pair}.{device}")
+    digests = {one.version: one.digest for one in store.versions("release", f"{pair}.{device}")}
     for number, kept in enumerate(store.versions(KIND, f"{pair}.{device}"), start=1):
         try:
             change = Change.model_validate_json(kept.tags.get(CHANGE, ""))
@@ -140,7 +140,8 @@ def history(store: Store, pair: str, device: str) -> History:
                 "champion that the alias names",
                 code="promotions_damaged",
             )
-        if releases_since > kept.created:
+        named = kept.tags.get(RELEASE_DIGEST)
+        if named is not None and digests.get(change.release, named) != named:
             continue
         if change.after == (found[-1].number if found else 0):
             found.append(Entry(change, found[-1].change.release if found else None, kept))
@@ -168,7 +169,7 @@ def append(
         KIND,
         f"{release.pair}.{release.device}",
         release.published,
-        {CHANGE: change.model_dump_json()},
+        {CHANGE: change.model_dump_json(), RELEASE_DIGEST: release.published.digest},
         f"Release {change.release}: {what} {change.by}",
     )
     return change

@@ -349,21 +349,6 @@ class Store:
                 raise
         return {alias: int(version) for alias, version in sorted(model.aliases.items())}
 
-    def model_created(self, kind: str, pair: str) -> int:
-        """When the registered model of a kind was made, in milliseconds since 1970 by the
-        registry's clock; 0 where there is none."""
-        from mlflow.exceptions import MlflowException
-
-        with registry_errors(self.uri):
-            try:
-                return int(
-                    self.client.get_registered_model(model_name(kind, pair)).creation_timestamp
-                )
-            except MlflowException as error:
-                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                    return 0
-                raise
-
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""
         with registry_errors(self.uri):

@@ -163,7 +163,12 @@ def main() -> None:
         os.environ.setdefault(name, "true")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.exit(app())
+    try:
+        with disk_full_as_error():  # a page of help, too, may find no room
+            sys.exit(app())
+    except DraftwellError as error:
+        typer.secho(f"Error: {error}", err=True, fg="red")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

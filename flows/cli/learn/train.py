@@ -233,7 +233,7 @@ def train(
         label=label,
         ratio=ratio,
         eta_fp=eta_fp,
-        features=features and tuple(name.strip() for name in features.split(",")),
+        features=None if features is None else tuple(name.strip() for name in features.split(",")),
     )
     from draftwell.components.train.datastore import DatastoreReport
 

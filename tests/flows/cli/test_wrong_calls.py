@@ -1,0 +1,182 @@
+"""Wrong calls of every command: exit code 2, one line on stderr, nothing stored, no traceback.
+
+Nothing is computed: fetching or loading a pair, starting a flow or a process ends a call with a
+line of its own, so a value that is accepted after all costs nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from typer.testing import CliRunner
+
+from draftwell.flows.cli.main import COMMANDS, all_commands, app
+from draftwell.serving.errors import DraftwellError
+from tests.support.loop.tiny_files import snapshot, write_pair
+from tests.support.patching import replace_everywhere
+
+NEEDED = {
+    "generate": ["--prompt", "hello"],
+    "rollback": ["--reason", "slow"],
+    "lineage": ["release.tiny.cpu@champion"],
+    "import-results": ["results.json"],
+    "export": ["--to", "vllm"],
+}
+"""What a command asks for beside the option that is wrong."""
+WITHOUT_PAIR = ("doctor", "pairs", "strategies", "lineage", "import-results", "ui", "papers", "gpu")
+ODD = ("", " ", "nope", "../..", "/", "x" * 5000, "a\nb", "ünï☃", "a b'\"%$", "-1", "\x1b[31m")
+WRONG: dict[str, tuple[str, ...]] = {
+    "int": ("x", "", "-1", "0", "1.5", "nan", "9" * 40, "1e3", "٣"),
+    "float": ("x", "", "-1", "nan", "inf", "-inf", "1e999", "0"),
+    "file": (
+        *("nowhere", "nowhere/file", "folder", "empty", "binary", "text", "", "x" * 300),
+        *("text/below", "loop", "ünï☃ %20?#", "a\nb", "locked"),
+    ),
+    "text": ODD,
+}
+BEGAN = "the call was accepted"
+
+
+def kind_of(option: Any) -> str:
+    """Which wrong values an option gets."""
+    names = {int: "int", float: "float", Path: "file"}
+    named_as_text = ("prompts", "pair", "traces")
+    given = option.type_descriptor.annotation
+    return "file" if option.name in named_as_text else names.get(given, "text")
+
+
+def calls() -> list[list[str]]:
+    """Every option of every command with every wrong value."""
+    found: list[list[str]] = []
+    for name, command in all_commands().items():
+        if name not in COMMANDS:
+            continue
+        base = [name, *([] if name in WITHOUT_PAIR else ["--pair", "tiny.yaml"])]
+        for option in command.params:
+            if option.name == "help" or getattr(option, "is_flag", False):
+                continue
+            for value in WRONG[kind_of(option)]:
+                if option.param_type_name == "argument":
+                    found.append([name, "--", value])
+                else:
+                    found.append([*base, option.opts[0], value, *NEEDED.get(name, [])])
+        found += [[*base, "--no-such-option"], [*base, *NEEDED.get(name, []), "one", "too many"]]
+    return found
+
+
+HOMES = ("text", "text/below", "/dev/full", "/proc/nowhere", "x" * 300, "loop")
+"""Of DRAFTWELL_HOME: places where no folder can be."""
+
+
+@pytest.fixture
+def folder(
+    own_stores: Path, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The working directory, with files that are wrong in one way each."""
+    shutil.copyfile(empty_database, own_stores / "mlflow.db")
+    work = tmp_path / "work"
+    (work / "folder").mkdir(parents=True)
+    (work / "empty").touch()
+    (work / "binary").write_bytes(bytes(range(256)) * 64)
+    (work / "text").write_text("neither JSON nor YAML: [\n")
+    (work / "loop").symlink_to("loop")
+    (work / "locked").touch()
+    shutil.copyfile(write_pair(tmp_path / "pair"), work / "tiny.yaml")
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("COLUMNS", "200")
+    return work
+
+
+@pytest.fixture
+def nothing_begins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long ends the call instead."""
+
+    def began(*_: object, **__: object) -> NoReturn:
+        raise DraftwellError(BEGAN, code="began")
+
+    for name in (
+        "draftwell.registry.pairs.fetch",
+        "draftwell.flows.cli.demo.run_loop",
+        "draftwell.flows.orchestration.deployments.get_client",
+        "draftwell.flows.cli.gpu_run.measure_card",
+    ):
+        replace_everywhere(monkeypatch, name, began)
+    monkeypatch.setattr(subprocess, "run", began)
+    monkeypatch.setattr(subprocess, "Popen", began)
+    real = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        """Root may read everything, so what may not be read is played."""
+        if path.name == "locked":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
+def faults(words: list[str], folder: Path) -> Iterator[str]:
+    """What is wrong with the answer to a wrong call."""
+    before = snapshot(folder)
+    done = CliRunner().invoke(app, words)
+    shown = " ".join(word if len(word) < 40 else f"{word[:10]}…" for word in words)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        yield f"{shown!r}: {type(done.exception).__name__}: {str(done.exception)[:150]}"
+        return
+    if "Traceback" in done.output:
+        yield f"{shown!r}: a traceback"
+    if done.exit_code not in (0, 2):
+        yield f"{shown!r}: exit code {done.exit_code}: {done.output[-200:]}"
+    errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    if done.exit_code == 2 and len(errors) != 1 and "Usage:" not in done.stderr:
+        yield f"{shown!r}: {len(errors)} lines: {done.stderr[-300:]}"
+    changed = {key for key, _ in snapshot(folder).items() ^ before.items()}
+    if words[0] == "gate":  # which writes its error into the reports that were asked for
+        changed -= set(words)
+    if done.exit_code == 2 and changed:
+        yield f"{shown!r}: stored {sorted(map(str, changed))[:3]}"
+
+
+@pytest.mark.slow  # minutes: every option of every command
+def test_every_option_with_every_wrong_value(folder: Path, nothing_begins: None) -> None:
+    every = calls()
+    assert len(every) >= 500
+    wrong = [fault for words in every for fault in faults(words, folder)]
+    assert wrong == [], "\n".join([f"{len(wrong)} of {len(every)} calls", *wrong])
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_a_home_that_cannot_be(
+    folder: Path, nothing_begins: None, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setenv("DRAFTWELL_HOME", home)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    commands = (["promote"], ["sync"], ["collect"], ["train"], ["generate", "--prompt", "hello"])
+    every = [[*words, "--pair", "tiny.yaml"] for words in commands]
+    assert [fault for words in every for fault in faults(words, folder)] == []
+
+
+@pytest.mark.slow  # two processes
+@pytest.mark.parametrize("words", ["--help", "strategies --json"])
+def test_a_full_disk_behind_stdout_is_one_line(words: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    command = [sys.executable, "-m", "draftwell.flows.cli.main", *words.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "no room left" in done.stderr
+
+
+def test_a_sample_of_wrong_calls(folder: Path, nothing_begins: None) -> None:
+    """One value of each kind for each command: they change with nothing but the list itself."""
+    sample = random.Random(7).sample(calls(), 120)
+    assert [fault for words in sample for fault in faults(words, folder)] == []
