@@ -120,6 +120,7 @@ def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments, root: 
         metrics_router(metrics),
         page_router(root),
         model_router(deployments),
+        messages_router(deployments),
         probe_router(deployments),
         tokens_router(lambda: deployments.current.service),
     ]
@@ -168,6 +169,24 @@ def model_router(deployments: Deployments) -> APIRouter:
         with deployments.use() as now:
             return await now.service.chat(body, request)
 
+    @router.post("/v1/responses", response_model=None)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a text or a conversation; nothing is stored."""
+        with deployments.use() as now:
+            return await now.service.respond(body, request)
+
+    @router.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue a prompt."""
+        with deployments.use() as now:
+            return await now.service.complete(body, request)
+
+    return router
+
+
+def messages_router(deployments: Deployments) -> APIRouter:
+    """Anthropic's API."""
+    router = APIRouter(route_class=JsonRoute)
     streamed = {"content": {"text/event-stream": {}}, "description": "a message"}
 
     @router.post("/v1/messages", response_model=None, responses={200: streamed})
@@ -183,18 +202,6 @@ def model_router(deployments: Deployments) -> APIRouter:
         service.check_model(chat.model)
         async with Deadline.of(None, request.app.state.request_timeout).enforced():
             return {"input_tokens": len((await service.chat_prompt(chat)).ids)}
-
-    @router.post("/v1/responses", response_model=None)
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
-        """Answer a text or a conversation; nothing is stored."""
-        with deployments.use() as now:
-            return await now.service.respond(body, request)
-
-    @router.post("/v1/completions", response_model=None)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Continue a prompt."""
-        with deployments.use() as now:
-            return await now.service.complete(body, request)
 
     return router
 

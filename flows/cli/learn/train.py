@@ -223,12 +223,10 @@ def train(
         budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed)
         if published:
             given = budget | named(prompts=prompts, limit=limit, redact=redact or None)
-            import_eagle3(published, pair, dtype, publish, given)
-            return
+            return import_eagle3(published, pair, dtype, publish, given)
         rows = load(prompts, limit, redact=redact) if prompts else None
         budget |= named(prompts=rows, invented=None if prompts else limit)
-        train_eagle3(pair, dtype, publish, budget)
-        return
+        return train_eagle3(pair, dtype, publish, budget)
     settings = named(
         label=label,
         ratio=ratio,
@@ -242,17 +240,17 @@ def train(
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
         report = train_on_traces(kind, opened, found, untouched, verifier)
-    if report.left_out and not isinstance(report, DatastoreReport):
-        say(
-            f"{len(report.left_out)} prompts of {test} are in the training trace too and "
-            "were not tested on"
-        )
     if publish:
         publish_kinds(opened, kind.value)
     if isinstance(report, DatastoreReport):
         typer.echo(report.line())
-    else:
-        show_report(report, opened.workspace.reports)
+        return
+    if report.left_out:
+        say(
+            f"{len(report.left_out)} prompts of {test} are in the training trace too and "
+            "were not tested on"
+        )
+    show_report(report, opened.workspace.reports)
 
 
 def refuse_other_kinds(kind: Trained, given: Mapping[str, object]) -> None:
