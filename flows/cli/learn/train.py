@@ -227,14 +227,10 @@ def train(
         rows = load(prompts, limit, redact=redact) if prompts else None
         budget |= named(prompts=rows, invented=None if prompts else limit)
         return train_eagle3(pair, dtype, publish, budget)
-    settings = named(
-        label=label,
-        ratio=ratio,
-        eta_fp=eta_fp,
-        features=None if features is None else tuple(name.strip() for name in features.split(",")),
-    )
     from draftwell.components.train.datastore import DatastoreReport
 
+    names = None if features is None else tuple(name.strip() for name in features.split(","))
+    settings = named(label=label, ratio=ratio, eta_fp=eta_fp, features=names)
     verifier = VerifierSettings(seed=seed or 0, **settings)
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
