@@ -25,6 +25,8 @@ from draftwell.serving.settings import read_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
+MOST_THREADS = 4096
+"""Above that, a number of threads is a slip."""
 EXIT_FAILED, EXIT_UNDECIDED = 1, 3
 """Exit codes of the gate, with 0 for passed and 2 for an error."""
 
@@ -82,8 +84,8 @@ def read_thread_count(text: str) -> int | None:
     """What --threads says; None: auto."""
 
     threads = read_threads(text)
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise typer.BadParameter(f"{text!r} is neither auto nor a number from 1 on")
+    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS):
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number from 1 to {MOST_THREADS}")
     return threads
 
 
@@ -126,7 +128,9 @@ Prompts = Annotated[
         help="JSONL (or .jsonl.gz) with `prompt` or `turns`. Default: the shipped demo prompts.",
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, max=10**9, help="Use the first N prompts.")
+]
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")
 ]
@@ -137,6 +141,7 @@ PadTarget = Annotated[
     typer.Option(
         "--pad-target",
         min=1.0,
+        max=1e15,
         help=(
             "Pad the target with zeros to this many parameters: the same outputs at the cost "
             "of a larger model."
