@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.serving.runtime.pair import LoadedPair
 
+MOST_THREADS = 4096
+"""Above that, a number of threads is a slip."""
 EXIT_FAILED, EXIT_UNDECIDED = 1, 3
 """Exit codes of the gate, with 0 for passed and 2 for an error."""
 
@@ -88,8 +90,8 @@ def read_thread_count(text: str) -> int | None:
     """What --threads says; None: auto."""
 
     threads = read_threads(text)
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise typer.BadParameter(f"{text!r} is neither auto nor a number from 1 on")
+    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS):
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number from 1 to {MOST_THREADS}")
     return threads
 
 
@@ -132,7 +134,9 @@ Prompts = Annotated[
         help="As of `draftwell collect`. Default: the shipped demo prompts.",
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, max=10**9, help="Use the first N prompts.")
+]
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")
 ]
@@ -143,6 +147,7 @@ PadTarget = Annotated[
     typer.Option(
         "--pad-target",
         min=1.0,
+        max=1e15,
         help=(
             "Pad the target with zeros to this many parameters: the same outputs at the cost "
             "of a larger model."

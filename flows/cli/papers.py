@@ -70,6 +70,7 @@ PadTargets = Annotated[
     typer.Option(
         "--pad-target",
         min=1.0,
+        max=1e15,
         help="Parameters that targets are padded to, 1.1e9 by default. Another number is a "
         "run, and a page, of "
         "its own, without the tables that are counted by replay: padding changes no count.",

@@ -120,17 +120,17 @@ def world(made: World, tmp_path: Path) -> World:
     return World(store, made.spec, made.files, tmp_path)
 
 
-def foreign(world: World, name: str) -> None:
+def foreign(world: World, name: str) -> object:
     """A version that somebody else made of a model of our name."""
-    world.client.create_model_version(name, "/tmp/elsewhere")
+    return world.client.create_model_version(name, "/tmp/elsewhere")
 
 
 def delete_files(world: World, kind: str, pair: str, version: int) -> None:
     shutil.rmtree(world.store.resolve(kind, pair, version).source)
 
 
-def tag(world: World, name: str, key: str, value: str) -> None:
-    world.client.set_model_version_tag(name, "2", key, value)
+def tag(world: World, name: str, key: str, value: str) -> object:
+    return world.client.set_model_version_tag(name, "2", key, value)
 
 
 Step = Callable[[World], object]
