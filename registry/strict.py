@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from draftwell.serving import files
 from draftwell.serving.errors import DraftwellError
 
 
@@ -41,7 +42,7 @@ def validate(model: type[Model], data: Any, where: str) -> Model:
 def read_text(path: Path, fix: str) -> str:
     """The text of a file, or one line that names it and says how to fix it."""
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise DraftwellError(

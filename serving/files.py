@@ -32,6 +32,24 @@ TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 """What they answer where something is in the place of a folder."""
 
 
+MOST_TEXT = 2**28
+"""Bytes of a text that a person names: more is a device without an end, or no text."""
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text that a person names, also from a pipe.
+
+    Raises:
+        OSError: it cannot be read, or is longer than `MOST_TEXT`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    with path.open("rb") as file:
+        data = file.read(MOST_TEXT + 1)
+    if len(data) > MOST_TEXT:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data.decode("utf-8")
+
+
 def sha256_file(path: Path) -> str:
     """Hex sha256 of a file."""
     digest = hashlib.sha256()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
 from draftwell.flows.cli.options import (
     DeviceOption,
@@ -30,6 +30,7 @@ from draftwell.serving.artifacts.base import MANIFEST
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import read_text
 from draftwell.serving.number_format import FORMATS, dtype_of
 
 if TYPE_CHECKING:
@@ -277,8 +278,8 @@ def read_config(path: Path) -> StrategyChoice:
     if path.is_dir():
         return served_choice(DecodingConfig.load(path), 0.0)
     try:
-        found = ConfigFile.model_validate_json(path.read_bytes())
-    except ValidationError as error:
+        found = ConfigFile.model_validate_json(read_text(path))
+    except ValueError as error:
         raise DraftwellError(
             f"{path} names no config: name a decoding_config folder, or JSON such as "
             '{"strategy": "…", "parameters": {…}}',

@@ -201,3 +201,17 @@ def test_a_file_system_without_locks_is_used_without_them_and_said(
         assert len(caplog.records) == count
     with pytest.raises(OSError, match="Input/output"), files.file_lock(tmp_path / "lock"):
         pass
+
+
+def test_a_device_without_an_end_is_not_read_for_ever(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_TEXT", 100)
+    text = root / "text"
+    text.write_text("é" * 50)
+    assert files.read_text(text) == "é" * 50
+    for longer in (root / "longer", Path("/dev/zero")):
+        if longer.parent == root:
+            longer.write_text("é" * 51)
+        with pytest.raises(OSError, match="File too large"):
+            files.read_text(longer)

@@ -17,7 +17,7 @@ from draftwell.components.bench.gpu.card import Card
 from draftwell.components.bench.gpu.limited import State
 from draftwell.components.bench.schema import Frozen
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest, write_json
+from draftwell.serving.files import json_digest, read_text, write_json
 
 
 class PartResult(Frozen):
@@ -83,7 +83,7 @@ def read_results(file: Path) -> GpuResults:
     """
     again = "copy it again from where `make gpu` wrote it"
     try:
-        found = GpuResults.model_validate(json.loads(file.read_text(encoding="utf-8")))
+        found = GpuResults.model_validate(json.loads(read_text(file)))
     except OSError as error:
         raise DraftwellError(
             f"{file} cannot be read ({error.strerror}): {again}", code="results_unreadable"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import read_text
 
 log = logging.getLogger(__name__)
 security_log = logging.getLogger("draftwell.serving.security")
@@ -160,7 +161,7 @@ def read_file(file: Path) -> tuple[Access, ...]:
             (`wrong_key_line`), a key twice (`duplicate_key`) or no key (`no_keys`).
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DraftwellError(
             f"cannot read the API keys in {file} "
