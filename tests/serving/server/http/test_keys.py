@@ -277,15 +277,14 @@ def test_a_file_that_may_be_read_again_is(file: Path, monkeypatch: pytest.Monkey
     file.write_text("one-of-the-server\n")
     keys = Keys(file=file)
     replace(file, "another-of-the-server\n")
-    read_text = Path.read_text
 
-    def forbidden(*_: Any, **__: Any) -> str:
+    def forbidden(path: Path) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", forbidden)
-    keys.follow()
+    with monkeypatch.context() as patch:
+        patch.setattr(keys_module, "read_text", forbidden)
+        keys.follow()
     assert known(keys, "one-of-the-server", "another-of-the-server") == [True, False]
-    monkeypatch.setattr(Path, "read_text", read_text)
     keys.follow()
     assert known(keys, "one-of-the-server", "another-of-the-server") == [False, True]
 
