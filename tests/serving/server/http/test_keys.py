@@ -9,7 +9,6 @@ import os
 import threading
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
