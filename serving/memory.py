@@ -21,7 +21,7 @@ LONGEST_CONTEXT = 4096
 
 def collect_garbage() -> None:
     """Free what refers to itself, and leave the rest out of collections from now on: looking at all
-    that libraries hold takes a quarter of a second, in which no stream goes on."""
+    that libraries hold takes a quarter of a second, in which every stream stands still."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
