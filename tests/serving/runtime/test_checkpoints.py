@@ -394,17 +394,11 @@ def test_a_second_end_token_ends_a_text(folder: Path) -> None:
     assert ours(folder) == {"plain": want, "vanilla_sd": want}
 
 
-def test_rows_of_a_padded_vocabulary_are_never_written(tmp_path: Path) -> None:
-    """Untrained rows may be likelier than all tokens: transformers writes them."""
+def test_rows_of_a_padded_vocabulary_are_ids_as_in_transformers(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "padded", vocab_size=VOCAB + 29)
     rewrite(folder, lambda found: found | {"lm_head.weight": found["lm_head.weight"].flip(0)})
-    padded: Any = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    padded.resize_token_embeddings(VOCAB)
-    padded.save_pretrained(tmp_path / "cut")
-    shutil.copy(folder / "tokenizer.json", tmp_path / "cut")
-    shutil.copy(folder / "tokenizer_config.json", tmp_path / "cut")
-    want = greedy(tmp_path / "cut")
-    assert want != greedy(folder)
+    want = greedy(folder)
+    assert max(want) >= VOCAB
     assert ours(folder) == {"plain": want, "vanilla_sd": want}
 
 
