@@ -24,6 +24,7 @@ from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_nam
 from draftwell.serving.artifacts.pair_files import tokenizer_digest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.failures import room_for
+from draftwell.serving.runtime.models.architecture import settled_length
 from draftwell.serving.runtime.models.text_part import text_part
 
 log = logging.getLogger(__name__)
@@ -174,9 +175,10 @@ def reason_of(error: Exception) -> str:
 
 def context_within(module: Any, wanted: int | None) -> int | None:
     """Positions of a slot of a draft or qualifier: as many as wanted, but no more than it was
-    trained for. Beyond, the target is alone."""
-    trained = getattr(module.config.get_text_config(), "max_position_embeddings", None)
-    return wanted if wanted is None or trained is None else min(wanted, trained)
+    trained for, nor than its rotary factors are settled for. Beyond, the target is alone."""
+    config = module.config.get_text_config()
+    limits = getattr(config, "max_position_embeddings", None), settled_length(config)
+    return None if wanted is None else min(wanted, *(one for one in limits if one is not None))
 
 
 class ReadOnce(nn.ModuleList):
@@ -257,22 +259,6 @@ def build_distilled(draft: DistilledDraft, target: Any, device: str | None = Non
         )
     # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
     return module.to(place).eval()
-
-
-def load_draft_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a draft or a qualifier, which says what its ids mean."""
-    if (
-        not (folder / "tokenizer.json").is_file()
-        and not (folder / "tokenizer_config.json").is_file()
-    ):
-        raise DraftwellError(
-            (
-                f"draft {folder.name} brings no tokenizer, so nobody knows what its ids mean: "
-                "save one next to its weights"
-            ),
-            code="no_tokenizer",
-        )
-    return load_tokenizer(folder)
 
 
 def load_tokenizer(folder: Path) -> Any:

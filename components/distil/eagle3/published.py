@@ -144,7 +144,10 @@ def shapes_of(
         needed["input_norm"] = (states,)
     if config.get("fc_norm"):
         needed |= {f"fc_norm.{i}": (target.hidden_size,) for i in range(layers)}
-    rows = {"lm_head": (tokens, hidden), "embed_tokens": (target.vocab_size, hidden)}
+    rows: dict[str, Shape] = {
+        "lm_head": (tokens, hidden),
+        "embed_tokens": (target.vocab_size, hidden),
+    }
     # the target's are of another width
     return (needed, rows) if hidden == target.hidden_size else (needed | rows, {})
 

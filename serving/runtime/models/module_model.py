@@ -58,7 +58,7 @@ class ModuleModel(Model):
         module: the model.
         slots: where rows of requests are placed.
         head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
-        vocab_size: cut logits to this size (the shared tokenizer's).
+        vocab_size: ids of the logits; None: as many as the model's own.
     """
 
     slots: Slots

@@ -91,11 +91,11 @@ def test_code_of_a_target_is_never_run_for_a_head(
 ) -> None:
     monkeypatch.chdir(own_stores)
     shutil.copytree(deep_pair.parent, tmp_path / "own")
-    file = tmp_path / "own" / "target" / "config.json"
+    settings = tmp_path / "own" / "target" / "config.json"
     code = {"AutoConfig": "configuration_own.Own"}
-    (file.parent / "configuration_own.py").write_text("raise SystemExit(99)")
-    file.write_text(
-        json.dumps(json.loads(file.read_text()) | {"model_type": "own", "auto_map": code})
+    (settings.parent / "configuration_own.py").write_text("raise SystemExit(99)")
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"model_type": "own", "auto_map": code})
     )
     pair = tmp_path / "own" / deep_pair.name
     refused = run(f"train --kind eagle3_head --pair {pair} --published {tmp_path}")
