@@ -82,7 +82,7 @@ def read_published(folder: Path, target: Any, donor: str, provenance: Provenance
     if not all(0 <= layer < count for layer in layers):
         raise refused(folder, f"it reads the layers {list(layers)}, and the target has {count}")
     ids = ids_of(folder, tensors.pop("d2t", None), config["vocab_size"], target.vocab_size)
-    check_tensors(folder, tensors, shapes_of(config, len(ids), len(layers), target))
+    check_tensors(folder, tensors, *shapes_of(config, len(ids), len(layers), target))
     if config["tie_word_embeddings"] and "embed_tokens.weight" in tensors:
         tensors.setdefault("lm_head.weight", tensors["embed_tokens.weight"][ids])
     ids, order = ids.sort()
@@ -119,7 +119,7 @@ Shape = tuple[int, ...]
 def shapes_of(
     config: Mapping[str, Any], tokens: int, layers: int, target: Any
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """The shapes of the weights that a head must have, and of those that it may have, by name."""
+    """The shapes of the weights that a head must have, and of all that it may have, by name."""
     shape, hidden, wide = (
         architecture_of_head(dict(config)),
         config["hidden_size"],
@@ -149,16 +149,16 @@ def shapes_of(
         "embed_tokens": (target.vocab_size, hidden),
     }
     # the target's are of another width
-    return (needed, rows) if hidden == target.hidden_size else (needed | rows, {})
+    return (needed if hidden == target.hidden_size else needed | rows), needed | rows
 
 
 def check_tensors(
     folder: Path,
     tensors: Mapping[str, Tensor],
-    shapes: tuple[Mapping[str, Shape], Mapping[str, Shape]],
+    needed: Mapping[str, Shape],
+    known: Mapping[str, Shape],
 ) -> None:
     """Refuse a head whose weights are not those that are needed, or may be there."""
-    needed, known = shapes[0], {**shapes[0], **shapes[1]}
     if missing := {f"{name}.weight" for name in needed} - tensors.keys():
         raise refused(folder, f"it lacks {min(missing)}")
     for name, tensor in sorted(tensors.items()):
@@ -166,7 +166,7 @@ def check_tensors(
         if wanted is None or not name.endswith(".weight"):
             raise refused(folder, f"it has the tensor {name}, which is not known here")
         # embeddings may have more rows than the target: they are of its ids all the same
-        fits = tensor.shape[1:] == wanted[1:] and len(tensor) >= wanted[0]
+        fits = tensor.shape[:1] >= wanted[:1] and tensor.shape[1:] == wanted[1:]
         if tensor.shape != wanted and not (name == "embed_tokens.weight" and fits):
             raise refused(folder, f"its {name} is {list(tensor.shape)}, and {list(wanted)} fits")
         if tensor.dtype not in FLOATS:

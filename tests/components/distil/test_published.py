@@ -337,6 +337,7 @@ REFUSED: dict[str, tuple[tuple[dict, dict], tuple[str, ...]]] = {
     ),
     "another width": (with_tensors(fc=torch.zeros(HIDDEN, 99)), (*UNKNOWN, "99", "96")),
     "one dimension": (with_tensors(fc=torch.zeros(HIDDEN)), (*UNKNOWN, "fc.weight")),
+    "a number": (with_tensors(norm=torch.tensor(1.0)), (*UNKNOWN, "norm.weight")),
     "whole numbers": (with_tensors(fc=torch.zeros(HIDDEN, 96).char()), (*UNKNOWN, "int8")),
     "tokens of another target": (
         (sglang()[0], random_head() | {"d2t": torch.full((COVERED,), 30)}),
