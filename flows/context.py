@@ -13,7 +13,7 @@ from draftwell.components.collect.plan import is_complete, prompt_hashes
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.base import MANIFEST, Provenance, digest_of, read_manifest
-from draftwell.serving.artifacts.checkpoint import GENERATION
+from draftwell.serving.artifacts.checkpoint import CONFIG, GENERATION, read_object
 from draftwell.serving.artifacts.kinds import find_kind
 from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.errors import DraftwellError
@@ -65,15 +65,14 @@ def encoder_of(space: Workspace) -> LoadedPair:
     """The pair without its models: it encodes prompts as the pair will, and knows stop tokens."""
     from transformers import GenerationConfig
 
-    from draftwell.serving.runtime.model_files import load_tokenizer, read_config
+    from draftwell.serving.runtime.model_files import load_tokenizer
     from draftwell.serving.runtime.pair import LoadedPair
 
     target = space.files().target
     if (target / GENERATION).is_file():
         config = GenerationConfig.from_pretrained(target)
     else:
-        text = read_config(target).get_text_config()
-        config = GenerationConfig(eos_token_id=text.eos_token_id)
+        config = GenerationConfig.from_model_config(read_object(target / CONFIG))
     dtype: Any = space.dtype
     modules: dict[Any, Any] = {"target": SimpleNamespace(generation_config=config)}
     return LoadedPair(
