@@ -72,7 +72,7 @@ def encoder_of(space: Workspace) -> LoadedPair:
     if (target / GENERATION).is_file():
         config = GenerationConfig.from_pretrained(target)
     else:
-        config = GenerationConfig(eos_token_id=read_object(target / CONFIG).get("eos_token_id"))
+        config = GenerationConfig.from_model_config(read_object(target / CONFIG))
     dtype: Any = space.dtype
     modules: dict[Any, Any] = {"target": SimpleNamespace(generation_config=config)}
     return LoadedPair(

@@ -14,7 +14,7 @@ from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.compiled_libraries import wanted_mode
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from draftwell.serving.runtime.model_files import build_distilled
-from draftwell.serving.runtime.pair import LoadedPair, over_slots
+from draftwell.serving.runtime.pair import LoadedPair, on_fast_path, over_slots
 from draftwell.serving.runtime.strategies import build_strategy
 
 
@@ -50,13 +50,14 @@ def with_draft(
         target: loaded with `keep_modules`.
     """
     module = build_distilled(draft, target.modules["target"])
+    rounded = target.dtype == "bfloat16" and on_fast_path(module, max_context)
     model = over_slots(
         module,
         slots=slots,
         max_context=max_context,
         head_tokens=draft.head_tokens,
         vocab_size=target.models["target"].vocab_size,
-        weights="int8" if target.dtype == "bfloat16" else None,
+        weights="int8" if rounded else None,
         compiled=wanted_mode(),
     )
     return replace(

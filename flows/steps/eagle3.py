@@ -35,6 +35,7 @@ from draftwell.serving.artifacts.pair_files import fingerprint, weights_digest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 from draftwell.serving.number_format import dtype_of
+from draftwell.serving.runtime.model_files import read_config
 
 if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
@@ -113,10 +114,8 @@ def run_import_eagle3(space: Workspace, folder: Path) -> Eagle3Head:
     """Put a head that was trained elsewhere for the pair's target into the workspace.
 
     Raises:
-        DraftwellError: as in `published.read_published`.
+        DraftwellError: as in `published.read_published` and `model_files.read_config`.
     """
-    from transformers import AutoConfig
-
     files = space.files()
     made = Provenance(
         pair=space.spec.name,
@@ -124,7 +123,7 @@ def run_import_eagle3(space: Workspace, folder: Path) -> Eagle3Head:
         unknown_prompts=["eagle3_head"],
         parameters={"published": folder.name},
     )
-    target = AutoConfig.from_pretrained(files.target).get_text_config()
+    target = read_config(files.target).get_text_config()
     head = read_published(folder, target, weights_digest(files.target), made)
     space.save(head)
     return head

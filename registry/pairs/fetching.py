@@ -18,7 +18,7 @@ from draftwell.registry.pairs.catalogue import ModelSource, PackageFile, PairSpe
 from draftwell.registry.pairs.convert import convert_gguf, convert_pickled
 from draftwell.serving.artifacts.checkpoint import check_layout
 from draftwell.serving.artifacts.near_copy import RECIPE, NearCopy
-from draftwell.serving.artifacts.pair_files import PairFiles, is_artifact, models_root
+from draftwell.serving.artifacts.pair_files import PairFiles, digests_kept, is_artifact, models_root
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import sha256_file, whole_folder, write_link
 
@@ -86,7 +86,8 @@ def _gguf_file(path: Path) -> Path | None:
 
 
 def _from_gguf(file: Path, say: Progress) -> Path:
-    folder = models_root() / f"{file.stem}-{sha256_file(file)[:12]}"
+    digest = digests_kept([file], file.with_name(f".{file.name}.sha256.json"))[file.name]
+    folder = models_root() / f"{file.stem}-{digest[:12]}"
     if folder.is_dir():
         return folder
     say(f"converting {file.name} to safetensors in float32 (once)")

@@ -59,6 +59,12 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
     generation = read_object(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     for name, settings in ((CONFIG, config), (GENERATION, generation)):
         _check_end_tokens(folder / name, settings.get("eos_token_id"))
+    if (elsewhere := config.get("transformers_weights")) is not None:
+        raise DraftwellError(
+            f"{folder / CONFIG} takes the weights from {elsewhere!r} (transformers_weights), of "
+            f"which nothing is checked: name that file {WEIGHTS} and take the setting out",
+            code="no_weights",
+        )
     method = quantisation(config)
     if method is not None:
         _check_quantisation(folder, method)

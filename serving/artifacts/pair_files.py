@@ -122,7 +122,13 @@ def weights_digest(folder: Path, *, in_full: bool = False) -> str:
         )
     if in_full:
         return _read_in_full(folder, files)
-    known = _read_sidecar(folder)
+    return combine_digests(digests_kept(files, folder / SIDECAR))
+
+
+def digests_kept(files: Sequence[Path], sidecar: Path) -> dict[str, str]:
+    """sha256 of files of different names, by name; a sidecar file keeps them, with the sizes and
+    dates of the files, where it can be written."""
+    known = _read_sidecar(sidecar)
     entries = {}
     for file in files:
         stat = file.stat()
@@ -136,10 +142,8 @@ def weights_digest(folder: Path, *, in_full: bool = False) -> str:
         entries[file.name] = entry
     if entries != known:
         with contextlib.suppress(OSError):
-            write_atomically(
-                folder / SIDECAR, json.dumps(entries, indent=2, sort_keys=True).encode()
-            )
-    return combine_digests({name: str(entry["sha256"]) for name, entry in entries.items()})
+            write_atomically(sidecar, json.dumps(entries, indent=2, sort_keys=True).encode())
+    return {name: str(entry["sha256"]) for name, entry in entries.items()}
 
 
 def _read_in_full(folder: Path, files: Sequence[Path]) -> str:
@@ -164,9 +168,9 @@ def _sha256_once(file: Path, size: int, mtime_ns: int) -> str:
     return sha256_file(file)
 
 
-def _read_sidecar(folder: Path) -> dict[str, object]:
+def _read_sidecar(sidecar: Path) -> dict[str, object]:
     try:
-        known = json.loads((folder / SIDECAR).read_text())
+        known = json.loads(sidecar.read_text())
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}

@@ -24,7 +24,10 @@ from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_nam
 from draftwell.serving.artifacts.pair_files import tokenizer_digest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.failures import room_for
-from draftwell.serving.runtime.models.text_part import text_part
+from draftwell.serving.runtime.models.architecture import settled_length
+from draftwell.serving.runtime.models.text_part import check_text_part, text_part
+from draftwell.serving.runtime.models.transformers_model import PACKED
+from draftwell.serving.runtime.models.unbatched_model import UNBATCHED
 
 log = logging.getLogger(__name__)
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -47,7 +50,8 @@ def read_config(folder: Path) -> Any:
 
     Raises:
         DraftwellError: as `check_checkpoint`; or transformers does not know the model
-            (`unknown_model`) or would have to run its code (`remote_code`).
+            (`unknown_model`), would have to run its code (`remote_code`), or it is none that
+            continues a text here (`unsupported_architecture`).
     """
     from transformers import AutoConfig
 
@@ -56,10 +60,39 @@ def read_config(folder: Path) -> Any:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of any library that looks at a part of it
         raise _unreadable(folder, written, error) from error
-    if quantisation(written) in FULL_WEIGHTS:
+    _check_continues(folder, config)
+    method = quantisation(written)
+    if config.get_text_config() is not config:
+        check_text_part(config)
+        if method is not None and method not in FULL_WEIGHTS:
+            raise DraftwellError(
+                f"{folder} is quantised with {method}, and the text part of {config.model_type} "
+                "models is decoded with full weights: choose those, or FP8",
+                code="unsupported_quantisation",
+            )
+    if method in FULL_WEIGHTS:
         holder = config if hasattr(config, "quantization_config") else config.text_config
         holder.quantization_config |= {"dequantize": True}
     return config
+
+
+def _check_continues(folder: Path, config: Any) -> None:
+    """Refuse encoders, and models of other things than text: transformers would make a part up."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    known = config.model_type in PACKED | UNBATCHED
+    mapped = (
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    )
+    # encoders are mapped as well, for those that were trained as decoders
+    decoder = known or getattr(config, "is_decoder", True)
+    if not mapped or not decoder or getattr(config, "is_encoder_decoder", False):
+        raise DraftwellError(
+            f"{folder} is a {config.model_type} model, which does not continue a text token by "
+            "token: choose another model (docs/models.md names those that work)",
+            code="unsupported_architecture",
+        )
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -84,15 +117,16 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
         with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
             of_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
             auto: Any = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
-            loaded: Any = auto.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # refused below, by name
-                output_loading_info=True,
-            )
+            with errors_alone("transformers.modeling_utils"):  # else a table of such tensors
+                loaded: Any = auto.from_pretrained(
+                    folder,
+                    config=config,
+                    dtype=dtype,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    ignore_mismatched_sizes=True,  # refused below, by name
+                    output_loading_info=True,
+                )
             check_tensors(folder, config, loaded[1])
             module = text_part(loaded[0]).to(device).eval()
             if hasattr(module, "hf_quantizer"):  # compressed-tensors unpacks at the first pass
@@ -103,6 +137,18 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
         raise
     except Exception as error:  # of any library that reads a part of it
         raise _unreadable(folder, config.to_dict(), error) from error
+
+
+@contextmanager
+def errors_alone(logger: str) -> Iterator[None]:
+    """While this lasts, a library logs errors and nothing less."""
+    found = logging.getLogger(logger)
+    level = found.level
+    found.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        found.setLevel(level)
 
 
 def check_tensors(folder: Path, config: Any, found: Mapping[str, Collection[Any]]) -> None:
@@ -174,9 +220,10 @@ def reason_of(error: Exception) -> str:
 
 def context_within(module: Any, wanted: int | None) -> int | None:
     """Positions of a slot of a draft or qualifier: as many as wanted, but no more than it was
-    trained for. Beyond, the target is alone."""
-    trained = getattr(module.config.get_text_config(), "max_position_embeddings", None)
-    return wanted if wanted is None or trained is None else min(wanted, trained)
+    trained for, nor than its rotary factors are settled for. Beyond, the target is alone."""
+    config = module.config.get_text_config()
+    limits = getattr(config, "max_position_embeddings", None), settled_length(config)
+    return None if wanted is None else min(wanted, *(one for one in limits if one is not None))
 
 
 class ReadOnce(nn.ModuleList):
@@ -257,22 +304,6 @@ def build_distilled(draft: DistilledDraft, target: Any, device: str | None = Non
         )
     # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
     return module.to(place).eval()
-
-
-def load_draft_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a draft or a qualifier, which says what its ids mean."""
-    if (
-        not (folder / "tokenizer.json").is_file()
-        and not (folder / "tokenizer_config.json").is_file()
-    ):
-        raise DraftwellError(
-            (
-                f"draft {folder.name} brings no tokenizer, so nobody knows what its ids mean: "
-                "save one next to its weights"
-            ),
-            code="no_tokenizer",
-        )
-    return load_tokenizer(folder)
 
 
 def load_tokenizer(folder: Path) -> Any:

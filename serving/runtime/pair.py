@@ -40,7 +40,6 @@ from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.model_files import (
     build_distilled,
     context_within,
-    load_draft_tokenizer,
     load_module,
     load_tokenizer,
     read_config,
@@ -340,8 +339,9 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     settings = settings or LoadSettings()
     # before they are read: what is replaced meanwhile then differs from what is there
     files_digest = settings_digest(files)
-    for path in files.roles().values():  # all of them, before the weights of one are read
-        if not is_artifact(path) and not is_near_copy(path):
+    for role, path in files.roles().items():  # all of them, before the weights of one are read
+        left_out = role == "qualifier" and not settings.qualifier
+        if not left_out and not is_artifact(path) and not is_near_copy(path):
             read_config(path)
     tokenizer = load_tokenizer(files.target)
     modules: dict[Role, Any] = {}
@@ -351,13 +351,12 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         ("draft", files.draft),
         ("qualifier", files.qualifier if settings.qualifier else None),
     )
-    for role, folder in smaller:
+    for small, folder in smaller:
         if folder is not None:
-            _load_smaller(role, folder, files, settings, tokenizer, modules, models)
+            _load_smaller(small, folder, files, settings, tokenizer, modules, models)
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
-        model.vocab_size = target.vocab_size
         if isinstance(model, LeanLlama) and not settings.keep_modules:
             model.release()
     pair = LoadedPair(
@@ -419,8 +418,9 @@ def _load_smaller(
         log.warning("pair %s: %s", files.name, small.differs)
     modules[role] = module
     weights = copied_weights(folder, settings) if is_near_copy(folder) else None
+    context = context_within(module, settings.max_context)
     on_cpu = module.dtype == torch.bfloat16 and module.device.type == "cpu"
-    if role == "draft" and is_artifact(folder) and on_cpu:
+    if role == "draft" and is_artifact(folder) and on_cpu and on_fast_path(module, context):
         weights = "int8"  # distilled: stored in 8 bits anyway
     models[role] = over_slots(
         module,
@@ -428,7 +428,7 @@ def _load_smaller(
         slots=settings.slots,
         head_tokens=head,
         vocab_size=vocab,
-        max_context=context_within(module, settings.max_context),
+        max_context=context,
         # it is exported first
         release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),
         lender=modules["target"],
@@ -504,7 +504,7 @@ def load_small(
         if settings.pad_target is not None and recipe.padded_share is not None:
             pad_at_least(copied, recipe.padded_share * settings.pad_target)
         return SmallModel(copied)
-    own, theirs = names_of(tokenizer), names_of(load_draft_tokenizer(folder))
+    own, theirs = names_of(tokenizer), names_of(load_tokenizer(folder))
     check_alike(f"{role} {folder.name}", theirs, f"target {files.target.name}", own)
     module = load_module(folder, getattr(torch, dtype_of(settings.dtype)), device)
     rows, their_rows = (one.config.get_text_config().vocab_size for one in (target, module))
@@ -525,6 +525,11 @@ def copied_weights(folder: Path, settings: LoadSettings) -> Weights | None:
     return weights
 
 
+def on_fast_path(module: Any, max_context: int | None) -> bool:
+    """Whether a module runs in layers of ours, over slots of so many positions."""
+    return runs(module) and not row_by_row(module.config.get_text_config(), max_context)
+
+
 def over_slots(
     module: Any, *, release: bool = False, lender: Any = None, **settings: Any
 ) -> ModuleModel:
@@ -537,8 +542,7 @@ def over_slots(
         lender: a module that may have lent it embeddings.
         settings: as `chosen` takes them.
     """
-    by_row = row_by_row(module.config.get_text_config(), settings.get("max_context"))
-    lean = runs(module) and not by_row
+    lean = on_fast_path(module, settings.get("max_context"))
     with released_as_read(module, lender) if release and lean else nullcontext():
         return chosen(module, **settings)
 
@@ -560,15 +564,14 @@ def chosen(
     Raises:
         DraftwellError: `weights` for a module that is not on the fast path.
     """
-    by_row = row_by_row(module.config.get_text_config(), settings.get("max_context"))
-    if weights is not None and (by_row or not runs(module)):
+    if weights is not None and not on_fast_path(module, settings.get("max_context")):
         raise DraftwellError(
             f"{module.config.model_type} models have no {weights} weights here, only "
             "Llama-like ones on the fast path: "
             "load the pair with full weights",
             code="weights_unsupported",
         )
-    if by_row:
+    if row_by_row(module.config.get_text_config(), settings.get("max_context")):
         return UnbatchedModel(module, **settings)
     on_cuda = module.device.type == "cuda"
     if not runs(module):
@@ -599,6 +602,7 @@ def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
         slots=slots,
         max_context=draft.max_context,
         head_tokens=head,
+        vocab_size=draft.vocab_size,
         cores=cores[: min(MOST_ONNX_CORES, usable_cores())],
     )
     made.stand_ins = draft.stand_ins

@@ -30,6 +30,7 @@ from draftwell.serving.format import FORMAT
 from draftwell.serving.number_format import WEIGHTS, Weights, named
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import profile, verifier
+from tests.support.models.matrix import ROWS
 from tests.support.patching import replace_everywhere
 
 MARK = "f" * 64
@@ -175,6 +176,18 @@ def test_end_tokens_of_the_config_alone_are_known_without_the_models(
     (folder / "target" / "generation_config.json").unlink()
     settings = json.loads((folder / "target" / "config.json").read_text())
     (folder / "target" / "config.json").write_text(json.dumps(settings | {"eos_token_id": [1, 7]}))
+    assert {1, 7} <= encoder_of(Workspace(str(folder / pair_file.name))).stop_tokens
+
+
+def test_end_tokens_of_a_text_part_are_known_without_the_models(
+    own_stores: Path, pair_file: Path
+) -> None:
+    (row,) = (row for row in ROWS if row.name == "Gemma 3 with images")
+    folder = shutil.copytree(pair_file.parent, own_stores / "files")
+    module = row.module()
+    module.config.text_config.eos_token_id = [1, 7]
+    module.save_pretrained(folder / "target")
+    (folder / "target" / "generation_config.json").unlink()
     assert {1, 7} <= encoder_of(Workspace(str(folder / pair_file.name))).stop_tokens
 
 

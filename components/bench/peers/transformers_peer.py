@@ -37,7 +37,12 @@ def transformers_peers(pair: LoadedPair, gamma: int) -> PeerGroup:
     notes = [f"attention: {attention}; cache: transformers' default"]
     group = PeerGroup([TransformersPeer(pair, "autoregressive")], notes, transformers.__version__)
     draft = pair.modules.get("draft")
-    if draft is not None:
+    if draft is not None and draft.config.vocab_size != target.config.vocab_size:
+        group.notes.append(
+            f"no assisted: transformers refuses a draft of {draft.config.vocab_size} ids beside a "
+            f"target of {target.config.vocab_size}"
+        )
+    elif draft is not None:
         settings = draft.generation_config
         settings.num_assistant_tokens = gamma
         settings.num_assistant_tokens_schedule = "constant"

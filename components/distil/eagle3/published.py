@@ -11,6 +11,7 @@ neither is there.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,9 @@ from torch import Tensor
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.eagle3_head import CONFIG, Eagle3Head
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.models.eagle3_layer import NORMS
+from draftwell.serving.runtime.models.eagle3_model import architecture_of_head, rope_table
+from draftwell.serving.runtime.models.unbatched_model import row_by_row
 
 COPIED = (
     "hidden_size",
@@ -39,6 +43,14 @@ COPIED = (
     "eos_token_id",
 )
 """Settings of the layer that are taken over."""
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 SWITCHES = (
     "norm_before_residual",
     "norm_before_fc",
@@ -46,14 +58,7 @@ SWITCHES = (
     "norm_output",
     "target_hidden_size",
 )
-LAYER = (
-    *(f"self_attn.{one}_proj" for one in "qkvo"),
-    *(f"mlp.{one}_proj" for one in ("gate", "up", "down")),
-    *("input_layernorm", "hidden_norm", "post_attention_layernorm"),
-)
-NEEDED = {f"{name}.weight" for name in ("fc", "norm", *(f"midlayer.{one}" for one in LAYER))}
-OPTIONAL = re.compile(r"(input_norm|fc_norm\.\d|lm_head|embed_tokens)\.weight")
-"""With `NEEDED` all that the model beside the target computes with."""
+READ_LAYERS = "eagle_aux_hidden_state_layer_ids"
 IGNORED = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq|t2d")
 
 
@@ -67,27 +72,17 @@ def read_published(folder: Path, target: Any, donor: str, provenance: Provenance
         DraftwellError: no head (`no_head`), weights in another format (`no_weights`), parts that
             are not known here, or a head of another target (`unsupported_head`).
     """
-    config = settings_of(folder)
-    tensors = tensors_of(folder)
-    shifts = tensors.pop("d2t", None)
-    unknown = [name for name in tensors.keys() - NEEDED if not OPTIONAL.fullmatch(name)]
-    if unknown or config["num_hidden_layers"] != 1:
-        what = f"the tensor {min(unknown)}" if unknown else "another number of layers than one"
-        raise refused(folder, f"it has {what}, which is not known here")
-    if missing := NEEDED - tensors.keys():
-        raise refused(folder, f"it lacks {min(missing)}")
-    layers = layers_of(config, target.num_hidden_layers)
-    width = len(layers) * target.hidden_size
-    if tensors["fc.weight"].shape[1] != width:
-        raise refused(
-            folder,
-            f"it reads {tensors['fc.weight'].shape[1]} numbers, and {len(layers)} layers of the "
-            f"target have {width}: it was made for another target",
-        )
-    count = len(shifts) if shifts is not None else config["vocab_size"]
-    ids = torch.arange(count) + (shifts if shifts is not None else 0)
-    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
-        raise refused(folder, f"its tokens lie beyond the {target.vocab_size} of the target")
+    config, tensors = settings_of(folder), tensors_of(folder)
+    count = target.num_hidden_layers
+    layers = tuple(config.pop("layers") or (2, count // 2, count - 3))
+    if config["num_hidden_layers"] != 1:
+        raise refused(folder, "it has another number of layers than one, which is not known here")
+    if row_by_row(target, None):
+        raise refused(folder, f"{target.model_type} models keep no states for a head")
+    if not all(0 <= layer < count for layer in layers):
+        raise refused(folder, f"it reads the layers {list(layers)}, and the target has {count}")
+    ids = ids_of(folder, tensors.pop("d2t", None), config["vocab_size"], target.vocab_size)
+    check_tensors(folder, tensors, *shapes_of(config, len(ids), len(layers), target))
     if config["tie_word_embeddings"] and "embed_tokens.weight" in tensors:
         tensors.setdefault("lm_head.weight", tensors["embed_tokens.weight"][ids])
     ids, order = ids.sort()
@@ -95,20 +90,94 @@ def read_published(folder: Path, target: Any, donor: str, provenance: Provenance
         tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
     config |= {
         "vocab_size": target.vocab_size,
-        "draft_vocab_size": count,
+        "draft_vocab_size": len(ids),
+        "target_hidden_size": target.hidden_size,
         "tie_word_embeddings": False,
         "torch_dtype": str(tensors["fc.weight"].dtype).removeprefix("torch."),
-        "eagle_aux_hidden_state_layer_ids": list(layers),
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]},
+        READ_LAYERS: list(layers),
+        "eagle_config": {READ_LAYERS: [layer - 1 for layer in layers]},
     }
     return Eagle3Head(tensors, config, ids, layers, donor, provenance)
+
+
+def ids_of(folder: Path, shifts: Tensor | None, count: int, vocab: int) -> Tensor:
+    """The target's id of each token of a head, `[count]`."""
+    shifts = torch.zeros(count, dtype=torch.long) if shifts is None else shifts
+    if shifts.dim() != 1 or shifts.is_floating_point() or not len(shifts):
+        raise refused(folder, "its d2t is no list of offsets")
+    ids = torch.arange(len(shifts)) + shifts
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise refused(folder, f"its tokens lie beyond the {vocab} of the target")
+    if len(ids.unique()) < len(ids):
+        raise refused(folder, "its d2t names a token twice")
+    return ids
+
+
+Shape = tuple[int, ...]
+
+
+def shapes_of(
+    config: Mapping[str, Any], tokens: int, layers: int, target: Any
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """The shapes of the weights that a head must have, and of all that it may have, by name."""
+    shape, hidden, wide = (
+        architecture_of_head(dict(config)),
+        config["hidden_size"],
+        config["intermediate_size"],
+    )
+    states, queries, keys = (
+        target.hidden_size * layers,
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+    )
+    needed: dict[str, Shape] = {
+        "fc": (hidden, states),
+        "norm": (hidden,),
+        **{f"midlayer.self_attn.{one}_proj": (keys, 2 * hidden) for one in "kv"},
+        "midlayer.self_attn.q_proj": (queries, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, queries),
+        **{f"midlayer.mlp.{one}_proj": (wide, hidden) for one in ("gate", "up")},
+        "midlayer.mlp.down_proj": (hidden, wide),
+        **{f"midlayer.{name}": (hidden,) for name in NORMS if name != "norm"},
+    }
+    if config.get("norm_before_fc"):
+        needed["input_norm"] = (states,)
+    if config.get("fc_norm"):
+        needed |= {f"fc_norm.{i}": (target.hidden_size,) for i in range(layers)}
+    rows: dict[str, Shape] = {
+        "lm_head": (tokens, hidden),
+        "embed_tokens": (target.vocab_size, hidden),
+    }
+    # the target's are of another width
+    return (needed if hidden == target.hidden_size else needed | rows), needed | rows
+
+
+def check_tensors(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    needed: Mapping[str, Shape],
+    known: Mapping[str, Shape],
+) -> None:
+    """Refuse a head whose weights are not those that are needed, or may be there."""
+    if missing := {f"{name}.weight" for name in needed} - tensors.keys():
+        raise refused(folder, f"it lacks {min(missing)}")
+    for name, tensor in sorted(tensors.items()):
+        wanted = known.get(name.removesuffix(".weight"))
+        if wanted is None or not name.endswith(".weight"):
+            raise refused(folder, f"it has the tensor {name}, which is not known here")
+        # embeddings may have more rows than the target: they are of its ids all the same
+        fits = tensor.shape[:1] >= wanted[:1] and tensor.shape[1:] == wanted[1:]
+        if tensor.shape != wanted and not (name == "embed_tokens.weight" and fits):
+            raise refused(folder, f"its {name} is {list(tensor.shape)}, and {list(wanted)} fits")
+        if tensor.dtype not in FLOATS:
+            raise refused(folder, f"its {name} is {tensor.dtype}, which is not read here")
 
 
 def refused(folder: Path, why: str) -> DraftwellError:
     """The error where a head cannot run here."""
     return DraftwellError(
-        f"the head in {folder} cannot run beside this target: {why}; train one with `draftwell "
-        "train --kind eagle3_head`",
+        f"the head in {folder} cannot run beside this target: {why}; choose a head "
+        "that was made for this target",
         code="unsupported_head",
     )
 
@@ -120,33 +189,33 @@ def settings_of(folder: Path) -> dict[str, Any]:
         layer = found.get("transformer_layer_config", found)
         settings = {name: layer[name] for name in COPIED if name in layer}
         settings.setdefault("num_key_value_heads", settings["num_attention_heads"])
+        if any(type(settings[name]) is not int or settings[name] < 1 for name in SIZES):
+            raise ValueError("sizes")
         settings.setdefault("max_position_embeddings", 8192)
         settings["rms_norm_eps"] = layer.get("rms_norm_eps", 1e-6)
         rope = layer.get("rope_parameters") or {}
         scaling = layer.get("rope_scaling") or (rope if "rope_type" in rope else None)
         switches = {name: found[name] for name in SWITCHES if found.get(name)}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        described: dict[str, Any] = {
+            **settings,
+            **switches,
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": layer.get("num_hidden_layers", 1),
+            "rope_theta": layer.get("rope_theta") or rope.get("rope_theta") or 10000.0,
+            "rope_scaling": scaling,
+            "tie_word_embeddings": bool(found.get("tie_word_embeddings")),
+            "layers": layers_of(found),
+        }
+        head_dim = architecture_of_head(described).head_dim
+        rope_table(described, head_dim, 1, torch.device("cpu"))
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise DraftwellError(
             f"{folder} holds no EAGLE-3 head (its config.json has no layer that could be one): "
             "name the folder of a head, with config.json and model.safetensors",
             code="no_head",
         ) from error
-    named = {
-        name: found[name]
-        for name in ("eagle_aux_hidden_state_layer_ids", "eagle_config")
-        if found.get(name)
-    }
-    return {
-        **settings,
-        **switches,
-        **named,
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": layer.get("num_hidden_layers", 1),
-        "rope_theta": layer.get("rope_theta") or rope.get("rope_theta") or 10000.0,
-        "rope_scaling": scaling,
-        "tie_word_embeddings": bool(found.get("tie_word_embeddings")),
-    }
+    return described
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
@@ -174,10 +243,10 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     return {known: found[name] for name, known in names.items() if not IGNORED.fullmatch(known)}
 
 
-def layers_of(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """The layers whose input states a head reads, of a target with `count` layers."""
-    if named := config.get("eagle_aux_hidden_state_layer_ids"):
-        return tuple(named)
-    if named := config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids"):
-        return tuple(layer + 1 for layer in named)
-    return 2, count // 2, count - 3
+def layers_of(found: Mapping[str, Any]) -> list[int]:
+    """The layers whose input states a head reads, as its configuration names them; none where it
+    names none."""
+    if named := found.get(READ_LAYERS):
+        return [operator.index(layer) for layer in named]
+    named = (found.get("eagle_config") or {}).get(READ_LAYERS) or []
+    return [operator.index(layer) + 1 for layer in named]

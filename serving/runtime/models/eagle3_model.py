@@ -266,8 +266,8 @@ def architecture_of_head(config: dict[str, Any]) -> Architecture:
     if scaling not in (None, *SCALINGS) or activation != "silu":
         raise DraftwellError(
             f"this head scales its rotary positions by {scaling} and has the activation "
-            f"{activation}, and only {', '.join(SCALINGS)} and silu are supported: train one "
-            "with `draftwell train --kind eagle3_head`",
+            f"{activation}, and only {', '.join(SCALINGS)} and silu are supported: choose another "
+            "head",
             code="unsupported_architecture",
         )
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

@@ -58,7 +58,7 @@ class ModuleModel(Model):
         module: the model.
         slots: where rows of requests are placed.
         head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
-        vocab_size: cut logits to this size (the shared tokenizer's).
+        vocab_size: ids of the logits; None: as many as the model's own.
     """
 
     slots: Slots
@@ -99,7 +99,11 @@ class ModuleModel(Model):
     def head_weight(self) -> Tensor:
         """`[head, hidden]`: the rows of the output embedding that the head covers."""
         weight: Tensor = self.module.get_output_embeddings().weight
-        return weight if self.head_tokens is None else weight[self.head_tokens].contiguous()
+        if self.head_tokens is None:
+            return weight
+        count = len(self.head_tokens)
+        first = int(self.head_tokens[-1]) == count - 1  # ascending: no copy of the first rows
+        return weight[:count] if first else weight[self.head_tokens].contiguous()
 
     @torch.inference_mode()
     def head_rows(self, tokens: Tensor) -> Tensor:

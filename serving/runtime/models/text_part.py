@@ -29,11 +29,22 @@ SAME_AS = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text"
 """Text parts that are another type in text, where their three rotary positions are equal."""
 
 
+def check_text_part(config: Any) -> None:
+    """Refuse a model of more than text whose text part nobody has compared
+    (`unsupported_architecture`)."""
+    if config.model_type not in WITH_IMAGES:
+        raise DraftwellError(
+            f"the text part of {config.model_type} models has not been compared with transformers "
+            "here: choose another model (docs/models.md names those that work)",
+            code="unsupported_architecture",
+        )
+
+
 def text_part(module: Any) -> Any:
     """The module itself, or the causal language model of text that it holds, with its weights.
 
     Raises:
-        DraftwellError: nobody has compared it (`unsupported_architecture`).
+        DraftwellError: as `check_text_part`.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -41,13 +52,7 @@ def text_part(module: Any) -> Any:
     own = module.config.get_text_config()
     if own is module.config:
         return module
-    name = module.config.model_type
-    if name not in WITH_IMAGES:
-        raise DraftwellError(
-            f"the text part of {name} models has not been compared with transformers here: choose "
-            "another model (docs/models.md names those that work)",
-            code="unsupported_architecture",
-        )
+    check_text_part(module.config)
     settings = own.to_dict()
     kind = settings.pop("model_type")
     config = AutoConfig.for_model(SAME_AS.get(kind, kind), **settings)

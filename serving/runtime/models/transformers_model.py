@@ -144,7 +144,7 @@ class TransformersModel(ModuleModel):
         slots: number of concurrent requests.
         max_context: positions of a slot; None takes the model's own limit, at most 4096.
         head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
-        vocab_size: cut logits to this size (the shared tokenizer's).
+        vocab_size: ids of the logits; None: as many as the model's own.
 
     Attributes:
         features: layers before which hidden states are kept for a head; none until

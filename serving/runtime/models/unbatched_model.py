@@ -140,7 +140,7 @@ class UnbatchedModel(ModuleModel):
         border, end = self._border, start + len(ids)
         if border is None:
             return self._fed(ids, self.slots.cache(slot))[0]
-        if start < border < end:
+        if 0 < start < border < end:
             before, behind = ids.split([border - start, end - border])
             return torch.cat([self._row(slot, start, before), self._row(slot, border, behind)])
         known = self.slots.last_texts.get(slot, ids[:0])

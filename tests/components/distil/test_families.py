@@ -4,12 +4,14 @@ over slots without a loss."""
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config
 
 from draftwell.components.distil.artifact import to_artifact, with_draft
 from draftwell.components.distil.corpus import read_corpus, write_corpus
@@ -24,9 +26,14 @@ from draftwell.components.distil.family import (
 from draftwell.components.distil.training import Recipe, head_of, losses, train_draft
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from draftwell.serving.runtime.model_files import build_distilled
+from draftwell.serving.artifacts.pair_files import PairFiles, weights_digest
+from draftwell.serving.runtime.model_files import build_distilled, load_module
+from draftwell.serving.runtime.models.lean_llama import LeanLlama
+from draftwell.serving.runtime.models.transformers_model import TransformersModel
+from draftwell.serving.runtime.pair import LoadSettings, load_pair
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
+from tests.support.models.checkpoints import checkpoint
 from tests.support.models.families import (
     CONTEXT,
     FAMILIES,
@@ -187,6 +194,28 @@ def test_drafting_over_slots_loses_nothing(learnt: SimpleNamespace) -> None:
         assert drafted.output == plain.output
         accepted += drafted.session.stats.accepted
     assert accepted > 0
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_draft_in_bfloat16_is_rounded_where_layers_of_ours_run(kind: str, tmp_path: Path) -> None:
+    """Others keep full weights: a draft that was distilled for days must load."""
+    config = GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=259) if kind == "gpt2" else None
+    files = PairFiles("tiny", checkpoint(tmp_path / "target", config), tmp_path / "draft")
+    assert files.draft is not None
+    module = load_module(files.target, torch.bfloat16, "cpu")
+    artifact = to_artifact(
+        keep_layers(module, (0, 1)), torch.arange(99), weights_digest(files.target), MADE
+    )
+    artifact.save(files.draft)
+    loaded = load_pair(files, LoadSettings(dtype="bfloat16", keep_modules=True))
+    made = with_draft(loaded, artifact, slots=1, max_context=64)
+    for pair in (loaded, made):
+        draft = pair.models["draft"]
+        assert isinstance(draft, LeanLlama if kind == "llama" else TransformersModel)
+        job = pair.engine().generate(
+            [5, 6, 7], pair.sampling(max_tokens=8), build_strategy("vanilla_sd")
+        )
+        assert job.session.stats.drafted > 0
 
 
 @pytest.mark.parametrize(

@@ -315,41 +315,95 @@ def without(name: str) -> dict:
     return {key: one for key, one in random_head().items() if key != name}
 
 
-REFUSED: dict[str, tuple[dict, dict, tuple[str, ...]]] = {
-    "biases": (
-        sglang()[0],
-        random_head() | {"midlayer.self_attn.q_proj.bias": torch.zeros(32)},
-        ("unsupported_head", "q_proj.bias"),
-    ),
-    "two layers": (
-        sglang(num_hidden_layers=2)[0],
-        random_head(),
-        ("unsupported_head", "layers"),
-    ),
+def with_tensors(**changed: Tensor) -> tuple[dict, dict]:
+    """A head with other weights, by the names of their modules."""
+    other = {f"{name.replace('__', '.')}.weight": one for name, one in changed.items()}
+    return sglang()[0], random_head() | other
+
+
+def reading(layers: Any) -> tuple[dict, dict]:
+    found: tuple[dict, dict] = speculators(eagle_aux_hidden_state_layer_ids=layers)
+    return found
+
+
+BIASED = {"midlayer.self_attn.q_proj.bias": torch.zeros(32)}
+UNKNOWN = ("unsupported_head", "made for this target")
+REFUSED: dict[str, tuple[tuple[dict, dict], tuple[str, ...]]] = {
+    "biases": ((sglang()[0], random_head() | BIASED), (*UNKNOWN, "q_proj.bias")),
+    "two layers": (sglang(num_hidden_layers=2), (*UNKNOWN, "layers")),
     "a tensor too few": (
-        sglang()[0],
-        without("midlayer.hidden_norm.weight"),
-        ("unsupported_head", "hidden_norm"),
+        (sglang()[0], without("midlayer.hidden_norm.weight")),
+        (*UNKNOWN, "hidden_norm"),
     ),
-    "another width": (
-        sglang()[0],
-        random_head() | {"fc.weight": torch.zeros(HIDDEN, 99)},
-        ("unsupported_head", "99", "96"),
-    ),
+    "another width": (with_tensors(fc=torch.zeros(HIDDEN, 99)), (*UNKNOWN, "99", "96")),
+    "one dimension": (with_tensors(fc=torch.zeros(HIDDEN)), (*UNKNOWN, "fc.weight")),
+    "a number": (with_tensors(norm=torch.tensor(1.0)), (*UNKNOWN, "norm.weight")),
+    "whole numbers": (with_tensors(fc=torch.zeros(HIDDEN, 96).char()), (*UNKNOWN, "int8")),
     "tokens of another target": (
-        sglang()[0],
-        random_head() | {"d2t": torch.full((COVERED,), 30)},
-        ("unsupported_head", "61"),
+        (sglang()[0], random_head() | {"d2t": torch.full((COVERED,), 30)}),
+        (*UNKNOWN, "61"),
     ),
+    "a token twice": (
+        (sglang()[0], random_head() | {"d2t": -torch.arange(COVERED)}),
+        (*UNKNOWN, "twice"),
+    ),
+    "no list of offsets": ((sglang()[0], random_head() | {"d2t": torch.zeros(2)}), UNKNOWN),
+    "fewer output rows than tokens": (
+        with_tensors(lm_head=torch.zeros(COVERED - 1, HIDDEN)),
+        (*UNKNOWN, "lm_head", "39", "40"),
+    ),
+    "more output rows than tokens": (
+        with_tensors(lm_head=torch.zeros(COVERED + 1, HIDDEN)),
+        (*UNKNOWN, "lm_head", "41"),
+    ),
+    "embeddings of fewer ids than the target's": (
+        with_tensors(embed_tokens=torch.zeros(VOCAB - 3, HIDDEN)),
+        (*UNKNOWN, "embed_tokens", "58", "61"),
+    ),
+    "embeddings of another width": (
+        with_tensors(embed_tokens=torch.zeros(VOCAB, HIDDEN + 8)),
+        (*UNKNOWN, "embed_tokens"),
+    ),
+    "heads that do not fit the matrices": (sglang(num_attention_heads=8), (*UNKNOWN, "o_proj")),
+    "a norm that is not there": (speculators(norm_before_fc=True), (*UNKNOWN, "input_norm")),
+    "a norm too few": (speculators(fc_norm=True, head={"norms": 2}), (*UNKNOWN, "fc_norm.2")),
+    "layers beyond the target": (reading([2, 4, 41]), (*UNKNOWN, "41", "8")),
+    "no layers": (reading("abc"), ("no_head",)),
+    "no named layers": (sglang(eagle_config=[1]), ("no_head",)),
+    "no size": (sglang(hidden_size="32"), ("no_head",)),
+    "no vocabulary": (sglang(vocab_size=None), ("no_head",)),
+    "no rope": (sglang(rope_scaling="yarn"), ("no_head",)),
+    "a rope without its factor": (sglang(rope_scaling={"rope_type": "yarn"}), ("no_head",)),
+    "rope that depends on the text": (
+        sglang(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+        ("unsupported_architecture", "dynamic", "choose another head"),
+    ),
+    "another activation": (sglang(hidden_act="gelu"), ("unsupported_architecture", "gelu")),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_refused_by_name(case: str, tmp_path: Path) -> None:
-    config, tensors, (code, *names) = REFUSED[case]
+    (config, tensors), (code, *names) = REFUSED[case]
     write(tmp_path / "head", config, tensors)
     with raises_code(code, *names):
         read(tmp_path / "head", llama(num_hidden_layers=LAYERS))
+
+
+def test_a_target_that_keeps_no_states_has_no_head(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    sizes = {name: LAYER[name] for name in ("hidden_size", "vocab_size", "head_dim")}
+    for kind in ("gpt_oss", "deepseek_v3", "llama4_text"):
+        target = AutoConfig.for_model(kind, **sizes, num_hidden_layers=LAYERS)
+        with raises_code("unsupported_head", kind):
+            read_published(write(tmp_path, *sglang()), target, "d" * 64, ORIGIN)
+
+
+def test_embeddings_may_have_more_rows_than_the_target(tmp_path: Path) -> None:
+    config, tensors = with_tensors(embed_tokens=torch.ones(VOCAB + 3, HIDDEN))
+    head = read(write(tmp_path, config, tensors), llama(num_hidden_layers=LAYERS))
+    assert len(head.state["embed_tokens.weight"]) == VOCAB + 3
 
 
 def test_pickled_weights_and_other_folders_are_refused(tmp_path: Path) -> None:

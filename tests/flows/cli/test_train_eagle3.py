@@ -86,6 +86,23 @@ def test_a_head_that_was_trained_elsewhere_is_taken_over(
     assert "--published: not for --kind verifier" in refused.stderr
 
 
+def test_code_of_a_target_is_never_run_for_a_head(
+    run: Any, own_stores: Path, deep_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_stores)
+    shutil.copytree(deep_pair.parent, tmp_path / "own")
+    settings = tmp_path / "own" / "target" / "config.json"
+    code = {"AutoConfig": "configuration_own.Own"}
+    (settings.parent / "configuration_own.py").write_text("raise SystemExit(99)")
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"model_type": "own", "auto_map": code})
+    )
+    pair = tmp_path / "own" / deep_pair.name
+    refused = run(f"train --kind eagle3_head --pair {pair} --published {tmp_path}")
+    assert refused.exit_code == 2, refused.exception
+    assert "which is never run" in refused.stderr
+
+
 def test_a_head_is_trained_registered_and_drafted_with(
     run: Any,
     own_stores: Path,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from draftwell.registry.pairs import PairSpec, fetch
+from draftwell.registry.pairs import PairSpec, fetch, fetching
+from draftwell.serving.artifacts import pair_files
 from tests.support.errors import raises_code
 from tests.support.models.checkpoints import BYTES, PROMPT, SPECIAL
 
@@ -108,6 +109,20 @@ def test_a_gguf_file_is_the_model_that_transformers_reads_from_it(
     known: Any = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     assert tokenizer("abc cab")["input_ids"] == known("abc cab")["input_ids"]
+
+
+def test_a_gguf_file_is_hashed_once_as_long_as_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", "llama")
+    folder = fetched(file)
+    pair_files._sha256_once.cache_clear()  # as in another process
+    with monkeypatch.context() as patch:
+        for module in (pair_files, fetching):
+            patch.setattr(module, "sha256_file", lambda _: pytest.fail("it was read again"))
+        assert fetched(file) == folder
+    write_gguf(file, "qwen2")
+    assert fetched(file) != folder
 
 
 def test_what_cannot_be_converted_is_refused_by_one_line_and_leaves_nothing(

@@ -1,5 +1,9 @@
 """Every pair of the catalogue by the published facts of its tokenizers: what the rule of pairs
-makes of them, and that it knows families apart."""
+makes of them, and that it knows families apart.
+
+Names of ordinary tokens are made up, the same within a family: what is checked is the numbers of
+rows and tokens and the special tokens that are given, not which family a model belongs to.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ it did."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from draftwell.serving.runtime.model_files import context_within, load_module, r
 from draftwell.serving.runtime.models import lean_llama
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.pair import LoadSettings, load_pair, over_slots
+from tests.support.errors import raises_code
+from tests.support.models.checkpoints import edit
 from tests.support.models.llama_shapes import llama, random_tokens
+from tests.support.models.matrix import ROWS
 
 LAYERS = 4
 
@@ -108,6 +112,27 @@ def test_lent_embeddings_are_copied_once(tmp_path: Path) -> None:
 def test_a_small_models_context_is_what_it_was_trained_for() -> None:
     module = llama()
     assert [context_within(module, wanted) for wanted in (None, 64, 4096)] == [None, 64, 128]
+
+
+@pytest.mark.parametrize("name", ["Llama, LongRoPE", "Phi-3, LongRoPE"])
+def test_a_small_models_context_ends_where_its_rotary_factors_change(name: str) -> None:
+    (row,) = (row for row in ROWS if row.name == name)
+    module = row.module()
+    context = context_within(module, 128)
+    assert context == 32 < module.config.max_position_embeddings
+    assert isinstance(over_slots(module, max_context=context), LeanLlama)
+
+
+def test_a_qualifier_that_is_not_loaded_is_not_read(
+    tiny_models: dict[Role, Path], tmp_path: Path
+) -> None:
+    qualifier = shutil.copytree(tiny_models["draft"], tmp_path / "qualifier")
+    edit(qualifier / "config.json", model_type="nobody")
+    files = PairFiles("tiny", tiny_models["target"], tiny_models["draft"], qualifier)
+    pair = load_pair(files, LoadSettings(dtype="float32", qualifier=False))
+    assert set(pair.models) == {"target", "draft"}
+    with raises_code("unknown_model", "nobody"):
+        load_pair(files, LoadSettings(dtype="float32"))
 
 
 def test_a_pair_may_have_a_target_with_a_longer_context_than_its_draft(

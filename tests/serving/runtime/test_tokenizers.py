@@ -279,6 +279,18 @@ def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(
         load_pair(PairFiles("tiny", folder), LoadSettings(dtype="float32"))
 
 
+def test_a_draft_may_have_a_tekken_file_alone(tmp_path: Path) -> None:
+    folders = [tmp_path / "target", tmp_path / "draft"]
+    for folder in folders:
+        checkpoint(folder, vocab_size=262)
+        for file in folder.glob("tokenizer*"):
+            file.unlink()
+        tekken(folder)
+    pair = load_pair(PairFiles("tiny", *folders), LoadSettings(dtype="float32"))
+    assert set(pair.models) == {"target", "draft"}
+    assert not pair.models["draft"].stand_ins
+
+
 TURN = [{"role": "user", "content": "ab"}]
 NAMED = [
     {"name": "default", "template": "D{{ messages[0].content }}"},

@@ -237,6 +237,16 @@ def test_a_draft_proposes_what_it_shares_and_nothing_else(
         assert torch.allclose(span.values, wanted[:, sorted(shared)], atol=2e-4)
 
 
+def test_a_head_of_the_first_ids_is_no_copy() -> None:
+    module = tiny_module(WORDS, WORDS - 1)
+    rows = module.get_output_embeddings().weight
+    first = over_slots(module, head_tokens=torch.arange(WORDS - 3)).head_weight
+    assert first.data_ptr() == rows.data_ptr()
+    assert torch.equal(first, rows[: WORDS - 3])
+    others = torch.arange(1, WORDS)
+    assert torch.equal(over_slots(module, head_tokens=others).head_weight, rows[others])
+
+
 def test_what_differs_is_listed_once(
     made: tuple[Case, PairFiles], caplog: pytest.LogCaptureFixture
 ) -> None:

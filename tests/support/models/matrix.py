@@ -146,8 +146,8 @@ def way_of(pair: LoadedPair) -> str:
 
 
 def check(row: Row, folder: Path) -> Outcome:
-    """Decode a row's model plainly, one prompt after another, and by vanilla speculative decoding,
-    both at once, and compare with transformers.
+    """Decode a row's model plainly, one prompt alone and both at once, and both at once by vanilla
+    speculative decoding, and compare with transformers.
 
     Raises:
         AssertionError: a text differs, or is too dull to tell.
@@ -170,16 +170,13 @@ def compare(pair: LoadedPair, module: Any) -> None:
     wanted = [generated(module, prompt) for prompt in PROMPTS]
     assert min(len(set(text)) for text in wanted) >= 20, [len(set(text)) for text in wanted]
     engine, sampling = pair.engine(), Sampling(max_tokens=TOKENS)
-    plain = [
-        engine.generate(prompt, sampling, build_strategy("autoregressive")).output
-        for prompt in PROMPTS
-    ]
-    assert plain == wanted
-    jobs = [
-        engine.submit(prompt, sampling, build_strategy("vanilla_sd", {"num_speculative_tokens": 4}))
-        for prompt in PROMPTS
-    ]
-    engine.run(jobs)
-    assert [job.output for job in jobs] == wanted
+    alone = engine.generate(PROMPTS[0], sampling, build_strategy("autoregressive"))
+    assert alone.output == wanted[0]
+    for name, settings in (("autoregressive", {}), ("vanilla_sd", {"num_speculative_tokens": 4})):
+        jobs = [
+            engine.submit(prompt, sampling, build_strategy(name, settings)) for prompt in PROMPTS
+        ]
+        engine.run(jobs)
+        assert [job.output for job in jobs] == wanted, name
     stats = [job.session.stats for job in jobs]
     assert 0 < sum(one.accepted for one in stats) < sum(one.drafted for one in stats)

@@ -40,7 +40,7 @@ class OnnxModel(Model):
         slots: number of concurrent requests.
         max_context: positions of a slot.
         head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
-        vocab_size: logits have this size (the shared tokenizer's).
+        vocab_size: ids of the logits; None: as many as the model's own.
         cores: cores to compute on, one thread each: the calling thread on the first, ONNX Runtime's
             own on the others.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,22 +16,38 @@ from draftwell.components.bench.peers import check_peers
 from draftwell.components.bench.peers.gguf_file import renamed, write_gguf
 from draftwell.components.bench.peers.loading import open_peers, variants_of
 from draftwell.components.bench.peers.model_files import gguf_of, made_once, model_folder
-from draftwell.components.bench.peers.transformers_peer import own_attention
+from draftwell.components.bench.peers.transformers_peer import own_attention, transformers_peers
 from draftwell.components.bench.report.tables import bench_markdown, entries_of
 from draftwell.components.bench.schema import BenchReport
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.distil.eagle3.network import Eagle3Network, head_config
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
-from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.errors import raises_code
+from tests.support.models.llama_shapes import llama as wide_llama
 from tests.support.models.resources import ORIGIN
 from tests.support.models.tiny import llama, llama_pair
 from tests.support.models.unbatched_families import module_of
 from tests.support.peers.environments import install
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello"])]
+
+
+def test_a_draft_of_fewer_ids_does_not_assist_transformers() -> None:
+    """`generate` raises an error there."""
+    target, draft = wide_llama(vocab_size=64), wide_llama(vocab_size=61)
+    models = {"target": over_slots(target), "draft": over_slots(draft)}
+    pair: Any = SimpleNamespace(modules={"target": target, "draft": draft}, models=models)
+    group = transformers_peers(pair, 2)
+    assert [one.label for one in group.contenders] == [
+        "transformers/autoregressive",
+        "transformers/prompt_lookup",
+    ]
+    assert any("64" in note and "61" in note for note in group.notes)
+    pair.modules["draft"] = wide_llama(vocab_size=64)
+    assert "transformers/assisted" in [one.label for one in transformers_peers(pair, 2).contenders]
 
 
 @pytest.fixture

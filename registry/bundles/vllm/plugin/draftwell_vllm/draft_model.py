@@ -46,7 +46,7 @@ class DraftModel:
 
         try:
             module = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=False
             )
         except (OSError, ValueError) as error:
             raise ValueError(
