@@ -8,9 +8,12 @@ open, as each would forbid what another one asks for, and so does whatever such 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
+
+from draftwell.serving.runtime.grammar.guidance import LONGEST_DEFINITION
 
 ABOUT_OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """With one of these a schema says itself which further properties there may be."""
@@ -42,9 +45,11 @@ def closed(schema: Any) -> Any:
     """
     places = Places(schema)
     try:
+        if len(json.dumps(schema)) > LONGEST_DEFINITION:
+            return schema
         places.visit(schema, alone=True)
         return places.written(schema)
-    except (RecursionError, TypeError, AttributeError):
+    except (RecursionError, ValueError, TypeError, AttributeError):
         return schema  # too deep, or no schema: whoever reads it next says so
 
 
@@ -65,8 +70,9 @@ class Places:
         if isinstance(node.get("$ref"), str):
             self.visit(self.target(node["$ref"]), alone=alone and node.keys() - NOTES == {"$ref"})
         for key, value in node.items():
+            free = alone and self.free(node, key)
             for part in parts_of(key, value):
-                self.visit(part, alone=alone and self.free(node, key))
+                self.visit(part, alone=free)
 
     def free(self, node: Mapping[str, Any], key: str) -> bool:
         """Whether nothing but the parts under this key has a say about the same values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -112,6 +113,15 @@ def test_what_stands_alone_is_closed(schema: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_what_is_no_schema_is_left_to_whoever_reads_it(schema: Any) -> None:
     assert closed(copy.deepcopy(schema)) == schema
+
+
+@pytest.mark.parametrize(("members", "seconds"), [(10_000, 1.0), (200_000, 1.0)])
+def test_closing_takes_no_longer_than_the_schema_is_long(members: int, seconds: float) -> None:
+    """It is done for any client, and nothing ends it; one too long is left to who refuses it."""
+    schema = {"oneOf": [1] * members} | {f"x{number}": A for number in range(members // 10)}
+    began = time.thread_time()
+    assert (closed(schema) is schema) == (members > 10_000)
+    assert time.thread_time() - began < seconds
 
 
 NAMES = ("a", "b")
