@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import time
 from typing import Annotated, Any, Literal
 
@@ -13,8 +14,13 @@ from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel, Field
 
 from draftwell.serving.runtime.grammar.closing import closed
+from draftwell.serving.runtime.grammar.guidance import LONGEST_DEFINITION
 
 A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {}}, "required": ["b"]}
+
+
+OBJECT = A | {"type": "object"}
+K = {"properties": {"k": {"const": 1, "default": 1}}}
 
 
 class Point(BaseModel):
@@ -23,12 +29,12 @@ class Point(BaseModel):
 
 
 class Circle(BaseModel):
-    kind: Literal["circle"]
+    kind: Literal["circle"] = "circle"
     centre: Point
 
 
 class Line(BaseModel):
-    kind: Literal["line"]
+    kind: Literal["line", "lines"] = "line"
     points: list[Point]
 
 
@@ -56,6 +62,9 @@ def test_every_object_that_pydantic_writes_is_closed() -> None:
     found = objects(closed(schema))
     assert len(found) == 4
     assert [one.get("additionalProperties") for one in found] == [False] * 4
+    for shape in ("Circle", "Line"):
+        assert "kind" in closed(schema)["$defs"][shape]["required"]
+    assert '"oneOf"' not in json.dumps(closed(schema)), "llguidance refuses most"
     assert schema == before
 
 
@@ -75,6 +84,9 @@ def test_every_object_that_pydantic_writes_is_closed() -> None:
         A | {"unevaluatedProperties": {"type": "null"}},
         A | {"additionalProperties": True},
         {"oneOf": [A, B]},
+        {"oneOf": [OBJECT, {"type": ["object", "null"]}]},
+        {"oneOf": [K | {"required": ["k"]}, {"type": "object"}]},
+        {"oneOf": [K | {"maxProperties": 0}, {"properties": {"k": {"const": 2}}}]},
         {"not": A},
         {"allOf": [{"properties": {"x": A}}, {"properties": {"x": B}}]},
         {"items": A, "contains": B},
@@ -94,6 +106,9 @@ def test_what_others_have_a_say_about_stays_open(schema: dict[str, Any]) -> None
             "type": "object",
             "oneOf": [{"properties": {"k": {"const": k}}, "required": ["k"]} for k in ("c", "d")],
         },
+        {"oneOf": [OBJECT, {"type": "null"}, {"type": ["integer", "string"]}]},
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": OBJECT}},
+        {"$ref": "#/$defs/a", "x-order": 1, "format": "z", "$defs": {"a": A}},
         {"prefixItems": [A], "items": A},
         {"patternProperties": {"^x": A}},
         {"additionalProperties": A},
@@ -124,8 +139,24 @@ def test_closing_takes_no_longer_than_the_schema_is_long(members: int, seconds: 
     assert time.thread_time() - began < seconds
 
 
+def test_definitions_that_many_choices_use_are_read_once() -> None:
+    many: dict[str, Any] = {f"p{number}": {} for number in range(2500)}
+    many["k"] = {"enum": list(range(500))}
+    used = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+    defs = {name: {"properties": many, "required": list(many)} for name in "ab"}
+    text = json.dumps({"items": [used] * 1000, "$defs": defs})
+    assert len(text) < LONGEST_DEFINITION
+    schema = json.loads(text)
+    began = time.thread_time()
+    assert closed(schema) == schema
+    assert time.thread_time() - began < 1
+
+
 NAMES = ("a", "b")
-LEAVES = [{}, {"type": "integer"}, {"const": 1}, {"const": "x"}, {"type": "null"}]
+LEAVES = [
+    *({}, {"type": "integer"}, {"type": "null"}, {"const": 1}),
+    *({"const": 1, "default": 1}, {"const": "x", "default": "x"}),
+]
 """Properties, and what they may be; instances may have a third one."""
 
 
