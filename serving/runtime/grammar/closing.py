@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from draftwell.serving.runtime.grammar.guidance import LONGEST_DEFINITION
+from draftwell.serving.runtime.grammar.guidance import LONGEST_DEFINITION, refused
 
 ABOUT_OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """With one of these a schema says itself which further properties there may be."""
@@ -47,6 +47,9 @@ def closed(schema: Any) -> Any:
     {'a': {'properties': {}, 'additionalProperties': False}}
     >>> closed({"allOf": [{"properties": {"a": {}}}, {"required": ["b"]}]})
     {'allOf': [{'properties': {'a': {}}}, {'required': ['b']}]}
+
+    Raises:
+        InvalidRequest: it is nested too deeply.
     """
     try:
         if len(json.dumps(schema)) > LONGEST_DEFINITION:
@@ -57,8 +60,10 @@ def closed(schema: Any) -> Any:
             places = Places(schema, requires=False)
             places.visit(schema, alone=True)
         return places.written(schema)
-    except (RecursionError, ValueError, TypeError, AttributeError):
-        return schema  # too deep, or no schema: whoever reads it next says so
+    except RecursionError as error:
+        raise refused("a schema that is nested too deeply") from error
+    except (ValueError, TypeError, AttributeError):
+        return schema  # no schema: whoever reads it next says so
 
 
 class Places:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel, Field
 
+from draftwell.serving.errors import InvalidRequest
 from draftwell.serving.runtime.grammar.closing import closed
 from draftwell.serving.runtime.grammar.guidance import LONGEST_DEFINITION
 
@@ -137,6 +138,12 @@ def test_closing_takes_no_longer_than_the_schema_is_long(members: int, seconds: 
     began = time.thread_time()
     assert (closed(schema) is schema) == (members > 10_000)
     assert time.thread_time() - began < seconds
+
+
+def test_a_chain_that_is_too_long_to_follow_is_refused() -> None:
+    chain = {f"d{i}": {"properties": {"n": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(900)}
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        closed({"$ref": "#/$defs/d0", "$defs": chain})
 
 
 def test_definitions_that_many_choices_use_are_read_once() -> None:
