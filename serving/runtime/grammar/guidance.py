@@ -3,6 +3,7 @@ grammars over a tokenizer's vocabulary."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -27,12 +28,23 @@ LONGEST_DEFINITION, MOST_RULES = 200_000, 1000
 """Characters of a definition, and rules or references in it. Compilers follow chains of rules by
 recursion: some thousands overflow their stack, which would end the process."""
 
-MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
-BESIDE_OTHERS = ('"allOf"', '"anyOf"', '"oneOf"', '"$ref"', '"$dynamicRef"')
-"""Where several schemas are about one number, which then is a multiple of all they name."""
+SCHEMA = re.compile(r"%json\s*")
+"""What stands before a schema in Lark."""
+DIGITS = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
+"""Reads numbers as they are written."""
+CHOICES = frozenset({"allOf", "anyOf", "oneOf"})
+# fmt: off
+FURTHER = frozenset({
+    "$ref", "$dynamicRef", "$recursiveRef", "patternProperties", "dependentSchemas",
+    "dependencies", "propertyNames", "contains", "not", "if", "then", "else",
+})
+# fmt: on
+"""Both ask something of values that other words of the same schema are about."""
 MOST_REMAINDERS = 50_000
 """A multiple of n is told by n remainders, each a state that is built while a grammar is compiled:
-0.4 s for so many, 9 s for a million, minutes for ten. llguidance's fuel does not count them."""
+0.4 s for so many, 9 s for a million, minutes for ten. Where one number may be asked for several
+multiples, or for one of them, each set of remainders is a state. llguidance's fuel does not count
+them."""
 
 
 def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) -> str:
@@ -45,6 +57,7 @@ def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) 
     try:
         text = json.dumps(schema)
         check_size(text, references(text))
+        check_multiples([DIGITS.decode(text)])
         return str(
             compiler.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace})
         )
@@ -91,9 +104,10 @@ def lark(text: str, rules: int | None = None) -> str:
     """A grammar in llguidance's variant of Lark.
 
     Args:
-        rules: how many it has, where that is known.
+        rules: how many it has, where that is known; no two of its schemas are then about one place.
     """
     check_size(text, text.count(":") if rules is None else rules)
+    check_multiples(schemas_in(text), together=rules is None)
     return str(matcher_class().grammar_from_lark(text))
 
 
@@ -138,30 +152,85 @@ def check_size(text: str, rules: int = 0) -> None:
         raise refused(f"it has {len(text)} characters, at most {LONGEST_DEFINITION} are read")
     if rules > MOST_RULES:
         raise refused(f"it has {rules} rules or references, at most {MOST_RULES} are read")
-    if (found := remainders(text)) > MOST_REMAINDERS:
+
+
+def schemas_in(text: str) -> list[Any]:
+    """The JSON schemas in Lark; what is no JSON is left to the compiler."""
+    found = []
+    for mark in SCHEMA.finditer(text):
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(DIGITS.raw_decode(text, mark.end())[0])
+    return found
+
+
+def check_multiples(schemas: Sequence[Any], together: bool = False) -> None:
+    """Refuse schemas whose multiples would take long to compile.
+
+    Args:
+        together: several of the schemas may be about one number.
+    Raises:
+        InvalidRequest: there are too many, or too large ones.
+    """
+    found = Multiples()
+    try:
+        holding = sum([found.held(schema) for schema in schemas])
+    except RecursionError as error:
+        raise refused("a schema that is nested too deeply") from error
+    states = found.states(found.meet or (together and holding > 1))
+    if states > MOST_REMAINDERS:
         raise refused(
-            f"a number that it asks for is a multiple of {found} or more, at most "
-            f"{MOST_REMAINDERS} can be: name smaller values of multipleOf, or round ones"
+            f"its values of multipleOf take {states} states or more (their sum, or their least "
+            "common multiple if several are about one number), at most "
+            f"{MOST_REMAINDERS} can be: name fewer, smaller or rounder ones"
         )
 
 
-def remainders(text: str) -> int:
-    """States that the multiples in a schema's text may need; counted no further than is too many.
+class Multiples:
+    """The values of `multipleOf` in schemas, and whether two may be about one number.
 
-    >>> remainders('{"multipleOf": 0.25}'), remainders('{"multipleOf": 1000}')
-    (25, 1)
+    >>> one = Multiples()
+    >>> one.held({"items": {"multipleOf": "0.25"}, "contains": {"multipleOf": "30"}}), one.meet
+    (True, True)
+    >>> one.states(together=False), one.states(together=True)
+    (28, 75)
     """
-    combined, most = any(word in text for word in BESIDE_OTHERS), 1
-    for number in MULTIPLE.findall(text):
-        try:
-            digits = Decimal(number).normalize().as_tuple().digits  # at most 28
-        except ArithmeticError:
-            continue  # the compiler says so
-        one = int("".join(map(str, digits))) or 1
-        most = math.lcm(most, one) if combined else max(most, one)
-        if most > MOST_REMAINDERS:
-            break
-    return most
+
+    def __init__(self) -> None:
+        self.meet = False
+        self._found: set[str] = set()
+
+    def held(self, node: Any) -> bool:
+        """Whether a schema has multiples, or refers to some."""
+        if isinstance(node, list):
+            return sum([self.held(one) for one in node]) > 0  # all of them, each is noted
+        if not isinstance(node, dict):
+            return False
+        own, others = "multipleOf" in node, 0
+        if own:
+            self._found.add(str(node["multipleOf"]))
+        for key, value in node.items():
+            if key in CHOICES and isinstance(value, list):
+                others += sum([self.held(one) for one in value])
+            elif key in FURTHER:
+                others += self.held(value) or key.lower().endswith("ref")
+            elif self.held(value) and key not in ("$defs", "definitions"):
+                own = True
+        self.meet |= own + others > 1
+        return own or others > 0
+
+    def states(self, together: bool) -> int:
+        """States that they may need; counted no further than is too many."""
+        total = int(together)
+        for number in self._found:
+            try:
+                digits = Decimal(number).normalize().as_tuple().digits  # at most 28
+            except ArithmeticError:
+                continue  # the compiler says so
+            one = int("".join(map(str, digits)) or 1) or 1
+            total = math.lcm(total, one) if together else total + one
+            if total > MOST_REMAINDERS:
+                break
+        return total
 
 
 class GuidanceTokenizer:

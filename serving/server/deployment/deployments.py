@@ -172,7 +172,8 @@ class Deployments:
         """
         with self._switching:
             started = time.monotonic()
-            new = self._accepted(load, self.current)
+            with self.use() as tried:  # taken back or not, it goes on until the next one is checked
+                new = self._accepted(load, tried)
             if new is None:  # a trial of the switch before goes on
                 collect_garbage()  # modules refer to themselves, and weights are large
                 return False
@@ -233,7 +234,7 @@ class Deployments:
             self.worth_another_try = isinstance(error, NoAnswerInTime | TakenBack) or no_room
             log.error(
                 "the new bundle is refused, %s keeps serving: %s",
-                old.served.label,
+                self.current.served.label,
                 " ".join(str(error).split()),
                 exc_info=None if isinstance(error, DraftwellError) else error,
             )

@@ -372,6 +372,8 @@ def read_json(body: bytes) -> Any:
         return json.loads(body, object_pairs_hook=object_of)
     except json.JSONDecodeError as error:
         raise Refused(APIError(400, f"the body is not JSON: {error}", code="not_json")) from None
+    except UnicodeDecodeError as error:  # it ends within a character
+        raise Refused(not_utf8(body[error.start], error.start)) from None
     except ValueError:
         most = sys.get_int_max_str_digits()
         place = next(

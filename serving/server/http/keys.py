@@ -117,7 +117,7 @@ class Keys:
             return
         try:
             known = read_file(file)
-        except DraftwellError as error:
+        except Exception as error:  # whatever it is, the thread goes on to read the next one
             if str(error) != self._complaint:
                 security_log.error("security: event=keys_kept: %s", error)
             self._complaint = str(error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
+import time
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -11,9 +13,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel, Field
 
+from draftwell.serving.errors import InvalidRequest
 from draftwell.serving.runtime.grammar.closing import closed
+from draftwell.serving.runtime.grammar.guidance import LONGEST_DEFINITION
 
 A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {}}, "required": ["b"]}
+
+
+OBJECT = A | {"type": "object"}
+K = {"properties": {"k": {"const": 1, "default": 1}}}
 
 
 class Point(BaseModel):
@@ -22,12 +30,12 @@ class Point(BaseModel):
 
 
 class Circle(BaseModel):
-    kind: Literal["circle"]
+    kind: Literal["circle"] = "circle"
     centre: Point
 
 
 class Line(BaseModel):
-    kind: Literal["line"]
+    kind: Literal["line", "lines"] = "line"
     points: list[Point]
 
 
@@ -55,6 +63,9 @@ def test_every_object_that_pydantic_writes_is_closed() -> None:
     found = objects(closed(schema))
     assert len(found) == 4
     assert [one.get("additionalProperties") for one in found] == [False] * 4
+    for shape in ("Circle", "Line"):
+        assert "kind" in closed(schema)["$defs"][shape]["required"]
+    assert '"oneOf"' not in json.dumps(closed(schema)), "llguidance refuses most"
     assert schema == before
 
 
@@ -74,6 +85,9 @@ def test_every_object_that_pydantic_writes_is_closed() -> None:
         A | {"unevaluatedProperties": {"type": "null"}},
         A | {"additionalProperties": True},
         {"oneOf": [A, B]},
+        {"oneOf": [OBJECT, {"type": ["object", "null"]}]},
+        {"oneOf": [K | {"required": ["k"]}, {"type": "object"}]},
+        {"oneOf": [K | {"maxProperties": 0}, {"properties": {"k": {"const": 2}}}]},
         {"not": A},
         {"allOf": [{"properties": {"x": A}}, {"properties": {"x": B}}]},
         {"items": A, "contains": B},
@@ -93,6 +107,9 @@ def test_what_others_have_a_say_about_stays_open(schema: dict[str, Any]) -> None
             "type": "object",
             "oneOf": [{"properties": {"k": {"const": k}}, "required": ["k"]} for k in ("c", "d")],
         },
+        {"oneOf": [OBJECT, {"type": "null"}, {"type": ["integer", "string"]}]},
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": OBJECT}},
+        {"$ref": "#/$defs/a", "x-order": 1, "format": "z", "$defs": {"a": A}},
         {"prefixItems": [A], "items": A},
         {"patternProperties": {"^x": A}},
         {"additionalProperties": A},
@@ -114,8 +131,39 @@ def test_what_is_no_schema_is_left_to_whoever_reads_it(schema: Any) -> None:
     assert closed(copy.deepcopy(schema)) == schema
 
 
+@pytest.mark.parametrize(("members", "seconds"), [(10_000, 1.0), (200_000, 1.0)])
+def test_closing_takes_no_longer_than_the_schema_is_long(members: int, seconds: float) -> None:
+    """It is done for any client, and nothing ends it; one too long is left to who refuses it."""
+    schema = {"oneOf": [1] * members} | {f"x{number}": A for number in range(members // 10)}
+    began = time.thread_time()
+    assert (closed(schema) is schema) == (members > 10_000)
+    assert time.thread_time() - began < seconds
+
+
+def test_a_chain_that_is_too_long_to_follow_is_refused() -> None:
+    chain = {f"d{i}": {"properties": {"n": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(900)}
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        closed({"$ref": "#/$defs/d0", "$defs": chain})
+
+
+def test_definitions_that_many_choices_use_are_read_once() -> None:
+    many: dict[str, Any] = {f"p{number}": {} for number in range(2500)}
+    many["k"] = {"enum": list(range(500))}
+    used = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+    defs = {name: {"properties": many, "required": list(many)} for name in "ab"}
+    text = json.dumps({"items": [used] * 1000, "$defs": defs})
+    assert len(text) < LONGEST_DEFINITION
+    schema = json.loads(text)
+    began = time.thread_time()
+    assert closed(schema) == schema
+    assert time.thread_time() - began < 1
+
+
 NAMES = ("a", "b")
-LEAVES = [{}, {"type": "integer"}, {"const": 1}, {"const": "x"}, {"type": "null"}]
+LEAVES = [
+    *({}, {"type": "integer"}, {"type": "null"}, {"const": 1}),
+    *({"const": 1, "default": 1}, {"const": "x", "default": "x"}),
+]
 """Properties, and what they may be; instances may have a third one."""
 
 

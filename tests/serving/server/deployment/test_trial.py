@@ -3,6 +3,7 @@ first ones."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,17 +163,20 @@ def test_a_bundle_that_shares_models_which_are_taken_back_meanwhile_is_tried_aga
     old = deployments.current
     tokens = len(old.served.encode(BROKEN))
     assert deployments.switch(lambda served: failing_on(other(), tokens))
+    taken = deployments.current.scheduler
 
     def load(served: ServedModel) -> ServedModel:
         for _ in range(3):
             assert http.post("/v1/completions", json=BODY | {"prompt": BROKEN}).status_code == 500
         wait_until(lambda: deployments.current is old, "the old one serves again", 30)
+        time.sleep(0.3)  # it would have ended
         return TunedModel("tiny", served.pair, build_strategy("autoregressive"), served.slots)
 
     assert not deployments.switch(load)
     assert deployments.worth_another_try
     assert "was taken back" in str(deployments.last_switch_error)
     assert deployments.current is old
+    wait_until(lambda: not taken.alive, "it ends then", 30)
     assert deployments.switch(lambda served: other("9")), "models of its own are taken"
 
 

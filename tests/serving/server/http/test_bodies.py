@@ -454,6 +454,8 @@ JSON = {"Content-Type": "application/json"}
         (SENT[:-1] + b",}", {}, 400, "line 1 column"),
         (b'{\n "a": 1,\n "b" 2}', {}, 400, "line 3 column 6"),
         (SENT[:30], {}, 400, "the body is not JSON"),
+        (b'{"model":"x\xc3', {}, 400, "byte 0xc3 at position 11 "),
+        (SENT + b"\xe2\x82", {}, 400, f"byte 0xe2 at position {len(SENT)} "),
         (SENT + SENT, {}, 400, "Extra data"),
         (b"{'model': 1}", {}, 400, "column 2"),
         (SENT[:-1] + b',"seed":' + b"9" * 5000 + b"}", {}, 400, f"position {len(SENT) + 7} "),

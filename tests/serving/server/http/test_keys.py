@@ -271,14 +271,17 @@ def test_a_spoilt_file_changes_nothing_and_is_logged_once(
     assert known(keys, "one-of-the-server", "another-of-the-server") == [False, True]
 
 
-def test_a_file_that_may_be_read_again_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nothing but its mode changes."""
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MemoryError("none")])
+def test_a_file_that_may_be_read_again_is(
+    file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Also where nothing but its mode changes, and whatever went wrong before."""
     file.write_text("one-of-the-server\n")
     keys = Keys(file=file)
     replace(file, "another-of-the-server\n")
 
     def forbidden(path: Path) -> str:
-        raise PermissionError(13, "Permission denied")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(keys_module, "read_text", forbidden)
