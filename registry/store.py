@@ -434,7 +434,7 @@ class Store:
             return dict(self.client.get_run(published.run_id).data.metrics)
 
     def all_of(self, kind: str) -> list[Published]:
-        """All versions of a kind, of every pair."""
+        """All versions of a kind that Draftwell made, of every pair."""
         with registry_errors(self.uri):
             found: list[ModelVersion] = []
             token: str | None = None
@@ -442,7 +442,7 @@ class Store:
                 page = self.client.search_model_versions(f"tag.kind = '{kind}'", page_token=token)
                 found += page
                 token = page.token or ""
-        return [published_of(version) for version in found]
+        return [published_of(version) for version in found if is_ours(version)]
 
     def delete(self, published: Published) -> None:
         """Delete a version with its files and those of its run; the run's numbers stay. A deletion

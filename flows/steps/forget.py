@@ -19,7 +19,7 @@ from draftwell.flows.workspace import TURN
 from draftwell.registry.bundles.judged import judged_folder
 from draftwell.registry.connection import registry_exists
 from draftwell.registry.published import Published
-from draftwell.registry.releases import FORGOTTEN, find_release, is_champion
+from draftwell.registry.releases import FORGOTTEN, ReleaseFile, ReleaseVersion, is_champion
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import MANIFEST, ArtifactError, read_manifest
 from draftwell.serving.artifacts.pair_files import draftwell_home
@@ -118,12 +118,22 @@ def _forget_published(run: Forgetting) -> None:
     if not registry_exists():
         return
     store = Store()
-    gone = [one for kind in TEXT_KINDS for one in store.all_of(kind) if run.tenant in one.tenants]
-    digests = {(one.kind, one.digest): one for one in gone}
+    gone = [
+        (kind, one)
+        for kind in TEXT_KINDS
+        for one in store.all_of(kind)
+        if run.tenant in one.tenants
+    ]
+    digests = {(kind, one.digest) for kind, one in gone}  # a model may have been renamed
     for release in store.all_of("release"):
-        if pinned := sorted(digests.keys() & release.parents.items()):
+        try:
+            pinned = sorted(digests & release.parents.items())
+        except DraftwellError as error:
+            run.left.append(f"what {release.name} version {release.version} pins: {error}")
+            continue
+        if pinned:
             _withdraw(run, store, release, [kind for kind, _ in pinned])
-    for one in gone:
+    for _, one in gone:
         run.removed.append(f"{one.name} version {one.version} in the registry")
         if not run.dry_run:
             store.delete(one)
@@ -131,8 +141,11 @@ def _forget_published(run: Forgetting) -> None:
 
 def _withdraw(run: Forgetting, store: Store, published: Published, kinds: list[str]) -> None:
     """Let a release be neither promoted nor deployed, and delete the bundle that was judged."""
-    pair, device = published.name.removeprefix("release.").rsplit(".", 1)
-    release = find_release(store, pair, device, published.version)
+    pair, device = published.tags["pair"], published.tags["device_class"]
+    # not read: its model may have been renamed, and its files may be gone
+    release = ReleaseVersion(
+        pair, device, published, ReleaseFile(device=device, pins={}, models={})
+    )
     champion = ", the champion" if is_champion(store, release) else ""
     run.removed.append(f"{release.name}{champion}: withdrawn, it pins {' and '.join(kinds)}")
     run.left.append(f"deployed bundles of {release.name}, here and elsewhere: replace and delete")
