@@ -206,19 +206,24 @@ def _naming(tenant: str, root: Path) -> Iterator[Path]:
 def _is_prompts(file: Path) -> bool:
     """Whether each line is a prompt."""
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in file.read_bytes().splitlines()]
     except ValueError:
         return False
     return all(isinstance(row, dict) and "id" in row for row in rows)
 
 
 def _rewrite(run: Forgetting, file: Path) -> None:
-    """Delete the tenant's prompts from a file; the others stay."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    """Delete the tenant's prompts from a file; the others stay. A file without any is not left: the
+    next flow would take it for settled."""
+    lines = file.read_bytes().splitlines(keepends=True)  # texts have other ends of lines within
     kept = [line for line in lines if run.tenant not in tenants_of([str(json.loads(line)["id"])])]
     run.removed.append(f"{len(lines) - len(kept)} of {len(lines)} prompts of {file}")
-    if not run.dry_run:
-        write_atomically(file, "".join(kept).encode())
+    if run.dry_run:
+        return
+    if kept:
+        write_atomically(file, b"".join(kept))
+    else:
+        file.unlink()
 
 
 def _forget_state(run: Forgetting, folder: Path) -> None:

@@ -246,12 +246,13 @@ def test_texts_of_a_folder_are_prompts_where_it_has_nothing_else(tmp_path: Path)
     assert texts(tmp_path) == ["in/b.txt", "in/c.txt"]
 
 
-def test_ids_that_come_twice_get_their_place(tmp_path: Path) -> None:
+def test_ids_that_come_twice_are_counted_wherever_the_file_is(tmp_path: Path) -> None:
     """Logs of retries repeat them."""
     (tmp_path / "p.jsonl").write_text('{"id": "a", "prompt": "x"}\n' * 3)
-    ids = [prompt.id for prompt in load_prompts(tmp_path / "p.jsonl")]
-    assert ids[0] == "a"
-    assert len(set(ids)) == 3
+    assert [p.id for p in load_prompts(tmp_path / "p.jsonl")] == ["a", "a (2)", "a (3)"]
+    rows = ", ".join(['{"prompt": "x"}'] * 3)
+    (tmp_path / "p.jsonl").write_text(f'{{"data": [{rows}]}}\n')
+    assert len({p.id for p in load_prompts(tmp_path / "p.jsonl")}) == 3
 
 
 READER = """

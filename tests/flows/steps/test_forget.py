@@ -14,6 +14,8 @@ import pytest
 from draftwell.components.calibrate.settings import MemorySettings
 from draftwell.components.collect.plan import PLAN
 from draftwell.components.gate.settings import GateSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.prompts.sources import load_prompts
 from draftwell.flows.context import StepContext
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.settings import PipelineSettings
@@ -252,6 +254,17 @@ def succeed(left: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
 def lines(file: Path) -> list[dict[str, Any]]:
     """Rows of JSON lines."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_lines_of_other_tenants_stay_whatever_they_hold(own_stores: Path) -> None:
+    root = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
+    rows = [Prompt(f"spool/{one}/0", None, ["one\u2028two\x85three"]) for one in (ONE, TWO)]
+    mixed, alone = root / "served_prompts.jsonl", root / "recalibrations" / "0" / "prompts.jsonl"
+    traffic_prompts.write_prompts(mixed, rows)
+    traffic_prompts.write_prompts(alone, rows[:1])
+    forget(ONE)
+    assert load_prompts(mixed) == rows[1:]
+    assert not alone.exists()
 
 
 def with_datastore(store: Store, space: Workspace, folder: Path, tenant: str) -> ReleaseVersion:
