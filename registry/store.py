@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Published", "Store"]
 Curve = Sequence[tuple[int, float]]
 """Pairs of step and value, ascending; the last value is the metric's."""
-RENEWED = ("trace_digest", "git_commit", "device_class", "parents")
+RENEWED = ("trace_digest", "git_commit", "device_class", "parents", TENANTS)
 """Tags of where data comes from, which may be made again."""
 SHOWN_AS_TAGS = {"strategy", "temperature"}
 """Settings that are tags, too."""
@@ -129,6 +129,8 @@ class Store:
     def _renew(self, known: Published, tags: Mapping[str, str]) -> Published:
         """Change the tags that may differ although the data is the same; returns the version with
         them."""
+        whose = {*known.tenants, *tags.get(TENANTS, "").split()}  # the same texts of several
+        tags = {**tags, TENANTS: " ".join(sorted(whose))}
         changed = {
             key: tags[key] for key in RENEWED if tags.get(key, "") != known.tags.get(key, "")
         }

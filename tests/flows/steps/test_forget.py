@@ -350,6 +350,9 @@ def test_what_others_hold_is_refused_before_anything_is_deleted(
         assert refused.exit_code == 2
         assert code in refused.output
     assert recorded.is_file()
+    assert (
+        "name its --key-file" in run("forget", "--tenant", "0" * 12, "--spool", str(spool)).output
+    )
     done = forget(KEYLESS, spool=spool)
     assert done.removed == [str(recorded)]
     assert "1 files" in " ".join(done.left), "which earlier versions recorded"
