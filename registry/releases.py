@@ -51,8 +51,8 @@ __all__ = [
 
 FORGOTTEN = "forgotten"
 """Tag of a release: what it pins that was deleted with a tenant's traffic."""
-GONE = ("not_registered", "published_files_missing")
-"""Codes of what a person has deleted."""
+GONE = ("not_registered", "published_files_missing", "pinned_artifact_changed")
+"""Codes of what a person, or `draftwell forget`, has deleted."""
 GATE_HEADING = "## Last gate"
 """Ends a release's own description; after it comes the last verdict."""
 
@@ -233,19 +233,23 @@ def pinned_versions(store: Store, release: ReleaseVersion) -> dict[str, Publishe
     Raises:
         DraftwellError: one was deleted, or is another (`pinned_artifact_changed`).
     """
-    found: dict[str, Published] = {}
-    for kind, pin in release.contents.pins.items():
-        name = f"{kind}.{release.pair} version {pin.version}"
-        with suppress_gone():
-            found[kind] = store.resolve(kind, release.pair, pin.version)
-        if kind not in found or found[kind].digest != pin.digest:
-            what = "is another now" if kind in found else "was deleted or renamed in MLflow"
-            raise DraftwellError(
-                f"{release.name} pins {name}, which {what}: name the model {kind}.{release.pair} "
-                f"again if it was renamed, else make another release (`draftwell release --pair "
-                f"{release.pair} {device_options(release.device)}`, or the pipeline)",
-                code="pinned_artifact_changed",
-            )
+    return {kind: pinned_version(store, release, kind) for kind in release.pins}
+
+
+def pinned_version(store: Store, release: ReleaseVersion, kind: str) -> Published:
+    """The version of a kind that a release pins; the error is that of `pinned_versions`."""
+    pin, found = release.contents.pins[kind], None
+    with suppress_gone():
+        found = store.resolve(kind, release.pair, pin.version)
+    if found is None or found.digest != pin.digest:
+        what = "was deleted or renamed in MLflow" if found is None else "is another now"
+        raise DraftwellError(
+            f"{release.name} pins {kind}.{release.pair} version {pin.version}, which {what}: name "
+            f"the model {kind}.{release.pair} again if it was renamed, else make another release "
+            f"(`draftwell release --pair {release.pair} {device_options(release.device)}`, or the "
+            "pipeline)",
+            code="pinned_artifact_changed",
+        )
     return found
 
 

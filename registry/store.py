@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Published", "Store"]
 Curve = Sequence[tuple[int, float]]
 """Pairs of step and value, ascending; the last value is the metric's."""
-RENEWED = ("trace_digest", "git_commit", "device_class", "parents")
+RENEWED = ("trace_digest", "git_commit", "device_class", "parents", TENANTS)
 """Tags of where data comes from, which may be made again."""
 SHOWN_AS_TAGS = {"strategy", "temperature"}
 """Settings that are tags, too."""
@@ -129,6 +129,8 @@ class Store:
     def _renew(self, known: Published, tags: Mapping[str, str]) -> Published:
         """Change the tags that may differ although the data is the same; returns the version with
         them."""
+        whose = {*known.tenants, *tags.get(TENANTS, "").split()}  # the same texts of several
+        tags = {**tags, TENANTS: " ".join(sorted(whose))}
         changed = {
             key: tags[key] for key in RENEWED if tags.get(key, "") != known.tags.get(key, "")
         }
@@ -434,7 +436,7 @@ class Store:
             return dict(self.client.get_run(published.run_id).data.metrics)
 
     def all_of(self, kind: str) -> list[Published]:
-        """All versions of a kind, of every pair."""
+        """All versions of a kind that Draftwell made, of every pair."""
         with registry_errors(self.uri):
             found: list[ModelVersion] = []
             token: str | None = None
@@ -442,7 +444,7 @@ class Store:
                 page = self.client.search_model_versions(f"tag.kind = '{kind}'", page_token=token)
                 found += page
                 token = page.token or ""
-        return [published_of(version) for version in found]
+        return [published_of(version) for version in found if is_ours(version)]
 
     def delete(self, published: Published) -> None:
         """Delete a version with its files and those of its run; the run's numbers stay. A deletion

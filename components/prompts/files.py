@@ -42,7 +42,14 @@ SUFFIXES = (
     ".txt",
     ".md",
 )
-"""Of the files that a folder is read for: those of the first suffix that it has."""
+"""Of the files that a folder is read for: those of the first suffix that it has. The last three,
+texts, count only where it and the folders within have no other."""
+ABOUT = re.compile(
+    r"(readme.*|licen[cs]e|notice|changelog|requirements)\.(md|txt)"
+    r"|(dataset_infos?|croissant)\.json",
+    re.IGNORECASE,
+)
+"""Names of files that describe a data set."""
 JSONL = (".jsonl", ".ndjson")
 CELLS = (".csv", ".tsv", ".parquet", ".arrow")
 """Tables, in whose texts JSON is a conversation."""
@@ -75,13 +82,22 @@ def files_in(folder: Path, split: str = "train") -> list[Path]:
     Args:
         split: files whose name begins with it are taken alone, where there are any.
     """
-    for found in (folder.iterdir(), folder.rglob("*")):
-        there = sorted(path for path in found if path.name[0] != "." and path.is_file())
-        for suffix in SUFFIXES:
+    below = sorted(path for path in folder.rglob("*") if path.is_file() and is_read(path, folder))
+    here = [path for path in below if path.parent == folder]
+    tables, texts = SUFFIXES[:-3], SUFFIXES[-3:]
+    for there, suffixes in ((here, tables), (below, tables), (here, texts), (below, texts)):
+        for suffix in suffixes:
             if files := [path for path in there if suffix_of(path) == suffix]:
                 of_split = [path for path in files if path.name.startswith(f"{split}-")]
                 return of_split or files
     return []
+
+
+def is_read(path: Path, folder: Path) -> bool:
+    """Whether a file below a folder may hold its prompts: it is not hidden and says nothing about
+    the others."""
+    hidden = any(part[0] == "." for part in path.relative_to(folder).parts)
+    return not hidden and ABOUT.fullmatch(path.name) is None
 
 
 def rows_of(path: Path, *, growing: bool = False) -> Iterator[Placed]:
@@ -200,9 +216,9 @@ def read_line(line: str) -> list[Row | NoPrompt]:
 def rows_in(value: Any) -> list[Row | NoPrompt]:
     """The rows that a JSON value holds: itself, those of a list, or those that an API returned."""
     if isinstance(value, Mapping) and value.keys().isdisjoint(KEYS):
-        listed = next((value[key] for key in WRAPPERS if isinstance(value.get(key), list)), None)
-        if listed is not None:
-            return [row for one in listed for row in rows_in(one)]
+        for listed in (value[key] for key in WRAPPERS if isinstance(value.get(key), list)):
+            if any(isinstance(one, Mapping | list) for one in listed):
+                return [row for one in listed for row in rows_in(one)]
         if isinstance(row := value.get("row"), Mapping):
             return [row]
     if isinstance(value, Mapping):
@@ -264,7 +280,11 @@ def _texts(file: Iterable[str], *, log: bool) -> Iterator[Placed]:
             yield f"line {number}", {"prompt": line.rstrip("\r\n")}
         elif log and (said := LOGGED.search(line)) is not None:
             name, text, ids = (said[i] or said[i + 3] for i in (1, 2, 3))
-            prompt = ast.literal_eval(text)
+            try:
+                prompt = ast.literal_eval(text)
+            except (ValueError, SyntaxError):  # of `\x`, or cut off
+                yield f"line {number}", NoPrompt("its prompt is no text in quotes of Python")
+                continue
             if prompt is None and ids and ids != "None":
                 prompt = json.loads(ids)
             yield f"line {number}", {"id": name, "prompt": prompt, "raw": True}

@@ -55,8 +55,9 @@ def normal_rows(
         if calls:
             return
     row, key = located(row, column)
-    content = decoded(row[key], key, cells=cells)
     bodies = bodies or ("model" in row and not row.keys().isdisjoint(SAMPLING))
+    asked = key in (*CONVERSATIONS, "input") or (cells and not raw(row, key, bodies))
+    content = decoded(row[key], key, cells=cells) if asked else row[key]
     common = {**others(row, key), "tools": tools_beside(row), "system": system_of(row, key)}
     if isinstance(content, Mapping):  # of lists, as `datasets` keeps a list of objects
         lists = all_are(list(content.values()), list)
@@ -114,7 +115,12 @@ def refuse_other_requests(row: Row) -> None:
     kind = row.get("type")
     if isinstance(kind, str) and kind.upper() != MODEL_CALL and not row.keys().isdisjoint(TRACED):
         raise NoPrompt(f"an observation of type {kind}, which is no request to a model")
-    for key in ("call_type", "url", "endpoint", "model"):
+    told = ["call_type"]
+    if not row.keys().isdisjoint((*BODIES, "method")):  # else where a text was found
+        told += ["url", "endpoint"]
+    if row.keys().isdisjoint(("prompt", *CONVERSATIONS)):  # else models may have any name
+        told.append("model")
+    for key in told:
         if isinstance(value := row.get(key), str) and NO_TEXT.search(value):
             raise NoPrompt(f"a request to {value}, which writes no text")
 

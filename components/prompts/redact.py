@@ -30,7 +30,7 @@ KEYS = (
 VALUED = (
     r"(?i:\b(?:bearer|basic)\s+)(?P<secret>[\w.~+/-]{16,}=*)",
     r"(?i:(?:api[_-]?key|secret|token|passwd|password)[\"']?\s*[:=]\s*[\"']?)"
-    r"(?P<secret>(?=[^\s\"']*\d)[\w.~+/-]{12,}=*)",
+    r"(?P<secret>(?=[^\s\"':=]*\d)[\w.~+/-]{12,}=*)",
     r"(?<=://)(?P<secret>[^\s/:@]+:[^\s/@]+)(?=@)",  # user and password of an address
 )
 """Secrets that what stands before them gives away."""

@@ -131,21 +131,34 @@ def _prompts(
     source: str | Path, split: str, column: str | None, left: LeftOut, *, redact: bool
 ) -> Iterator[Prompt]:
     """The prompts of all rows, with different ids."""
-    taken = set[str]()
+    taken = Counter[str]()
     for place, row, name, layout in _rows(source, split):
         try:
             if isinstance(row, Exception):
                 raise row
             for prompt in prompts_of_row(row, name, column=column, **layout):
                 own = redacted(prompt) if redact else prompt
-                again = own.id in taken
-                taken.add(own.id)
-                yield replace(own, id=f"{own.id} ({place})") if again else own
+                yield replace(own, id=free_id(own.id, taken))
         except NoPrompt as error:
             left.add(place, str(error))
         except DraftwellError as error:
             left.add(place, str(error))
             left.broken = error
+
+
+def free_id(name: str, taken: Counter[str]) -> str:
+    """An id that no earlier prompt has, counted on; it is taken then.
+
+    >>> taken = Counter[str]()
+    >>> [free_id(name, taken) for name in ("a", "a", "a (2)", "a")]
+    ['a', 'a (2)', 'a (2) (2)', 'a (3)']
+    """
+    new = name
+    while taken[new]:
+        taken[name] += 1
+        new = f"{name} ({taken[name]})"
+    taken[new] += 1
+    return new
 
 
 def readable_by(

@@ -59,7 +59,9 @@ def forget(
     for line in done.removed:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {line}")
     if not done.removed:
-        typer.echo(f"nothing names the tenant {who}")
+        digits = who == tenant != KEYLESS
+        hint = " (taken for digits, not for a name: name its --key-file)" if digits else ""
+        typer.echo(f"nothing names the tenant {who}{hint}")
     copies = "copies elsewhere: traces in other folders, work folders of distill, backups, logs"
     for line in [*done.left, copies]:
         typer.echo(f"not reached: {line}")

@@ -8,11 +8,17 @@ deployed.
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.connection import registry_exists
-from draftwell.registry.releases import ReleaseVersion, find_release
+from draftwell.registry.releases import (
+    ReleaseVersion,
+    find_release,
+    pinned_version,
+    suppress_gone,
+)
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.kinds import find_kind
@@ -58,19 +64,25 @@ def serving_release(space: Workspace, device: str, out: Path) -> ReleaseVersion 
     return champion_of(space, device)
 
 
-def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dict[str, Artifact]:
+def artifacts_of(
+    store: Store, release: ReleaseVersion, fingerprint: str, *, partly: bool = False
+) -> dict[str, Artifact]:
     """kind → artifact of everything that a release pins, except the draft, which the loaded pair
     has.
 
     The pair's fingerprint covers the draft's weights, so a release with another draft is refused
     with its artifacts.
+
+    Args:
+        partly: leave out what was deleted since.
     """
     found: dict[str, Artifact] = {}
     with tempfile.TemporaryDirectory() as place:
-        for kind, version in release.pins.items():
-            if kind != "distilled_draft":
-                folder = store.download(
-                    store.resolve(kind, release.pair, version), Path(place) / kind
-                )
+        for kind in release.pins:
+            if kind == "distilled_draft":
+                continue
+            with suppress_gone() if partly else nullcontext():
+                pinned = pinned_version(store, release, kind)
+                folder = store.download(pinned, Path(place) / kind)
                 found[kind] = find_kind(kind).load_class().load(folder, fingerprint=fingerprint)
     return found

@@ -19,7 +19,7 @@ from draftwell.flows.workspace import TURN
 from draftwell.registry.bundles.judged import judged_folder
 from draftwell.registry.connection import registry_exists
 from draftwell.registry.published import Published
-from draftwell.registry.releases import FORGOTTEN, find_release, is_champion
+from draftwell.registry.releases import FORGOTTEN, ReleaseFile, ReleaseVersion, is_champion
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import MANIFEST, ArtifactError, read_manifest
 from draftwell.serving.artifacts.pair_files import draftwell_home
@@ -118,12 +118,22 @@ def _forget_published(run: Forgetting) -> None:
     if not registry_exists():
         return
     store = Store()
-    gone = [one for kind in TEXT_KINDS for one in store.all_of(kind) if run.tenant in one.tenants]
-    digests = {(one.kind, one.digest): one for one in gone}
+    gone = [
+        (kind, one)
+        for kind in TEXT_KINDS
+        for one in store.all_of(kind)
+        if run.tenant in one.tenants
+    ]
+    digests = {(kind, one.digest) for kind, one in gone}  # a model may have been renamed
     for release in store.all_of("release"):
-        if pinned := sorted(digests.keys() & release.parents.items()):
+        try:
+            pinned = sorted(digests & release.parents.items())
+        except DraftwellError as error:
+            run.left.append(f"what {release.name} version {release.version} pins: {error}")
+            continue
+        if pinned:
             _withdraw(run, store, release, [kind for kind, _ in pinned])
-    for one in gone:
+    for _, one in gone:
         run.removed.append(f"{one.name} version {one.version} in the registry")
         if not run.dry_run:
             store.delete(one)
@@ -131,8 +141,11 @@ def _forget_published(run: Forgetting) -> None:
 
 def _withdraw(run: Forgetting, store: Store, published: Published, kinds: list[str]) -> None:
     """Let a release be neither promoted nor deployed, and delete the bundle that was judged."""
-    pair, device = published.name.removeprefix("release.").rsplit(".", 1)
-    release = find_release(store, pair, device, published.version)
+    pair, device = published.tags["pair"], published.tags["device_class"]
+    # not read: its model may have been renamed, and its files may be gone
+    release = ReleaseVersion(
+        pair, device, published, ReleaseFile(device=device, pins={}, models={})
+    )
     champion = ", the champion" if is_champion(store, release) else ""
     run.removed.append(f"{release.name}{champion}: withdrawn, it pins {' and '.join(kinds)}")
     run.left.append(f"deployed bundles of {release.name}, here and elsewhere: replace and delete")
@@ -193,19 +206,24 @@ def _naming(tenant: str, root: Path) -> Iterator[Path]:
 def _is_prompts(file: Path) -> bool:
     """Whether each line is a prompt."""
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in file.read_bytes().splitlines()]
     except ValueError:
         return False
     return all(isinstance(row, dict) and "id" in row for row in rows)
 
 
 def _rewrite(run: Forgetting, file: Path) -> None:
-    """Delete the tenant's prompts from a file; the others stay."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    """Delete the tenant's prompts from a file; the others stay. A file without any is not left: the
+    next flow would take it for settled."""
+    lines = file.read_bytes().splitlines(keepends=True)  # texts have other ends of lines within
     kept = [line for line in lines if run.tenant not in tenants_of([str(json.loads(line)["id"])])]
     run.removed.append(f"{len(lines) - len(kept)} of {len(lines)} prompts of {file}")
-    if not run.dry_run:
-        write_atomically(file, "".join(kept).encode())
+    if run.dry_run:
+        return
+    if kept:
+        write_atomically(file, b"".join(kept))
+    else:
+        file.unlink()
 
 
 def _forget_state(run: Forgetting, folder: Path) -> None:

@@ -32,7 +32,7 @@ def remove_old(space: Workspace, out: Path, days: float) -> list[Path]:
     Args:
         out: folder of bundles, for what `current` serves.
     Raises:
-        DraftwellError: the registry does not answer, or lacks what a champion pins.
+        DraftwellError: the registry does not answer.
     """
     since = time.time() - 86_400 * days
     places = (space.root / RECALIBRATIONS, space.root / "drift" / "references")

@@ -105,13 +105,9 @@ def served(space: Workspace, device: str, out: Path) -> Served:
 
 
 def of_release(release: ReleaseVersion) -> Served:
-    """What a release pins, from the registry."""
-    return Served(
-        release.name,
-        release.fingerprint,
-        artifacts_of(Store(), release, release.fingerprint),
-        release,
-    )
+    """What a release pins, from the registry, without what was deleted since."""
+    found = artifacts_of(Store(), release, release.fingerprint, partly=True)
+    return Served(release.name, release.fingerprint, found, release)
 
 
 def find_reference(space: Workspace, champion: Served, named: Path | None) -> TraceSet:

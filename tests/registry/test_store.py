@@ -85,6 +85,10 @@ def test_data_that_is_made_again_has_the_tags_of_the_last_time(put: Make, store:
     )
     assert store.resolve("acceptance_table", "tiny", 1).tags == dict(renewed.tags)
     assert store.description(renewed).endswith("Note: kept for Friday.")
+    for tenant in ("b" * 12, "a" * 12):
+        again.provenance = again.provenance.model_copy(update={"tenants": [tenant]})
+        put(again)
+    assert store.resolve("acceptance_table", "tiny", 1).tenants == ["a" * 12, "b" * 12]
 
 
 def test_a_request_that_is_sent_again_costs_no_run(

@@ -13,7 +13,12 @@ from draftwell.components.gate.footprint import room_for_another
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.flows.context import StepContext, artifact_prompts
 from draftwell.flows.steps.champion import artifacts_of, champion_of
-from draftwell.registry.releases import ReleaseVersion, standing_record
+from draftwell.registry.releases import (
+    FORGOTTEN,
+    ReleaseVersion,
+    standing_record,
+    suppress_gone,
+)
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.compiled_libraries import wanted_mode
@@ -55,7 +60,8 @@ class ChampionComparison:
         if self.contenders:
             return GateVerdict(())
         why = self.unmeasured or "there is no other champion"
-        return GateVerdict.of([Skipped("regression", why, applies=self.unmeasured is not None)])
+        stands = self.release is not None and FORGOTTEN not in self.release.published.tags
+        return GateVerdict.of([Skipped("regression", why, applies=stands)])
 
     def at(self, temperature: float) -> ChampionComparison:
         """The same champion with what it serves at a temperature."""
@@ -74,6 +80,20 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
     champion = champion_of(step.workspace, release.device)
     if champion is None or champion.version == release.version:
         return ChampionComparison()
+    with suppress_gone():
+        return opened_rival(step, store, champion)
+    why = "was withdrawn" if FORGOTTEN in champion.published.tags else "pins what is gone"
+    return ChampionComparison(
+        champion, unmeasured=f"{champion.name}, the champion, {why}: not measured"
+    )
+
+
+def opened_rival(step: StepContext, store: Store, champion: ReleaseVersion) -> ChampionComparison:
+    """A champion, ready to decode.
+
+    Raises:
+        DraftwellError: it pins what is gone (`GONE`).
+    """
     with tempfile.TemporaryDirectory() as place:
         draft = draft_of(step, store, champion, Path(place))
         pair = pair_with(step, champion, draft)

@@ -36,6 +36,8 @@ BAD = [
     '{"prompt": 5}',
     "[1]",
     '{"timestamp": 5}',
+    '{"data": []}',
+    '{"task_description": "a", "examples": [1]}',
 ]
 
 
@@ -46,12 +48,17 @@ def test_a_bad_row_costs_that_row_and_is_counted_with_its_place(tmp_path: Path) 
     left = LeftOut()
     assert texts(path, left) == ["first", "last"]
     assert left.reasons.total() == len(BAD) + 2
-    assert {place.rsplit(" ", 1)[1] for place in left.first.values()} == {*"23456789", "12"}
-    assert str(left).startswith("10 rows left out: ")
+    assert {place.rsplit(" ", 1)[1] for place in left.first.values()} == {
+        *"23456789",
+        "10",
+        "11",
+        "14",
+    }
+    assert str(left).startswith("12 rows left out: ")
     assert f"(2, first {path} line 5)" in str(left)
     assert "\n" not in str(left)
     path.write_text("\n".join(BAD))
-    with raises_code("no_prompts", "p.jsonl", "8 rows left out") as refused:
+    with raises_code("no_prompts", "p.jsonl", "10 rows left out") as refused:
         load_prompts(path)
     assert "\n" not in str(refused.value)
 
@@ -73,7 +80,10 @@ def test_rows_without_a_persons_turn_are_left_out_of_any_table(tmp_path: Path, s
             writer.write_table(table)
     elif suffix == ".csv":
         with path.open("w", newline="") as file:
-            rows = [["id", "conversations"], *([7, json.dumps(talk)] for talk in talks)]
+            rows: list[list[Any]] = [
+                ["id", "conversations"],
+                *([7, json.dumps(talk)] for talk in talks),
+            ]
             csv.writer(file).writerows(rows)
     else:
         path.write_text(json.dumps([{"conversations": talk} for talk in talks]))
@@ -133,6 +143,7 @@ def test_a_row_of_another_encoding_costs_that_row(tmp_path: Path, name: str) -> 
         '{"data": [%s, %s], "meta": {"page": 1}}',
         '{"features": [], "rows": [{"row_idx": 0, "row": %s}, {"row_idx": 1, "row": %s}]}',
         '{\n  "data": [\n%s,\n%s]}',
+        '[{"body": %s, "logs": []}, {"data": [], "rows": [%s]}]',
     ],
 )
 @pytest.mark.parametrize("name", ["p.json", "p.jsonl", "p", "p.json.gz"])
@@ -155,6 +166,15 @@ def test_json_over_several_lines_is_read_in_pieces(
     found = texts(tmp_path / "p.json", left)
     assert found == [f"{i} ] , [ é" for i in range(len(found))]
     assert left.reasons.total() == 1
+
+
+def test_a_bad_line_of_a_log_costs_that_line(tmp_path: Path) -> None:
+    said = "Received request x: prompt: '{}', params: P()\n"
+    lines = [said.format(text) for text in ("a", r"C:\xyz", r"\N{no}", "b")]
+    (tmp_path / "p.log").write_text("".join(lines))
+    left = LeftOut()
+    assert texts(tmp_path / "p.log", left) == ["a", "b"]
+    assert left.reasons.total() == 2
 
 
 def test_what_ends_early_gives_what_was_before(tmp_path: Path) -> None:
@@ -201,18 +221,38 @@ def test_a_cell_may_be_longer_than_the_csv_module_allows(tmp_path: Path) -> None
 
 def test_a_folder_as_the_hub_stores_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
+    for name in ("README.md", "dataset_infos.json", "notes.txt", ".cache/old.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"default": {"license": "mit"}}\n')
     for name in ("test-00000-of-00001", "train-00000-of-00002", "train-00001-of-00002"):
         pq.write_table(pa.table({"text": [name]}), tmp_path / "data" / f"{name}.parquet")
     assert [text[:5] for text in texts(tmp_path)] == ["train", "train"]
     assert [p.prompt for p in load_prompts(tmp_path, split="test")] == ["test-00000-of-00001"]
 
 
-def test_ids_that_come_twice_get_their_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("about", ["README_zh.md", "LICENSE.txt", "croissant.json"])
+def test_what_describes_a_data_set_is_none(tmp_path: Path, about: str) -> None:
+    (tmp_path / about).write_text("{}\n")
+    with raises_code("no_such_source"):
+        load_prompts(tmp_path)
+    (tmp_path / "train.csv").write_text("prompt\na\n")
+    assert texts(tmp_path) == ["a"]
+
+
+def test_texts_of_a_folder_are_prompts_where_it_has_nothing_else(tmp_path: Path) -> None:
+    for name in ("README.md", "in/b.txt", "in/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    assert texts(tmp_path) == ["in/b.txt", "in/c.txt"]
+
+
+def test_ids_that_come_twice_are_counted_wherever_the_file_is(tmp_path: Path) -> None:
     """Logs of retries repeat them."""
     (tmp_path / "p.jsonl").write_text('{"id": "a", "prompt": "x"}\n' * 3)
-    ids = [prompt.id for prompt in load_prompts(tmp_path / "p.jsonl")]
-    assert ids[0] == "a"
-    assert len(set(ids)) == 3
+    assert [p.id for p in load_prompts(tmp_path / "p.jsonl")] == ["a", "a (2)", "a (3)"]
+    rows = ", ".join(['{"prompt": "x"}'] * 3)
+    (tmp_path / "p.jsonl").write_text(f'{{"data": [{rows}]}}\n')
+    assert len({p.id for p in load_prompts(tmp_path / "p.jsonl")}) == 3
 
 
 READER = """

@@ -132,6 +132,12 @@ def test_an_answer_after_results_is_recorded_and_a_call_is_not() -> None:
         ({"messages": [{"role": "prompter", "text": "a"}]}, [], ["a"]),
         ({"instruction": "do", "context": "this"}, [], ["do\n\nthis"]),
         ({"prompt": '{"a": 1}'}, [], ['{"a": 1}']),
+        ({"prompt": '[{"type": "circle"}]'}, [], ['[{"type": "circle"}]']),
+        ({"text": '{"content": 1} fix it'}, [], ['{"content": 1} fix it']),
+        ({"question": '[{"role": "x"}]'}, [], ['[{"role": "x"}]']),
+        ({"text": "a", "url": "http://x.org/images/1"}, [], ["a"]),
+        ({"messages": [ASKED], "model": "gpt-4o-audio-preview"}, [], None),
+        ({"prompt": "a", "model": "speechless-13b"}, [], ["a"]),
         ({"prompt": "[INST] a [/INST]"}, [], ["[INST] a [/INST]"]),
         ({"prompt": [{"role": "user", "content": "a"}]}, [], ["a"]),
         ({"prompt": None, "prompt_id": 7, "messages": [ASKED]}, [], ["Where is it?"]),
@@ -155,6 +161,9 @@ def test_completions_are_raw_wherever_they_come_from() -> None:
             (["b"], True),
         ]
     assert [p.raw for p in prompts_of_row({"prompt": "a", "model": "m"}, "x")] == [False]
+    said = '[{"role": "user", "content": "a"}]'
+    served = {"prompt": said, "model": "image-llama"}
+    assert [(p.turns, p.raw) for p in prompts_of_row(served, "x", bodies=True)] == [([said], True)]
     tokens = [p.tokens for p in prompts_of_row({**body, "prompt": [[1, 2], [3]]}, "x")]
     assert tokens == [((1, 2),), ((3,),)]
     assert one({**body, "prompt": [4, 5]}).tokens == ((4, 5),)

@@ -13,6 +13,10 @@ import pytest
 
 from draftwell.components.calibrate.settings import MemorySettings
 from draftwell.components.collect.plan import PLAN
+from draftwell.components.gate.settings import GateSettings
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.prompts.sources import load_prompts
+from draftwell.flows.context import StepContext
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import (
@@ -23,12 +27,26 @@ from draftwell.flows.steps import (
     train as train_step,
 )
 from draftwell.flows.steps.forget import TEXT_KINDS, forget
-from draftwell.flows.steps.reference_traces import keep_reference
+from draftwell.flows.steps.gate import gate_release
+from draftwell.flows.steps.gate_parts.champion import find_rival
+from draftwell.flows.steps.reference_traces import keep_reference, of_release
+from draftwell.flows.workspace import Workspace
+from draftwell.registry import gates
 from draftwell.registry.bundles.judged import judged_folder
+from draftwell.registry.pairs import model_records
 from draftwell.registry.promotion import deployment_objection, promote
 from draftwell.registry.promotion_log import history
-from draftwell.registry.releases import find_release, gate_record, record_gate
+from draftwell.registry.releases import (
+    FORGOTTEN,
+    ReleaseVersion,
+    create_release,
+    find_release,
+    gate_record,
+    record_gate,
+)
 from draftwell.registry.store import Store
+from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.files import file_lock
 from draftwell.serving.recording.tenants import KEYLESS, short_tenant
 from draftwell.serving.recording.trace import TraceSet
@@ -40,8 +58,9 @@ from draftwell.serving.server.model.snapshots import Snapshots
 from tests.support.collecting import small
 from tests.support.errors import raises_code
 from tests.support.loop import traffic
-from tests.support.loop.publishing import verdict
+from tests.support.loop.publishing import publish, release, verdict
 from tests.support.loop.secrets import contents
+from tests.support.loop.thresholds import ANY_SPEED
 from tests.support.server.feedback_server import feedback_settings
 from tests.support.server.pools import SNAPSHOT_ORIGIN, learn, pool
 from tests.support.server.served_pair import TunedModel, serving
@@ -162,7 +181,10 @@ def killed(*_: object) -> None:
 
 @pytest.mark.slow  # a server, a collection and a calibration: half a minute
 def test_one_tenant_is_forgotten_and_the_other_stays(
-    left: SimpleNamespace, own_stores: Path, run: Callable[..., Any]
+    left: SimpleNamespace,
+    own_stores: Path,
+    run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     space = left.step.workspace
     (own_stores / "one").write_text(f"{KEYS[MARK]} answers leaving\n")
@@ -210,13 +232,92 @@ def test_one_tenant_is_forgotten_and_the_other_stays(
     assert "datastore" in str(deployment_objection(Store(), release))
     with raises_code("not_gated", "forget"):
         promote(Store(), "tiny", "cpu", release.version)
+    succeed(left, monkeypatch)
     again = run(*command).output
     assert f"nothing names the tenant {ONE}" in again
+
+
+def succeed(left: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another release takes the place of the withdrawn champion."""
+    folder, prompts = left.home.parent, traffic.prompts(4, seed=9)
+    (folder / "gates.yaml").write_text(json.dumps(gates.load_gates().model_dump() | ANY_SPEED))
+    monkeypatch.setattr(gates, "HERE", folder)
+    monkeypatch.setattr("draftwell.components.gate.footprint.CHILD", "pass")
+    after = publish_step.run_publish(left.step, {"by": "hand"})
+    judging = GateSettings(max_tokens=8, limit=2, unmeasured="no new traces for the table")
+    found = gate_release(left.step, prompts, judging)
+    assert found["passed"], found["verdict"]
+    promote(Store(), "tiny", "cpu", after.version)
+    assert find_release(Store(), "tiny", "cpu", "champion").version == after.version
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
     """Rows of JSON lines."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_lines_of_other_tenants_stay_whatever_they_hold(own_stores: Path) -> None:
+    root = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
+    rows = [Prompt(f"spool/{one}/0", None, ["one\u2028two\x85three"]) for one in (ONE, TWO)]
+    mixed, alone = root / "served_prompts.jsonl", root / "recalibrations" / "0" / "prompts.jsonl"
+    traffic_prompts.write_prompts(mixed, rows)
+    traffic_prompts.write_prompts(alone, rows[:1])
+    forget(ONE)
+    assert load_prompts(mixed) == rows[1:]
+    assert not alone.exists()
+
+
+def with_datastore(store: Store, space: Workspace, folder: Path, tenant: str) -> ReleaseVersion:
+    """A release of a table, a config and a datastore that was made of a tenant's texts."""
+    plain = release(store, space.spec, space.files(), folder)
+    made = Provenance(pair="tiny", fingerprint=plain.fingerprint, tenants=[tenant])
+    texts = publish(store, Datastore.from_texts([[5, 6, 7]], made), folder / "datastore")
+    models = model_records(space.spec, space.files())
+    pins = {**plain.pins, "datastore": texts.version}
+    return create_release(store, "tiny", "cpu", pins, models, {})
+
+
+def test_a_release_is_withdrawn_whatever_its_models_are_called(
+    own_stores: Path, pair_file: Path
+) -> None:
+    store, space = Store(), Workspace(str(pair_file))
+    made = with_datastore(store, space, own_stores / "made", ONE)
+    judged_folder(made).mkdir(parents=True)
+    other = release(store, space.spec, space.files(), own_stores / "other", accepted=4)
+    store.set_tag(other.published, "parents", "edited")
+    store.client.rename_registered_model("datastore.tiny", "tables")
+    store.client.rename_registered_model("release.tiny.cpu", "ours")
+    store.client.create_model_version("tables", "s3://elsewhere", tags={"kind": "datastore"})
+    done = forget(ONE)
+    assert "ours version 2: withdrawn, it pins datastore" in done.removed
+    assert "tables version 1 in the registry" in done.removed
+    assert not judged_folder(made).exists()
+    (withdrawn,) = (one for one in store.all_of("release") if FORGOTTEN in one.tags)
+    assert withdrawn.digest == made.published.digest
+    assert "parents of ours version 3 was changed" in " ".join(done.left)
+
+
+def test_what_pins_something_gone_is_watched_and_succeeded(
+    own_stores: Path, pair_file: Path
+) -> None:
+    store, space = Store(), Workspace(str(pair_file))
+    made = with_datastore(store, space, own_stores / "made", ONE)
+    store.set_alias(made.published, "champion")
+    after = release(store, space.spec, space.files(), own_stores / "after", accepted=4)
+    models: Any = SimpleNamespace(fingerprint=made.fingerprint, special_tokens=None)
+    step = StepContext(space, models)
+    forget(ONE)
+    champion = find_release(store, "tiny", "cpu", "champion")
+    assert set(of_release(champion).artifacts) == {"acceptance_table", "decoding_config"}
+    (skipped,) = find_rival(step, store, after).skipped().skipped
+    assert "withdrawn" in skipped.why
+    assert not skipped.applies
+    store.delete(store.resolve("acceptance_table", "tiny", after.pins["acceptance_table"]))
+    store.set_alias(after.published, "champion")
+    (skipped,) = find_rival(step, store, made).skipped().skipped
+    assert "pins what is gone" in skipped.why
+    assert skipped.applies
+    assert set(of_release(after).artifacts) == {"decoding_config"}
 
 
 def test_what_others_hold_is_refused_before_anything_is_deleted(
@@ -249,6 +350,9 @@ def test_what_others_hold_is_refused_before_anything_is_deleted(
         assert refused.exit_code == 2
         assert code in refused.output
     assert recorded.is_file()
+    assert (
+        "name its --key-file" in run("forget", "--tenant", "0" * 12, "--spool", str(spool)).output
+    )
     done = forget(KEYLESS, spool=spool)
     assert done.removed == [str(recorded)]
     assert "1 files" in " ".join(done.left), "which earlier versions recorded"
