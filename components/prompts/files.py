@@ -18,7 +18,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,19 +45,17 @@ SUFFIXES = (
 """Of the files that a folder is read for: those of the first suffix that it has. The last three,
 texts, count only where it and the folders within have no other."""
 ABOUT = re.compile(
-    r"(readme.*|licen[cs]e|notice|changelog|requirements)\.(md|txt)"
-    r"|(dataset_infos?|croissant)\.json",
+    r"(.*/)?(\..*|(readme.*|licen[cs]e|notice|changelog|requirements)\.(md|txt)"
+    r"|(dataset_infos?|croissant)\.json)",
     re.IGNORECASE,
 )
-"""Names of files that describe a data set."""
+"""Files in a folder that are hidden, or describe a data set."""
 JSONL = (".jsonl", ".ndjson")
 CELLS = (".csv", ".tsv", ".parquet", ".arrow")
 """Tables, in whose texts JSON is a conversation."""
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 GZIP, PARQUET, ARROW = b"\x1f\x8b", b"PAR1", b"ARROW1"
 EXAMPLE = 'such as {"prompt": "Hello"}'
-WRAPPERS = ("data", "rows", "requests", "logs", "examples")
-"""Keys of an object whose list is a file's rows, as APIs return it."""
 CHUNK, LONGEST = 1 << 20, 1 << 27
 """Characters that are read at once, and of the longest value in an array."""
 BETWEEN = re.compile(r"[\s,\]]*")
@@ -82,22 +80,14 @@ def files_in(folder: Path, split: str = "train") -> list[Path]:
     Args:
         split: files whose name begins with it are taken alone, where there are any.
     """
-    below = sorted(path for path in folder.rglob("*") if path.is_file() and is_read(path, folder))
-    here = [path for path in below if path.parent == folder]
-    tables, texts = SUFFIXES[:-3], SUFFIXES[-3:]
-    for there, suffixes in ((here, tables), (below, tables), (here, texts), (below, texts)):
-        for suffix in suffixes:
-            if files := [path for path in there if suffix_of(path) == suffix]:
-                of_split = [path for path in files if path.name.startswith(f"{split}-")]
-                return of_split or files
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    files = [folder / name for name in names if not ABOUT.fullmatch(name.as_posix())]
+    here = [path for path in files if path.parent == folder]
+    for suffixes in (SUFFIXES[:-3], SUFFIXES[-3:]):
+        for there, suffix in product((here, files), suffixes):
+            if found := [path for path in there if suffix_of(path) == suffix]:
+                return [path for path in found if path.name.startswith(f"{split}-")] or found
     return []
-
-
-def is_read(path: Path, folder: Path) -> bool:
-    """Whether a file below a folder may hold its prompts: it is not hidden and says nothing about
-    the others."""
-    hidden = any(part[0] == "." for part in path.relative_to(folder).parts)
-    return not hidden and ABOUT.fullmatch(path.name) is None
 
 
 def rows_of(path: Path, *, growing: bool = False) -> Iterator[Placed]:
@@ -216,9 +206,9 @@ def read_line(line: str) -> list[Row | NoPrompt]:
 def rows_in(value: Any) -> list[Row | NoPrompt]:
     """The rows that a JSON value holds: itself, those of a list, or those that an API returned."""
     if isinstance(value, Mapping) and value.keys().isdisjoint(KEYS):
-        for listed in (value[key] for key in WRAPPERS if isinstance(value.get(key), list)):
-            if any(isinstance(one, Mapping | list) for one in listed):
-                return [row for one in listed for row in rows_in(one)]
+        listed = value.get("data") or value.get("rows")
+        if isinstance(listed, list) and any(isinstance(one, Mapping | list) for one in listed):
+            return [row for one in listed for row in rows_in(one)]
         if isinstance(row := value.get("row"), Mapping):
             return [row]
     if isinstance(value, Mapping):
@@ -281,12 +271,10 @@ def _texts(file: Iterable[str], *, log: bool) -> Iterator[Placed]:
         elif log and (said := LOGGED.search(line)) is not None:
             name, text, ids = (said[i] or said[i + 3] for i in (1, 2, 3))
             try:
-                prompt = ast.literal_eval(text)
+                prompt = ast.literal_eval(ids if ids and text == "None" else text)
             except (ValueError, SyntaxError):  # of `\x`, or cut off
                 yield f"line {number}", NoPrompt("its prompt is no text in quotes of Python")
                 continue
-            if prompt is None and ids and ids != "None":
-                prompt = json.loads(ids)
             yield f"line {number}", {"id": name, "prompt": prompt, "raw": True}
 
 

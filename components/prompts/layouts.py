@@ -56,8 +56,9 @@ def normal_rows(
             return
     row, key = located(row, column)
     bodies = bodies or ("model" in row and not row.keys().isdisjoint(SAMPLING))
-    asked = key in (*CONVERSATIONS, "input") or (cells and not raw(row, key, bodies))
-    content = decoded(row[key], key, cells=cells) if asked else row[key]
+    content = row[key]
+    if key in (*CONVERSATIONS, "input") or (cells and not raw(row, key, bodies)):
+        content = decoded(content, key, cells=cells)
     common = {**others(row, key), "tools": tools_beside(row), "system": system_of(row, key)}
     if isinstance(content, Mapping):  # of lists, as `datasets` keeps a list of objects
         lists = all_are(list(content.values()), list)
@@ -116,12 +117,12 @@ def refuse_other_requests(row: Row) -> None:
     if isinstance(kind, str) and kind.upper() != MODEL_CALL and not row.keys().isdisjoint(TRACED):
         raise NoPrompt(f"an observation of type {kind}, which is no request to a model")
     told = ["call_type"]
-    if not row.keys().isdisjoint((*BODIES, "method")):  # else where a text was found
+    if row.keys() & {*BODIES, "method"}:  # else where a text was found
         told += ["url", "endpoint"]
-    if row.keys().isdisjoint(("prompt", *CONVERSATIONS)):  # else models may have any name
-        told.append("model")
-    for key in told:
-        if isinstance(value := row.get(key), str) and NO_TEXT.search(value):
+    if not row.keys() & {"prompt", *CONVERSATIONS}:  # else models may have any name
+        told += ["model"]
+    for value in map(row.get, told):
+        if isinstance(value, str) and NO_TEXT.search(value):
             raise NoPrompt(f"a request to {value}, which writes no text")
 
 

@@ -59,8 +59,7 @@ def forget(
     for line in done.removed:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {line}")
     if not done.removed:
-        digits = who == tenant != KEYLESS
-        hint = " (taken for digits, not for a name: name its --key-file)" if digits else ""
+        hint = " (where that is a name, give its --key-file)" if who == tenant else ""
         typer.echo(f"nothing names the tenant {who}{hint}")
     copies = "copies elsewhere: traces in other folders, work folders of distill, backups, logs"
     for line in [*done.left, copies]:

@@ -218,12 +218,10 @@ def _rewrite(run: Forgetting, file: Path) -> None:
     lines = file.read_bytes().splitlines(keepends=True)  # texts have other ends of lines within
     kept = [line for line in lines if run.tenant not in tenants_of([str(json.loads(line)["id"])])]
     run.removed.append(f"{len(lines) - len(kept)} of {len(lines)} prompts of {file}")
-    if run.dry_run:
-        return
-    if kept:
+    if kept and not run.dry_run:
         write_atomically(file, b"".join(kept))
-    else:
-        file.unlink()
+    elif not kept:
+        run.unlink(file)
 
 
 def _forget_state(run: Forgetting, folder: Path) -> None:

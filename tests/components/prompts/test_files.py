@@ -37,7 +37,7 @@ BAD = [
     "[1]",
     '{"timestamp": 5}',
     '{"data": []}',
-    '{"task_description": "a", "examples": [1]}',
+    '{"task_description": "a", "examples": [{"input": "not this"}]}',
 ]
 
 
@@ -221,8 +221,8 @@ def test_a_cell_may_be_longer_than_the_csv_module_allows(tmp_path: Path) -> None
 
 def test_a_folder_as_the_hub_stores_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
+    (tmp_path / ".cache").mkdir()
     for name in ("README.md", "dataset_infos.json", "notes.txt", ".cache/old.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"default": {"license": "mit"}}\n')
     for name in ("test-00000-of-00001", "train-00000-of-00002", "train-00001-of-00002"):
         pq.write_table(pa.table({"text": [name]}), tmp_path / "data" / f"{name}.parquet")
@@ -230,20 +230,13 @@ def test_a_folder_as_the_hub_stores_it(tmp_path: Path) -> None:
     assert [p.prompt for p in load_prompts(tmp_path, split="test")] == ["test-00000-of-00001"]
 
 
-@pytest.mark.parametrize("about", ["README_zh.md", "LICENSE.txt", "croissant.json"])
-def test_what_describes_a_data_set_is_none(tmp_path: Path, about: str) -> None:
-    (tmp_path / about).write_text("{}\n")
-    with raises_code("no_such_source"):
-        load_prompts(tmp_path)
-    (tmp_path / "train.csv").write_text("prompt\na\n")
-    assert texts(tmp_path) == ["a"]
-
-
 def test_texts_of_a_folder_are_prompts_where_it_has_nothing_else(tmp_path: Path) -> None:
-    for name in ("README.md", "in/b.txt", "in/c.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "in").mkdir()
+    for name in ("README_zh.md", "croissant.json", "in/LICENSE.txt", "in/b.txt", "in/c.txt"):
         (tmp_path / name).write_text(f"{name}\n")
     assert texts(tmp_path) == ["in/b.txt", "in/c.txt"]
+    (tmp_path / "in" / "train.csv").write_text("prompt\na\n")
+    assert texts(tmp_path) == ["a"]
 
 
 def test_ids_that_come_twice_are_counted_wherever_the_file_is(tmp_path: Path) -> None:
