@@ -175,6 +175,10 @@ def _forget_derived(run: Forgetting, root: Path) -> None:
             if not run.dry_run:
                 forget_trace(plan.parent)
                 shutil.rmtree(plan.parent, ignore_errors=True)
+    if (root / "eagle3").is_dir():
+        run.left.append(
+            f"{root / 'eagle3'}: token ids that a head is trained on, of nobody by name"
+        )
     for file in _naming(run.tenant, root):
         if file.suffix == ".jsonl" and _is_prompts(file):
             _rewrite(run, file)

@@ -262,7 +262,8 @@ def test_lines_of_other_tenants_stay_whatever_they_hold(own_stores: Path) -> Non
     mixed, alone = root / "served_prompts.jsonl", root / "recalibrations" / "0" / "prompts.jsonl"
     traffic_prompts.write_prompts(mixed, rows)
     traffic_prompts.write_prompts(alone, rows[:1])
-    forget(ONE)
+    (root / "eagle3").mkdir()
+    assert str(root / "eagle3") in " ".join(forget(ONE).left), "its shards name nobody"
     assert load_prompts(mixed) == rows[1:]
     assert not alone.exists()
 
