@@ -58,6 +58,7 @@ def streamed(http: httpx.Client, **asked: Any) -> tuple[list[str], dict[str, Any
                 if written := block.pop("json"):
                     block["input"] = json.loads(written)
             case "message_delta":
+                assert built["usage"] == told["usage"] | {"output_tokens": 0}
                 built |= told["delta"]
                 built["usage"] |= told["usage"]
     return kinds, built
@@ -81,6 +82,7 @@ def test_a_text_is_the_chats(http: httpx.Client) -> None:
 
 
 def test_a_stream_is_the_same_message(http: httpx.Client) -> None:
+    message(http)  # leaves its prompt in a slot
     kinds, built = streamed(http)
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -88,6 +90,8 @@ def test_a_stream_is_the_same_message(http: httpx.Client) -> None:
     whole = message(http)
     assert built["content"] == whole["content"]
     assert built["stop_reason"] == whole["stop_reason"] == "max_tokens"
+    assert built["usage"] == whole["usage"]
+    assert built["usage"]["cache_read_input_tokens"] > 0
     assert built["usage"]["output_tokens"] == 24
 
 
@@ -195,6 +199,7 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
          "invalid_request_error", "text only"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t",
           "content": [{"type": "document"}]}]}]}, 400, "invalid_request_error", "document"),
+        ({"speculation": {"trace": True}}, 400, "invalid_request_error", "speculation.trace"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
