@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 
 from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.feedback.feedback import Feedback
-from draftwell.serving.server.http.addresses import Addresses
+from draftwell.serving.server.http.addresses import Addresses, check_root
 from draftwell.serving.server.http.bodies import JsonRoute
 from draftwell.serving.server.http.conversation import Deadline
 from draftwell.serving.server.http.errors import install_error_handlers
@@ -127,6 +127,8 @@ def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments, root: 
     for router in routers:
         app.include_router(router)
     app.state.root, app.state.routes = root, [one for router in routers for one in router.routes]
+    if root:
+        check_root(root, app.state.routes)
     app.add_middleware(Addresses, root=root)
     app.add_middleware(RequestLog, routes=app.state.routes)
 
