@@ -11,6 +11,7 @@ import asyncio
 import base64
 import binascii
 import ipaddress
+import json
 import logging
 import re
 import socket
@@ -356,8 +357,12 @@ def origins(values: Sequence[str]) -> tuple[str, ...]:
     """
     named: list[str] = []
     for value in values:
-        listed = re.findall(r'"([^"]*)"', value) if value.startswith("[") else []
-        named += listed or [value]
+        try:
+            listed = json.loads(value)
+        except (ValueError, RecursionError):
+            listed = None
+        whole = isinstance(listed, list) and all(isinstance(one, str) for one in listed)
+        named += listed if whole else [value]
     for value in named:
         scheme, _, host = value.partition("://")
         if value != "*" and (scheme not in ("http", "https") or not host or "/" in host):
