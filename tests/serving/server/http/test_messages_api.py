@@ -221,5 +221,9 @@ def test_a_key_in_anthropics_header() -> None:
     with serving(served_pair("autoregressive", slots=1), security=security) as (url, _):
         wrong = httpx.post(f"{url}/v1/messages", json=BODY, headers={"x-api-key": "no"})
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (401, "authentication_error")
-        right = httpx.post(f"{url}/v1/messages", json=BODY, headers={"x-api-key": "k" * 20})
-        assert right.status_code == 200
+        for other in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic YTpi"}):
+            headers = {"x-api-key": "k" * 20, **other}
+            right = httpx.post(f"{url}/v1/messages", json=BODY, headers=headers)
+            assert right.status_code == 200
+        both = {"x-api-key": "no", "Authorization": f"Bearer {'k' * 20}"}
+        assert httpx.post(f"{url}/v1/messages", json=BODY, headers=both).status_code == 200
