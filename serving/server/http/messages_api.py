@@ -219,7 +219,11 @@ class CountRequest(Part):
             RequestValidationError: it cannot be one; names the field.
         """
         first = [{"role": "system", "content": joined(self.system)}] if self.system else []
-        turns = first + [said for turn in self.messages for said in turn.chat_messages()]
+        turns, places = first, list[tuple[str | int, ...]](("system",) for _ in first)
+        for index, turn in enumerate(self.messages):
+            said = list(turn.chat_messages())
+            turns += said
+            places += [("messages", index, "content") for _ in said]
         asked: Json = {"model": self.model, "messages": turns, **more}
         if self.messages[-1].role == "assistant":
             asked["continue_final_message"] = True
@@ -231,7 +235,13 @@ class CountRequest(Part):
         try:
             return ChatRequest.model_validate(asked)
         except ValidationError as error:
-            found = [one | {"loc": ("body", *one["loc"])} for one in error.errors()]
+            found = error.errors()
+            for one in found:
+                match one["loc"]:
+                    case ("messages", int(index), *_):
+                        one["loc"] = ("body", *places[index])
+                    case place:
+                        one["loc"] = ("body", *place)
             raise RequestValidationError(found) from error
 
 

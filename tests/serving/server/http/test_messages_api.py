@@ -19,6 +19,8 @@ USER = {"role": "user", "content": "Who is it?"}
 BODY = {"model": "tiny", "max_tokens": 24, "temperature": 0, "messages": [USER]}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
 TOOLS = [{"name": "weather", "description": "Of a city", "input_schema": CITY}]
+UNKNOWN = {"type": "object", "properties": {"city": {"type": "array", "uniqueItems": True}}}
+LONG_CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {"city": "x" * 500_000}}
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +202,18 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t",
           "content": [{"type": "document"}]}]}]}, 400, "invalid_request_error", "document"),
         ({"speculation": {"trace": True}}, 400, "invalid_request_error", "speculation.trace"),
+        ({"tools": [TOOLS[0] | {"input_schema": {"type": "array"}}]}, 400,
+         "invalid_request_error", "'tools[0].input_schema'"),
+        ({"tools": [TOOLS[0] | {"input_schema": UNKNOWN}], "tool_choice": {"type": "any"}}, 400,
+         "invalid_request_error", "tools: "),
+        ({"output_config": {"format": {"type": "json_schema", "schema": UNKNOWN}}}, 400,
+         "invalid_request_error", "output_config.format"),
+        ({"speculation": {"strategy": "none"}}, 400, "invalid_request_error",
+         "speculation.strategy: "),
+        ({"system": "s", "messages": [USER, {"role": "assistant", "content": [LONG_CALL]}, USER]},
+         400, "invalid_request_error", "'messages[1].content'"),
+        ({"system": [{"type": "text", "text": "s" * 300_000}] * 2}, 400,
+         "invalid_request_error", "'system'"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
