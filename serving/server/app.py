@@ -21,7 +21,7 @@ from draftwell.serving.server.http.errors import install_error_handlers
 from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.messages_api import CountRequest, MessageAnswer, MessagesRequest
 from draftwell.serving.server.http.page import page_router
-from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest
+from draftwell.serving.server.http.requests import LONGEST_TEXT, ChatRequest, CompletionRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
 from draftwell.serving.server.http.security import RequestLog, Security, install_security
 from draftwell.serving.server.http.tokens import tokens_router
@@ -203,7 +203,7 @@ def messages_router(deployments: Deployments) -> APIRouter:
         service, chat = deployments.current.service, body.chat()
         service.check_model(chat.model)
         async with Deadline.of(None, request.app.state.request_timeout).enforced():
-            return {"input_tokens": len((await service.chat_prompt(chat)).ids)}
+            return {"input_tokens": len((await service.chat_prompt(chat, LONGEST_TEXT)).ids)}
 
     return router
 

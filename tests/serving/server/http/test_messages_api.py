@@ -83,6 +83,18 @@ def test_a_text_is_the_chats(http: httpx.Client) -> None:
     assert counted == {"input_tokens": usage["prompt_tokens"]}
 
 
+def test_a_prompt_that_does_not_fit_is_counted(http: httpx.Client) -> None:
+    def counted(*texts: str) -> httpx.Response:
+        turns = [{"role": "user", "content": text} for text in texts]
+        asked = {"model": "tiny", "messages": turns}
+        return http.post("/v1/messages/count_tokens", json=asked)
+
+    one, two = (counted("ab " * 10_000 * times).json()["input_tokens"] for times in (1, 2))
+    assert two > 1.9 * one > 1536
+    far = counted("a" * 300_000, "a" * 300_000)
+    assert (far.status_code, far.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 def test_a_stream_is_the_same_message(http: httpx.Client) -> None:
     message(http)  # leaves its prompt in a slot
     kinds, built = streamed(http)
