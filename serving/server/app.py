@@ -14,14 +14,14 @@ from fastapi.responses import JSONResponse, Response
 
 from draftwell.serving.server.deployment.deployments import CountUsers, Deployments
 from draftwell.serving.server.feedback.feedback import Feedback
-from draftwell.serving.server.http.addresses import Addresses
+from draftwell.serving.server.http.addresses import Addresses, check_root
 from draftwell.serving.server.http.bodies import JsonRoute
 from draftwell.serving.server.http.conversation import Deadline
 from draftwell.serving.server.http.errors import install_error_handlers
 from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.messages_api import CountRequest, MessageAnswer, MessagesRequest
 from draftwell.serving.server.http.page import page_router
-from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest
+from draftwell.serving.server.http.requests import LONGEST_TEXT, ChatRequest, CompletionRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
 from draftwell.serving.server.http.security import RequestLog, Security, install_security
 from draftwell.serving.server.http.tokens import tokens_router
@@ -127,6 +127,8 @@ def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments, root: 
     for router in routers:
         app.include_router(router)
     app.state.root, app.state.routes = root, [one for router in routers for one in router.routes]
+    if root:
+        check_root(root, app.state.routes)
     app.add_middleware(Addresses, root=root)
     app.add_middleware(RequestLog, routes=app.state.routes)
 
@@ -201,7 +203,7 @@ def messages_router(deployments: Deployments) -> APIRouter:
         service, chat = deployments.current.service, body.chat()
         service.check_model(chat.model)
         async with Deadline.of(None, request.app.state.request_timeout).enforced():
-            return {"input_tokens": len((await service.chat_prompt(chat)).ids)}
+            return {"input_tokens": len((await service.chat_prompt(chat, LONGEST_TEXT)).ids)}
 
     return router
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from draftwell.serving.errors import DraftwellError
+
 ABSOLUTE = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 LONGEST_GUESSED = 200
 """Characters of a wrong address for which the right one is looked for."""
@@ -30,6 +32,19 @@ def without_root(path: str, root: str) -> str:
     ['/v1/models', '/', '/v1/models', '/llms']
     """
     return path[len(root) :] or "/" if f"{path}/".startswith(f"{root}/") else path
+
+
+def check_root(root: str, routes: Iterable[BaseRoute]) -> None:
+    """Refuse a prefix that addresses of our own begin with: they would lose it."""
+    scope = {"type": "http", "method": "GET", "path": root}
+    for one in routes:
+        path = getattr(one, "path", "")
+        if path.startswith(f"{root}/") or one.matches(scope)[0] is not Match.NONE:
+            raise DraftwellError(
+                f"--root-path {root} is where this server has {path}: name the prefix alone that "
+                "a proxy puts before it, such as /llm",
+                code="bad_root_path",
+            )
 
 
 def meant(scope: Scope, routes: Iterable[BaseRoute]) -> str | None:

@@ -203,19 +203,14 @@ class Unpacked:
             if last:
                 yield self._zip.flush()
         except zlib.error:
-            raise self._wrong("is not") from None
+            raise self._wrong("is not {}, which its header Content-Encoding names") from None
         if chunk or self._zip.unused_data:
-            raise self._wrong("continues after the end of the")
+            raise self._wrong("continues after the end of its {} data")
         if last and not self._zip.eof:
-            raise self._wrong("ends within the")
+            raise self._wrong("ends within its {} data")
 
     def _wrong(self, how: str) -> APIError:
-        kind = self._encoding
-        return APIError(
-            400,
-            f"the body {how} {kind} that its header Content-Encoding names",
-            code="wrong_encoding",
-        )
+        return APIError(400, f"the body {how.format(self._encoding)}", code="wrong_encoding")
 
 
 class Bodies:

@@ -112,6 +112,8 @@ class AnswerChoice:
 
     @property
     def stats(self) -> Stats:
+        if self.end is None and self.ticket.job:  # so far
+            return self.ticket.job.session.stats
         return self.end.stats if self.end else Stats()
 
     @property

@@ -90,10 +90,14 @@ ANTHROPIC_KINDS = {
 
 
 def anthropic_body(error: APIError) -> dict[str, Any]:
-    """An error as Anthropic's clients read it."""
+    """An error as Anthropic's clients read it: the message names the field, as Anthropic has it."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
-    kind = ANTHROPIC_KINDS.get(error.status, other)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    kind, message, field = ANTHROPIC_KINDS.get(error.status, other), error.message, error.param
+    if field:
+        own = re.sub(r"^response_format(\.json_schema)?", "output_config.format", field)
+        own = own.replace(".function.parameters", ".input_schema")
+        message = message.replace(field, own) if field in message else f"{own}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class ErrorResponse(JSONResponse):

@@ -219,7 +219,11 @@ class CountRequest(Part):
             RequestValidationError: it cannot be one; names the field.
         """
         first = [{"role": "system", "content": joined(self.system)}] if self.system else []
-        turns = first + [said for turn in self.messages for said in turn.chat_messages()]
+        turns, places = first, list[tuple[str | int, ...]](("system",) for _ in first)
+        for index, turn in enumerate(self.messages):
+            said = list(turn.chat_messages())
+            turns += said
+            places += [("messages", index, "content") for _ in said]
         asked: Json = {"model": self.model, "messages": turns, **more}
         if self.messages[-1].role == "assistant":
             asked["continue_final_message"] = True
@@ -231,7 +235,13 @@ class CountRequest(Part):
         try:
             return ChatRequest.model_validate(asked)
         except ValidationError as error:
-            found = [one | {"loc": ("body", *one["loc"])} for one in error.errors()]
+            found = error.errors()
+            for one in found:
+                match one["loc"]:
+                    case ("messages", int(index), *_):
+                        one["loc"] = ("body", *places[index])
+                    case place:
+                        one["loc"] = ("body", *place)
             raise RequestValidationError(found) from error
 
 
@@ -246,8 +256,15 @@ class MessagesRequest(CountRequest):
     stream: bool | None = None
     output_config: OutputConfig | None = None
     speculation: SpeculationOptions | None = Field(
-        None, description="Draftwell's extension, as in a chat"
+        None, description="Draftwell's extension, as in a chat, but without trace"
     )
+
+    @model_validator(mode="after")
+    def refuse_trace(self) -> MessagesRequest:
+        if self.speculation and self.speculation.trace:
+            message = "a message has no place for {param}: ask /v1/chat/completions for it"
+            raise PydanticCustomError("unsupported_field", message, {"param": "speculation.trace"})
+        return self
 
     def chat(self, **more: Any) -> ChatRequest:
         asked: Json = {
@@ -283,9 +300,7 @@ class MessageAnswer(ChatAnswer):
     async def stream(self, first: Found | None) -> AsyncIterator[str]:
         """Server-sent events as Anthropic's clients read them; a ping wherever nothing is sent for
         long."""
-        prompt = len(self.conversation.choices[0].prompt)
-        usage = {"input_tokens": prompt, "output_tokens": 0}
-        begun = self._message([]) | {"usage": usage}
+        begun = self._message([]) | {"usage": self._counts() | {"output_tokens": 0}}
         yield event("message_start", message=begun) + event("ping")
         try:
             async for piece in self.sent(first, self._written):
@@ -362,20 +377,25 @@ class MessageAnswer(ChatAnswer):
 
     def _ended(self) -> Json:
         """Why the message has ended, and what it took."""
-        choice, usage = self.conversation.choices[0], self._usage()
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        choice = self.conversation.choices[0]
         reason, found = self._reason(choice), choice.text.stop_string
         kinds = {"length": "max_tokens", "tool_calls": "tool_use"}
         stop = "stop_sequence" if reason == "stop" and found is not None else "end_turn"
         return {
             "stop_reason": kinds.get(reason, stop),
             "stop_sequence": found if stop == "stop_sequence" else None,
-            "usage": {
-                "input_tokens": usage["prompt_tokens"] - cached,
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": cached,
-                "output_tokens": usage["completion_tokens"],
-            },
+            "usage": self._counts(),
+        }
+
+    def _counts(self) -> Json:
+        """Tokens so far; `input_tokens` are those of the prompt that were not cached."""
+        usage = self._usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
         }
 
 

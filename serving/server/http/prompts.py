@@ -63,16 +63,18 @@ class Prompts:
         messages: list[dict[str, Any]],
         options: Mapping[str, Any] | None = None,
         field: str = "messages",
+        least: int = 0,
     ) -> Prompt:
         """A conversation as the prompt that the model's chat template makes of it.
 
         Args:
             options: as in `LoadedPair.encode_chat`.
             field: of the request, for errors.
+            least: characters up to which it is encoded though it cannot fit.
         """
         try:
             pool = encoders_for(sum(len(message["content"]) for message in messages))
-            ids = await on_thread(pool, self._encode_chat, messages, options or {}, field)
+            ids = await on_thread(pool, self._encode_chat, messages, options or {}, field, least)
         except DraftwellError as error:
             param = "chat_template_kwargs" if error.code == "template_value_refused" else field
             raise APIError(400, without_paths(error), param=param) from error
@@ -109,7 +111,7 @@ class Prompts:
         return self.served.encode(text[: self._most_characters], special=False)
 
     def _encode_chat(
-        self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str
+        self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str, least: int
     ) -> list[int]:
         calls = [call for message in messages for call in message.get("tool_calls", ())]
         further = sum(
@@ -117,9 +119,9 @@ class Prompts:
             for one in (*calls, *options.get("tools", ()), options.get("values") or {})
         )
         # not all of it becomes tokens
-        self._check_length(
-            sum(len(message["content"]) for message in messages) + further // 2, field
-        )
+        length = sum(len(message["content"]) for message in messages) + further // 2
+        if length > least:
+            self._check_length(length, field)
         return self.served.encode_chat(messages, **options)
 
     def check_tokens(self, tokens: Sequence[int], field: str) -> None:

@@ -663,8 +663,9 @@ class Message(BaseModel):
     @classmethod
     def refuse_what_is_not_read(cls, value: Any, info: ValidationInfo) -> None:
         if value is not None:
-            mend = TEXT_ONLY if info.field_name == "audio" else "send the call as one of tool_calls"
-            raise PydanticCustomError("unsupported_field", mend, {"field": "audio"})
+            in_calls = "{field} is not read: send the call as one of tool_calls"
+            mend = TEXT_ONLY if info.field_name == "audio" else in_calls
+            raise PydanticCustomError("unsupported_field", mend, {"field": info.field_name})
 
     @model_validator(mode="after")
     def check_content(self) -> Self:

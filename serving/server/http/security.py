@@ -11,6 +11,7 @@ import asyncio
 import base64
 import binascii
 import ipaddress
+import json
 import logging
 import re
 import socket
@@ -251,11 +252,12 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        # the latter is the header of Anthropic's clients
-        key = key_in(headers.get("authorization", "")) or headers.get("x-api-key", "").encode(
-            "latin-1"
-        )
-        access, state = self.security.keys.find(key), scope.setdefault("state", {})
+        sent, own = key_in(headers.get("authorization", "")), headers.get("x-api-key", "")
+        # Anthropic's clients send the latter; the former may be a proxy's own
+        keys = [key for key in (sent, own.encode("latin-1")) if key] or [b""]
+        find = self.security.keys.find
+        key = next((key for key in keys if find(key)), keys[0])
+        access, state = find(key), scope.setdefault("state", {})
         state["tenant"] = access.tenant if access else None
         state["trusted"] = access is not None or not self.security.keys
         state["client"] = state["tenant"] or address_in(scope)
@@ -356,8 +358,12 @@ def origins(values: Sequence[str]) -> tuple[str, ...]:
     """
     named: list[str] = []
     for value in values:
-        listed = re.findall(r'"([^"]*)"', value) if value.startswith("[") else []
-        named += listed or [value]
+        try:
+            listed = json.loads(value)
+        except (ValueError, RecursionError):
+            listed = None
+        whole = isinstance(listed, list) and all(isinstance(one, str) for one in listed)
+        named += listed if whole else [value]
     for value in named:
         scheme, _, host = value.partition("://")
         if value != "*" and (scheme not in ("http", "https") or not host or "/" in host):

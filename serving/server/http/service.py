@@ -91,10 +91,10 @@ class Service:
 
         return await self._answer(kind, body, request, prompts)
 
-    async def chat_prompt(self, body: ChatRequest) -> Prompt:
-        """The prompt of a conversation."""
+    async def chat_prompt(self, body: ChatRequest, least: int = 0) -> Prompt:
+        """The prompt of a conversation; `least` as in `Prompts.chat`."""
         messages = [message.plain() for message in body.messages]
-        return await self.prompts.chat(messages, body.template_options)
+        return await self.prompts.chat(messages, body.template_options, least=least)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""

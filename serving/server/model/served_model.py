@@ -18,7 +18,7 @@ from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import Strategy
 from draftwell.serving.server.model.snapshots import SnapshotOrigin
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, StrategyPool
-from draftwell.serving.server.scheduling.detokenize import is_whole
+from draftwell.serving.server.scheduling.detokenize import HALF, is_whole
 from draftwell.serving.server.settings import PromptSharing
 from draftwell.serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
@@ -169,7 +169,8 @@ class ServedModel:
         """Bytes of `token_text`; None for a part of a character, whose bytes the decoder does not
         give."""
         text = self.token_text(token)
-        return list(text.encode()) if is_whole(text, self.token_name(token)) else None
+        part = HALF in text and not is_whole(text, self.token_name(token))
+        return None if part else list(text.encode())
 
     def _spell(self, token: int) -> str:
         alone = str(self.pair.tokenizer.decode([token]))

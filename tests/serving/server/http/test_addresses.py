@@ -18,6 +18,7 @@ from draftwell.serving.server.http.addresses import LONGEST_GUESSED, meant
 from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.security import Security, hosts_of
 from draftwell.serving.server.model.served_model import ServedModel
+from tests.support.errors import raises_code
 from tests.support.server.served_pair import TunedModel, served_pair, serving
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -237,6 +238,14 @@ def test_behind_a_prefix_that_the_proxy_leaves_in_or_takes_out(
         for name in names:
             assert get(keyed, name.removeprefix("/llm"), **key).status_code == 200, name
     assert get(keyed, "/llmx/v1/models", **key).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "root", ["/v1", "/page", "/health", "/metrics", "/v1/chat", "/v1/models/tiny", "/tokenize"]
+)
+def test_a_prefix_of_own_addresses_is_refused(served: ServedModel, root: str) -> None:
+    with raises_code("bad_root_path", root):
+        create_app(served, security=Security(root=root))
 
 
 def test_metrics_need_their_own_scope_however_their_address_is_written(

@@ -329,7 +329,10 @@ def test_a_packed_body_is_read_wherever_it_is_cut(text: bytes, cuts: list[int], 
         (lambda data: data[:5], "ends within"),
         (lambda data: data + b"{}", "continues"),
         (lambda data: data + data, "continues"),
-        (lambda data: data[:12] + b"\xff" * 9 + data[12:], "is not"),
+        (
+            lambda data: data[:12] + b"\xff" * 9 + data[12:],
+            r"^the body is not \w+, which its header Content-Encoding names$",
+        ),
     ],
 )
 def test_a_packed_body_that_is_not_whole_is_refused(

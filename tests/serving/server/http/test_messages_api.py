@@ -19,6 +19,8 @@ USER = {"role": "user", "content": "Who is it?"}
 BODY = {"model": "tiny", "max_tokens": 24, "temperature": 0, "messages": [USER]}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
 TOOLS = [{"name": "weather", "description": "Of a city", "input_schema": CITY}]
+UNKNOWN = {"type": "object", "properties": {"city": {"type": "array", "uniqueItems": True}}}
+LONG_CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {"city": "x" * 500_000}}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,7 @@ def streamed(http: httpx.Client, **asked: Any) -> tuple[list[str], dict[str, Any
                 if written := block.pop("json"):
                     block["input"] = json.loads(written)
             case "message_delta":
+                assert built["usage"] == told["usage"] | {"output_tokens": 0}
                 built |= told["delta"]
                 built["usage"] |= told["usage"]
     return kinds, built
@@ -80,7 +83,20 @@ def test_a_text_is_the_chats(http: httpx.Client) -> None:
     assert counted == {"input_tokens": usage["prompt_tokens"]}
 
 
+def test_a_prompt_that_does_not_fit_is_counted(http: httpx.Client) -> None:
+    def counted(*texts: str) -> httpx.Response:
+        turns = [{"role": "user", "content": text} for text in texts]
+        asked = {"model": "tiny", "messages": turns}
+        return http.post("/v1/messages/count_tokens", json=asked)
+
+    one, two = (counted("ab " * 10_000 * times).json()["input_tokens"] for times in (1, 2))
+    assert two > 1.9 * one > 1536
+    far = counted("a" * 300_000, "a" * 300_000)
+    assert (far.status_code, far.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 def test_a_stream_is_the_same_message(http: httpx.Client) -> None:
+    message(http)  # leaves its prompt in a slot
     kinds, built = streamed(http)
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -88,6 +104,8 @@ def test_a_stream_is_the_same_message(http: httpx.Client) -> None:
     whole = message(http)
     assert built["content"] == whole["content"]
     assert built["stop_reason"] == whole["stop_reason"] == "max_tokens"
+    assert built["usage"] == whole["usage"]
+    assert built["usage"]["cache_read_input_tokens"] > 0
     assert built["usage"]["output_tokens"] == 24
 
 
@@ -195,6 +213,19 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
          "invalid_request_error", "text only"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t",
           "content": [{"type": "document"}]}]}]}, 400, "invalid_request_error", "document"),
+        ({"speculation": {"trace": True}}, 400, "invalid_request_error", "speculation.trace"),
+        ({"tools": [TOOLS[0] | {"input_schema": {"type": "array"}}]}, 400,
+         "invalid_request_error", "'tools[0].input_schema'"),
+        ({"tools": [TOOLS[0] | {"input_schema": UNKNOWN}], "tool_choice": {"type": "any"}}, 400,
+         "invalid_request_error", "tools: "),
+        ({"output_config": {"format": {"type": "json_schema", "schema": UNKNOWN}}}, 400,
+         "invalid_request_error", "output_config.format"),
+        ({"speculation": {"strategy": "none"}}, 400, "invalid_request_error",
+         "speculation.strategy: "),
+        ({"system": "s", "messages": [USER, {"role": "assistant", "content": [LONG_CALL]}, USER]},
+         400, "invalid_request_error", "'messages[1].content'"),
+        ({"system": [{"type": "text", "text": "s" * 300_000}] * 2}, 400,
+         "invalid_request_error", "'system'"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
@@ -216,5 +247,9 @@ def test_a_key_in_anthropics_header() -> None:
     with serving(served_pair("autoregressive", slots=1), security=security) as (url, _):
         wrong = httpx.post(f"{url}/v1/messages", json=BODY, headers={"x-api-key": "no"})
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (401, "authentication_error")
-        right = httpx.post(f"{url}/v1/messages", json=BODY, headers={"x-api-key": "k" * 20})
-        assert right.status_code == 200
+        for other in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic YTpi"}):
+            headers = {"x-api-key": "k" * 20, **other}
+            right = httpx.post(f"{url}/v1/messages", json=BODY, headers=headers)
+            assert right.status_code == 200
+        both = {"x-api-key": "no", "Authorization": f"Bearer {'k' * 20}"}
+        assert httpx.post(f"{url}/v1/messages", json=BODY, headers=both).status_code == 200

@@ -119,4 +119,7 @@ def test_log_probs_have_the_bytes_of_the_character_where_a_token_is_one() -> Non
     assert served.token_text(whole) == served.token_text(part) == "\ufffd"
     assert served.token_bytes(whole) == [0xEF, 0xBF, 0xBD]
     assert served.token_bytes(part) is None
+    with pytest.MonkeyPatch.context() as patch:  # no name is looked up where the text says it all
+        patch.setattr(served, "token_name", None)
+        assert served.token_bytes(tokenizer.convert_tokens_to_ids("a")) == [ord("a")]
     assert StopStrings(["\ufffd"]).push("a\ufffd") == "a"

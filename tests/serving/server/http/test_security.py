@@ -260,6 +260,9 @@ def test_origins_are_checked() -> None:
     for wrong in (
         '["https://a.example/path"]',
         "[https://a.example]",
+        '["https://a.example", 5]',
+        '["https://a.example", https://b.example',
+        '"https://a.example"',
         "a.example",
         "https://a.example/path",
         "ftp://a.example",
