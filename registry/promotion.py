@@ -94,7 +94,7 @@ def promote(
             f"{release.version}`",
             code="not_gated",
         )
-    _check_evidence(store, release, judged, reason)
+    _check_reports(store, release, judged)
     seen = adopt(store, pair, device)
     if (why := outdated(store, release, judged)) and not reason:
         raise DraftwellError(
@@ -118,32 +118,17 @@ def promote(
     return release
 
 
-def _check_evidence(
-    store: Store, release: ReleaseVersion, record: GateRecord | None, reason: str | None
-) -> None:
-    """Refuse a verdict on prompts that were named for it alone, unless there is a reason, or one
-    whose reports are not those that were kept with it.
+def _check_reports(store: Store, release: ReleaseVersion, record: GateRecord | None) -> None:
+    """Refuse a verdict whose reports are not those that were kept with it.
 
     Raises:
-        DraftwellError: it is one (`gated_on_other_prompts`, `gate_report_changed`).
+        DraftwellError: one was changed or deleted (`gate_report_changed`).
     """
-    if record is None:
-        return
-    again = (
-        f"`draftwell gate --pair {release.pair} {device_options(release.device)} --release "
-        f"{release.version}`"
-    )
-    if record.prompts is not None and not reason:
-        raise DraftwellError(
-            f"{release.name} is not promoted, its gate judged it on {record.prompts}, which is not "
-            f"the pair's own set: run {again} without --prompts, or give a --reason to promote it "
-            "all the same",
-            code="gated_on_other_prompts",
-        )
-    if (name := changed_report(store, release, record)) is not None:
+    if record is not None and (name := changed_report(store, release, record)) is not None:
         raise DraftwellError(
             f"{release.name} is not promoted, {name}, which was kept with its gate record, was "
-            f"changed or deleted since: run {again}",
+            f"changed or deleted since: run `draftwell gate --pair {release.pair} "
+            f"{device_options(release.device)} --release {release.version}`",
             code="gate_report_changed",
         )
 

@@ -324,7 +324,7 @@ def test_prompt_longer_than_the_context(run: Any, place: Path, pair_file: Path) 
         run(
             f"bench --pair {pair_file} --prompts {place}/long.jsonl --json {place}/out.json",
         ),
-        "256",
+        "192",
     )
     assert snapshot(place).keys() - before.keys() == {"long.jsonl"}
 
