@@ -141,14 +141,18 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 @contextmanager
 def errors_alone(logger: str) -> Iterator[None]:
-    """While this lasts, a library logs errors and nothing less."""
+    """While this lasts, a library logs errors and nothing less. By a filter: transformers checks
+    and logs more where the level of its logger was set."""
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
     found = logging.getLogger(logger)
-    level = found.level
-    found.setLevel(logging.ERROR)
+    found.addFilter(is_error)
     try:
         yield
     finally:
-        found.setLevel(level)
+        found.removeFilter(is_error)
 
 
 def check_tensors(folder: Path, config: Any, found: Mapping[str, Collection[Any]]) -> None:
