@@ -114,7 +114,8 @@ def test_actions_of_others_are_named_by_commit_and_get_no_credentials(path: Path
 # What only the nightly workflow runs
 
 OF_THE_MACHINE = (
-    r"Linux|/proc|processor|x86_64|mallopt|OpenMP|large pages|peak memory|in the place of Python"
+    r"/dev/full|the packages are installed"
+    r"|Linux|/proc|processor|x86_64|mallopt|OpenMP|large pages|peak memory|in the place of Python"
     r"|only root"
     r"|asks for the cores|this machine has CUDA|file system|data sets|schemas are not shipped"
     r"|no \{\} is shipped|run it with --|^\{\} is not installed \(make setup\)"

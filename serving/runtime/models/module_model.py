@@ -102,7 +102,8 @@ class ModuleModel(Model):
         if self.head_tokens is None:
             return weight
         count = len(self.head_tokens)
-        first = int(self.head_tokens[-1]) == count - 1  # ascending: no copy of the first rows
+        # ascending: no copy of the first rows; on "meta" nobody knows
+        first = not weight.is_meta and int(self.head_tokens[-1]) == count - 1
         return weight[:count] if first else weight[self.head_tokens].contiguous()
 
     @torch.inference_mode()

@@ -310,7 +310,7 @@ def test_a_fresh_start_keeps_the_old_trace_until_its_prompts_are_read(
         raise DraftwellError("the chat template refuses this conversation", code="refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LoadedPair, "encode_prompt", refuse)
+        patch.setattr(LoadedPair, "encode_messages", refuse)
         with raises_code("refused"):
             collect_traces(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True)
     assert TraceSet(tmp_path).digest() == old

@@ -70,7 +70,7 @@ def test_every_option_of_the_server_reaches_it(
         *words,
         "--pair default --deterministic --allow-parameters --cors-origin "
         "https://a.example --cors-origin https://b.example --allowed-host a.example "
-        "--feedback-text --shared-datastore --insecure",
+        "--feedback-text --shared-datastore --insecure --additional-properties",
     )
     assert done.exit_code == 0, done.output
     [given] = asked
@@ -81,6 +81,7 @@ def test_every_option_of_the_server_reaches_it(
         "feedback_text": True,
         "shared_datastore": True,
         "insecure": True,
+        "additional_properties": True,
         "cors_origin": ("https://a.example", "https://b.example"),
         "allowed_host": ("a.example",),
     }

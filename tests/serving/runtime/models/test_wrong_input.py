@@ -213,7 +213,7 @@ def test_weights_without_room_are_not_called_broken(tmp_path, monkeypatch):
     def load(*args: object, **settings: object) -> None:
         raise NO_ROOM["host"]()
 
-    (tmp_path / "config.json").write_text("{}")
+    llama(1).save_pretrained(tmp_path)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
     with raises_code("out_of_memory", tmp_path.name, "smaller dtype", error=OutOfMemory):
         load_module(tmp_path, torch.float32, "cpu")

@@ -252,7 +252,7 @@ def test_an_echoed_prompt_is_no_part_of_the_grammar(http: httpx.Client) -> None:
                 }
             },
             "guided_json",
-            "references",
+            "nested too deeply",
         ),
         ({"guided_regex": "a\ud800"}, "guided_regex", "unicode"),
         ({"guided_choice": ["\ud800"]}, "guided_choice[0]", "unicode"),
