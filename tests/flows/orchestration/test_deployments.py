@@ -309,7 +309,7 @@ def test_a_server_that_turns_us_away_is_told_without_a_password(
     def answer(client: Any, request: httpx.Request, **options: Any) -> httpx.Response:
         return httpx.Response(
             200 if request.url.path.endswith(("/health", "/version")) else 401,
-            json={},
+            json="3.0.0",
             request=request,
         )
 
