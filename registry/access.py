@@ -81,7 +81,7 @@ def check_address(uri: str, variable: str = "MLFLOW_TRACKING_URI") -> None:
 
 
 @lru_cache(maxsize=16)  # what is refused is not kept: once for each address of a process
-def check_answers(uri: str, variable: str = "MLFLOW_TRACKING_URI") -> None:
+def check_answers(uri: str, variable: str) -> None:
     """Refuse, within seconds, an address behind which no MLflow answers: a page, another service,
     one that only leads on to MLflow, or nothing.
 

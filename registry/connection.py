@@ -88,10 +88,8 @@ def connect(uri: str) -> MlflowClient:
         if uri.startswith(SQLITE):
             client.search_registered_models(max_results=1)  # creates the tables
             follow_move(Path(uri.removeprefix(SQLITE)))
-        for address, variable in (
-            (uri, "MLFLOW_TRACKING_URI"),
-            (registry_uri, "MLFLOW_REGISTRY_URI"),
-        ):
+        asked = {registry_uri: "MLFLOW_REGISTRY_URI", uri: "MLFLOW_TRACKING_URI"}
+        for address, variable in asked.items():
             if address.lower().startswith("http"):
                 check_answers(address, variable)
     return client

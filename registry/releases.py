@@ -227,17 +227,12 @@ def suppress_gone() -> Iterator[None]:
             raise
 
 
-def pinned_versions(store: Store, release: ReleaseVersion) -> dict[str, Published]:
-    """kind → version of all that a release pins.
+def pinned_version(store: Store, release: ReleaseVersion, kind: str) -> Published:
+    """The version of a kind that a release pins.
 
     Raises:
-        DraftwellError: one was deleted, or is another (`pinned_artifact_changed`).
+        DraftwellError: it was deleted, or is another (`pinned_artifact_changed`).
     """
-    return {kind: pinned_version(store, release, kind) for kind in release.pins}
-
-
-def pinned_version(store: Store, release: ReleaseVersion, kind: str) -> Published:
-    """The version of a kind that a release pins; the error is that of `pinned_versions`."""
     pin, found = release.contents.pins[kind], None
     with suppress_gone():
         found = store.resolve(kind, release.pair, pin.version)

@@ -437,14 +437,7 @@ class Store:
 
     def all_of(self, kind: str) -> list[Published]:
         """All versions of a kind that Draftwell made, of every pair."""
-        with registry_errors(self.uri):
-            found: list[ModelVersion] = []
-            token: str | None = None
-            while token != "":
-                page = self.client.search_model_versions(f"tag.kind = '{kind}'", page_token=token)
-                found += page
-                token = page.token or ""
-        return [published_of(version) for version in found if is_ours(version)]
+        return self._search(f"tag.kind = '{kind}'")
 
     def delete(self, published: Published) -> None:
         """Delete a version with its files and those of its run; the run's numbers stay. A deletion
@@ -478,19 +471,19 @@ class Store:
 
     def versions(self, kind: str, pair: str) -> list[Published]:
         """All versions that Draftwell made, the oldest first."""
+        found = self._search(f"name = '{model_name(kind, pair)}'")
+        return sorted(found, key=lambda published: published.version)
+
+    def _search(self, condition: str) -> list[Published]:
+        """The versions that Draftwell made and that meet a condition of MLflow's."""
         with registry_errors(self.uri):
             found: list[ModelVersion] = []
             token: str | None = None
             while token != "":
-                page = self.client.search_model_versions(
-                    f"name = '{model_name(kind, pair)}'", page_token=token
-                )
+                page = self.client.search_model_versions(condition, page_token=token)
                 found += page
                 token = page.token or ""
-        return sorted(
-            (published_of(version) for version in found if is_ours(version)),
-            key=lambda published: published.version,
-        )
+        return [published_of(version) for version in found if is_ours(version)]
 
 
 def _refuse_missing(published: Published) -> None:

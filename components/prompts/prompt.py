@@ -205,12 +205,12 @@ def prompt_of(row: Mapping[str, Any], name: str, where: str) -> Prompt:
         where: the row, for the error.
     """
     try:
-        (found,) = prompts_of_row(row, name)
+        found = prompts_of_row(row, name)
     except NoPrompt as error:
         raise bad_prompt(where, str(error)) from error
-    except ValueError as error:
-        raise bad_prompt(where, "it holds several prompts: write one in a row") from error
-    return found
+    if len(found) > 1:
+        raise bad_prompt(where, "it holds several prompts: write one in a row")
+    return found[0]
 
 
 def prompts_of_row(row: Mapping[str, Any], name: str, **layout: Any) -> list[Prompt]:

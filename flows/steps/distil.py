@@ -46,6 +46,7 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_json
 from draftwell.serving.number_format import dtype_of, weights_of
 from draftwell.serving.runtime.engine.thread_governor import governor_for
+from draftwell.serving.runtime.model_files import read_config
 
 if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
@@ -125,7 +126,8 @@ def run_distil(wanted: DistilRequest, *, say: Say = print) -> Distilled:
         draft=ModelSource(artifact=written(out, file.parent)),
     )
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
-    config = read_target_config(files.target)
+    config = read_config(files.target)
+    refuse_unless_text_only(config)
     recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
     with exclusive_pair(name, work_of(wanted, name)):
         pair = load_target(files, spec, wanted, longest, say)
@@ -259,15 +261,6 @@ def written(out: Path, base: Path) -> str:
     both can be moved together."""
     path = out.expanduser().absolute()
     return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
-
-
-def read_target_config(folder: Path) -> Any:
-    """A target's configuration, read before its weights are."""
-    from draftwell.serving.runtime.model_files import read_config
-
-    config = read_config(folder)
-    refuse_unless_text_only(config)
-    return config
 
 
 def recipe_of(wanted: DistilRequest, config: Any) -> Recipe:

@@ -37,7 +37,7 @@ from draftwell.registry.releases import (
     find_release,
     gate_record,
     is_champion,
-    pinned_versions,
+    pinned_version,
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
@@ -294,7 +294,7 @@ def _made(artifact: Path) -> dict[str, Any]:
 
 
 def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[str, Published]:
-    pinned = pinned_versions(store, release)
+    pinned = {kind: pinned_version(store, release, kind) for kind in release.pins}
     for kind, published in pinned.items():
         store.download(published, place / "artifacts" / kind)
     return pinned

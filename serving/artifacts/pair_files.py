@@ -188,10 +188,19 @@ def model_digest(folder: Path, *, in_full: bool = False) -> str:
 
 def tokenizer_digest(folder: Path) -> str:
     """sha256 over the files that fix the vocabulary."""
+    return combine_digests({path.name: sha256_file(path) for path in tokenizer_files(folder)})
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files that fix the vocabulary.
+
+    Raises:
+        DraftwellError: there are none (`no_tokenizer`).
+    """
     for names in TOKENIZERS:
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
-            return combine_digests({path.name: sha256_file(path) for path in paths})
+            return paths
     others = ", ".join("+".join(names) for names in TOKENIZERS[1:])
     raise DraftwellError(
         f"{folder} holds no tokenizer (tokenizer.json, or one of {others}): fetch the model again, "

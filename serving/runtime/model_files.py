@@ -21,7 +21,7 @@ from draftwell.serving.artifacts.checkpoint import (
     read_object,
 )
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from draftwell.serving.artifacts.pair_files import tokenizer_digest
+from draftwell.serving.artifacts.pair_files import tokenizer_files
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.failures import room_for
 from draftwell.serving.runtime.models.architecture import settled_length
@@ -319,7 +319,7 @@ def load_tokenizer(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    tokenizer_digest(folder)  # for some kinds transformers makes one up where there are no files
+    tokenizer_files(folder)  # for some kinds transformers makes one up where there are no files
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raises bare exceptions

@@ -43,8 +43,8 @@ def check_text_part(config: Any) -> None:
 def text_part(module: Any) -> Any:
     """The module itself, or the causal language model of text that it holds, with its weights.
 
-    Raises:
-        DraftwellError: as `check_text_part`.
+    Args:
+        module: one whose configuration passed `check_text_part`, or of text alone.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -52,7 +52,6 @@ def text_part(module: Any) -> Any:
     own = module.config.get_text_config()
     if own is module.config:
         return module
-    check_text_part(module.config)
     settings = own.to_dict()
     kind = settings.pop("model_type")
     config = AutoConfig.for_model(SAME_AS.get(kind, kind), **settings)

@@ -119,8 +119,9 @@ class UnbatchedModel(ModuleModel):
         limit = next(
             (getattr(config, name) for name in LIMITS if getattr(config, name, None)), ALIBI_LIMIT
         )
-        self._border = settled_length(config) if config.model_type in REREAD else None
-        if self._border is None and settled_length(config) is not None:
+        settled = settled_length(config)
+        self._border = settled if config.model_type in REREAD else None
+        if settled is not None and self._border is None:
             limit = context_of(config, max_context)
         memory = CacheSlots(slots, min(max_context or 4096, limit), module.dtype, module.device)
         super().__init__(module.eval(), memory, **settings)

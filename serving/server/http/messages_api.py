@@ -35,6 +35,7 @@ from draftwell.serving.server.http.requests import (
     StopString,
     Text,
     contradiction,
+    type_of,
 )
 from draftwell.serving.server.http.tool_calls import Piece, TextPiece
 from draftwell.serving.server.model.served_model import ServedModel
@@ -86,7 +87,7 @@ class OtherBlock(Part):
 
 def block_kind(block: Any) -> str:
     """Which block it is; a tag has a bracket, so that `field_path` leaves it out."""
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    kind = type_of(block)
     known = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
     return f"[{kind.removeprefix('redacted_')}]" if kind in known else "[other]"
 

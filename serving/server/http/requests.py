@@ -440,10 +440,14 @@ class AllowedTools(BaseModel):
     allowed_tools: AllowedFunctions
 
 
+def type_of(value: Any) -> Any:
+    """What a body's object, read or not yet, says of its type; None where it does not."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
 def choice_kind(choice: Any) -> str:
     """Which choice of tools it is; a tag has a bracket, so that `field_path` leaves it out."""
-    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
-    if kind == "allowed_tools":
+    if type_of(choice) == "allowed_tools":
         return "[allowed]"
     return "[word]" if isinstance(choice, str) else "[function]"
 

@@ -41,6 +41,7 @@ from draftwell.serving.server.http.requests import (
     choice_kind,
     contradiction,
     text_of,
+    type_of,
 )
 from draftwell.serving.server.http.tool_calls import Call, Piece, TextPiece, ToolCallParser
 from draftwell.serving.server.scheduling.detokenize import TokenInfo
@@ -117,7 +118,7 @@ class OtherItem(BaseModel):
 
 def kind_of(item: Any) -> str:
     """Which item it is; a tag has a bracket, so that `field_path` leaves it out."""
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    kind = type_of(item)
     if kind is None and isinstance(item, dict) and "id" in item and "role" not in item:
         return "[other]"  # a reference may leave its type out
     if kind in ("function_call", "function_call_output"):
