@@ -95,15 +95,9 @@ def test_rows_without_a_persons_turn_are_left_out_of_any_table(tmp_path: Path, s
 def test_tools_of_a_table_have_no_keys_of_other_rows(tmp_path: Path) -> None:
     """Parquet gives every object the keys of all."""
     tools = [
-        [{"type": "function", "function": {"name": name, "parameters": {"properties": {key: {}}}}}]
-        for name, key in (("f", "one"), ("g", "two"))
+        [{"type": "function", "function": {"name": name, "parameters": {"properties": wanted}}}]
+        for name, wanted in (("f", {"one": {"type": "string"}}), ("g", {"two": {"type": "string"}}))
     ]
-    for tool in tools:
-        for one in tool:
-            properties: Any = one["function"]
-            properties["parameters"]["properties"] = {
-                key: {"type": "string"} for key in properties["parameters"]["properties"]
-            }
     messages = [{"role": "user", "content": "a"}]
     pq.write_table(pa.table({"messages": [messages] * 2, "tools": tools}), tmp_path / "t.parquet")
     found = load_prompts(tmp_path / "t.parquet")

@@ -231,6 +231,11 @@ def test_no_row_is_more_than_a_row_without_a_prompt() -> None:
     assert found > 500
 
 
+@pytest.mark.parametrize("column", ["prompt", "text"])
+def test_a_cell_that_only_begins_like_json_is_a_text(column: str) -> None:
+    assert one({"id": "1", column: "[sic] a text"}, cells=True).turns == ["[sic] a text"]
+
+
 @pytest.mark.parametrize(
     ("cell", "turns"),
     [
@@ -239,13 +244,10 @@ def test_no_row_is_more_than_a_row_without_a_prompt() -> None:
         ('{"messages": [{"role": "user", "content": "a"}]}', ["a"]),
         ('["a", "b"]', ["a", "b"]),
         ("plain", ["plain"]),
-        ("[sic] a text", ["[sic] a text"]),
     ],
 )
 @pytest.mark.parametrize("column", ["prompt", "text", "conversation"])
 def test_json_in_a_cell_is_a_conversation(cell: str, turns: list[str], column: str) -> None:
-    if cell.startswith("[sic") and column == "conversation":
-        return
     assert one({"id": "1", column: cell}, cells=True).turns == turns
 
 

@@ -107,9 +107,9 @@ def test_what_only_looks_like_it_is_kept(text: str) -> None:
 def test_long_texts_take_no_longer_than_they_should() -> None:
     """A text without an end to its `token=` took half an hour a megabyte."""
     for part in ("aa", "1 ", "a.", "0-", "x@", "token=", "secret:", "eyJ-", "://a:", "-----BEGIN "):
-        start = time.process_time()
+        start = time.thread_time()
         masked(part * (200_000 // len(part)))
-        assert time.process_time() - start < 5, part
+        assert time.thread_time() - start < 5, part
 
 
 PROMPT = {

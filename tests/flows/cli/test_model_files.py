@@ -4,12 +4,14 @@ anything is stored but the digests of weights."""
 from __future__ import annotations
 
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftwell.serving.artifacts.pair_files import SIDECAR
+from tests.support.cases import quick_only
 from tests.support.loop.tiny_files import snapshot
 from tests.support.models.checkpoints import Change, edit
 
@@ -39,11 +41,12 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
 }
 
 
+COMMANDS = ("generate --prompt hello", "bench", "collect", "calibrate", "tune")
+
+
 @pytest.mark.parametrize(
-    "command",
-    ["generate --prompt hello", "bench", "collect", "calibrate", "tune"],
+    ("fault", "command"), quick_only(product(FAULTS, COMMANDS), "packed", "cut off")
 )
-@pytest.mark.parametrize("fault", FAULTS)
 def test_it_is_one_line_and_nothing_is_stored(
     run: Any, pair_file: Path, own_stores: Path, command: str, fault: str
 ) -> None:

@@ -131,13 +131,13 @@ def test_what_is_no_schema_is_left_to_whoever_reads_it(schema: Any) -> None:
     assert closed(copy.deepcopy(schema)) == schema
 
 
-@pytest.mark.parametrize(("members", "seconds"), [(10_000, 1.0), (200_000, 1.0)])
-def test_closing_takes_no_longer_than_the_schema_is_long(members: int, seconds: float) -> None:
+@pytest.mark.parametrize("members", [10_000, 200_000])
+def test_closing_takes_no_longer_than_the_schema_is_long(members: int) -> None:
     """It is done for any client, and nothing ends it; one too long is left to who refuses it."""
     schema = {"oneOf": [1] * members} | {f"x{number}": A for number in range(members // 10)}
     began = time.thread_time()
     assert (closed(schema) is schema) == (members > 10_000)
-    assert time.thread_time() - began < seconds
+    assert time.thread_time() - began < 1
 
 
 def test_a_chain_that_is_too_long_to_follow_is_refused() -> None:

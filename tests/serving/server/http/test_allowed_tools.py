@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +10,8 @@ import pytest
 
 from draftwell.serving.server.http.requests import ChatRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
-from tests.support.server.served_pair import calling_pair, serving
+from draftwell.serving.server.model.served_model import ServedModel
+from tests.support.server.served_pair import calling_pair
 
 NAMES = ("add", "say", "stop")
 ARGUMENTS = {"type": "object", "properties": {"x": {"enum": [1]}}, "required": ["x"]}
@@ -35,9 +35,8 @@ def of_response(mode: str, *names: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    with serving(calling_pair()) as (url, _), httpx.Client(base_url=url, timeout=100) as client:
-        yield client
+def served() -> ServedModel:
+    return calling_pair()
 
 
 def test_required_calls_one_of_those_that_are_allowed(http: httpx.Client) -> None:
@@ -104,8 +103,9 @@ def test_a_tone_changes_nothing(http: httpx.Client, verbosity: str) -> None:
     assert http.post("/v1/responses", json=asked).status_code == 200
 
 
-def test_tokenizer_info_is_what_a_client_needs_to_encode(http: httpx.Client) -> None:
-    served = calling_pair()
+def test_tokenizer_info_is_what_a_client_needs_to_encode(
+    http: httpx.Client, served: ServedModel
+) -> None:
     info = http.get("/tokenizer_info").json()
     tokenizer = served.pair.tokenizer
     assert info["eos_token"] == tokenizer.eos_token

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.messages_api import MessagesRequest
 from draftwell.serving.server.http.security import Security
+from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import TunedModel, served_pair, serving, tiny_pair
 
 USER = {"role": "user", "content": "Who is it?"}
@@ -24,10 +24,8 @@ LONG_CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {"city": "x" 
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    served = TunedModel("tiny", tiny_pair(2, context=1536), build_strategy("vanilla_sd"), 2)
-    with serving(served) as (url, _), httpx.Client(base_url=url, timeout=100) as client:
-        yield client
+def served() -> ServedModel:
+    return TunedModel("tiny", tiny_pair(2, context=1536), build_strategy("vanilla_sd"), 2)
 
 
 def message(http: httpx.Client, **asked: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ those that are listed, unless request or server say otherwise."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import httpx
@@ -43,9 +42,8 @@ def pair() -> ServedModel:
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    with serving(pair()) as (url, _), httpx.Client(base_url=url, timeout=100) as client:
-        yield client
+def served() -> ServedModel:
+    return pair()
 
 
 def answers(http: httpx.Client, path: str = "/v1/chat/completions", **asked: Any) -> list[Any]:
