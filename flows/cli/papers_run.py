@@ -16,10 +16,7 @@ from draftwell.components.papers.committed import with_committed
 from draftwell.components.papers.runner import Run, measured_cells, run_cells
 from draftwell.components.papers.tables import without_replayed
 from draftwell.components.report.drawing import check_drawing
-from draftwell.flows.cli.options import (
-    check_folder,
-    say,
-)
+from draftwell.flows.cli.options import check_folder, check_output, say
 from draftwell.flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.device import device_class
@@ -51,6 +48,8 @@ def run_tables(
     chosen, everything, scale = tables_at(only, quick, pad_target)
     if out is not None:
         check_folder(out)
+    if page is not None:
+        check_output(page)
     check_data(data)
     check_drawing()
     number_format = number_format or own_format(device)

@@ -172,6 +172,17 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(
 
 
 @pytest.mark.usefixtures("tiny_paper")
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(papers_run, "run_cells", lambda *_, **__: pytest.fail("measured"))
+    done = run(f"papers --quick --out {tmp_path}/run --page {tmp_path}/nowhere/page.md")
+    assert done.exit_code == 2
+    assert "nowhere does not exist" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("tiny_paper")
 def test_the_page_is_there_after_every_cell(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +341,7 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(
     csd = catalogue.PAPERS["csd"]
     monkeypatch.setattr(catalogue, "PAPERS", {"csd": csd})
     folder = own_stores / "draftwell" / "papers"
+    folder.mkdir(parents=True)
     show_kept = f"papers --kept --page {folder}/docs.md --dtype float32"
     assert run(show_kept).exit_code == 0
     before = (folder / "docs.md").read_text()

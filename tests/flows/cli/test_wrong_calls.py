@@ -108,7 +108,7 @@ def nothing_begins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "draftwell.flows.cli.demo.run_loop",
         "draftwell.flows.orchestration.deployments.get_client",
         "draftwell.flows.cli.gpu_run.measure_card",
-        "draftwell.components.papers.runner.run_cells",
+        "draftwell.flows.cli.papers_run.run_of",
     ):
         replace_everywhere(monkeypatch, name, began)
     monkeypatch.setattr(subprocess, "run", began)

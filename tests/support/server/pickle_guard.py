@@ -112,11 +112,11 @@ def refuse_one(place: Path) -> None:
     for read, words in (
         (
             lambda: load_module(place / role, torch.float32, "cpu"),
-            "holds no model that can be read",
+            "has pickled weights, which are never read",
         ),
         (
             lambda: load_pair(files, LoadSettings(dtype="float32")),
-            "holds no model that can be read",
+            "has pickled weights, which are never read",
         ),
         (lambda: weights_digest(place / role), "holds no safetensors weights"),
         (lambda: load_bundle(place / "bundle"), "deploy again"),
