@@ -1,26 +1,33 @@
-"""Becomes a command whose process group ends when the process that started it is killed: `python
-group_of_parent.py DESCRIPTOR COMMAND...`
+"""Becomes a command whose process group ends with it, and when the process that started it is
+killed: `python group_of_parent.py DESCRIPTOR COMMAND...`
 
 DESCRIPTOR is the reading end of a pipe that the starter holds open; nothing is written into it. A
 server starts processes of its own, which would outlive both, and one that is stopped (SIGSTOP)
-notices nothing. So a watcher outside of the group waits for the end of the pipe.
+notices nothing. So a watcher outside of the group waits for the end of the pipe or of the command:
+where SIGHUP is ignored (`nohup`), a command that reads the end of its input may end first.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 
 
 def watch(leader: int, descriptor: int) -> None:
-    """Kill the group of `leader`, a process id, when the pipe ends; run in another group."""
+    """Kill the group of `leader`, a process id, when that or the pipe ends; run in another group.
+
+    The number of a group that has processes belongs to no other one.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for own in range(3):  # else who reads the command's output would wait for the watcher, too
         os.dup2(nothing, own)
-    os.read(descriptor, 1)
-    if os.getppid() == leader:
+    try:
+        select.select([descriptor, os.pidfd_open(leader)], [], [])
         os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def main() -> None:

@@ -44,6 +44,12 @@ def test_one_that_rests_ends_with_all_that_it_started_when_its_starter_is_killed
     wait_until(lambda: not in_group(group), "it goes on")
 
 
+def test_what_its_command_leaves_behind_ends_with_the_command(tmp_path: Path) -> None:
+    group = ProcessGroup("fake", ["/bin/sh", "-c", "sleep 300 & exit 0"], tmp_path / "log")
+    wait_until(lambda: not in_group(group.pid), "it goes on")
+    group.end()
+
+
 def test_one_that_ends_by_itself_answers_nothing_and_says_why(tmp_path: Path) -> None:
     group = ProcessGroup(
         "fake", ["/bin/sh", "-c", "echo no model >&2; exit 3"], tmp_path / "log", piped=True
