@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 from pathlib import Path
 from typing import Any
 
+from draftwell.serving.artifacts.checkpoint import CONFIG, computed_bytes
 from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.cpu_quota import group_folders
 from draftwell.serving.number_format import dtype_of
@@ -66,12 +66,8 @@ def left_in(folder: Path) -> int | None:
 
 def weight_bytes(files: PairFiles) -> int:
     """Bytes of a pair's weights on disk."""
-    return sum(map(weights_in, files.roles().values()))
-
-
-def weights_in(folder: Path) -> int:
-    """Bytes of a model's weights on disk."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    found = (folder.glob("*.safetensors") for folder in files.roles().values())
+    return sum(path.stat().st_size for paths in found for path in paths)
 
 
 def needed(
@@ -83,30 +79,26 @@ def needed(
         dtype: such as `float32` or `bfloat16-int8`.
         slots, max_context: as in `LoadSettings`.
     """
+    # imports transformers; `draftwell gate` asks for less, and need not wait for it
+    from draftwell.serving.runtime.model_files import read_config
+
     number = BYTES[dtype_of(dtype)]
     weights = positions = 0.0
     for folder in files.roles().values():
-        config = config_of(folder)
-        stored = config.get("dtype") or config.get("torch_dtype") or dtype_of(dtype)
-        weights += weights_in(folder) * number / BYTES.get(stored, number)
-        longest = config.get("max_position_embeddings", LONGEST_CONTEXT)
+        weights += computed_bytes(folder, number)
+        if not (folder / CONFIG).is_file():  # one of ours, which is small
+            continue
+        config = read_config(folder).get_text_config()
+        longest = getattr(config, "max_position_embeddings", None) or LONGEST_CONTEXT
         context = min(max_context or LONGEST_CONTEXT, longest)
         positions += context * numbers_of_a_position(config)
     loading = LOADING["cuda" if device.startswith("cuda") else "cpu"]
     return loading * weights, slots * number * positions
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """A model's configuration, of its text part; empty for one of ours, which is small."""
-    file = folder / "config.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    text: dict[str, Any] = found.get("text_config", found)
-    return text
-
-
-def numbers_of_a_position(config: dict[str, Any]) -> int:
+def numbers_of_a_position(config: Any) -> int:
     """Keys and values that all layers keep of one token; 0 where the configuration does not say."""
-    heads = config.get("num_attention_heads") or 1
-    width = config.get("head_dim") or config.get("hidden_size", 0) // heads
-    kept = config.get("num_key_value_heads") or heads
-    return int(2 * config.get("num_hidden_layers", 0) * kept * width)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * getattr(config, "num_hidden_layers", 0) * kept * width)

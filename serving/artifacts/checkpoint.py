@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 }
 """Quantised formats that are decoded → what they need from PyPI."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_SIZES = {"I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8}
 MATRICES = (".weight", ".qweight", ".weight_packed", "_blocks")
 """How the names of matrices end, packed ones included."""
 
@@ -87,6 +89,24 @@ def check_layout(folder: Path) -> list[Path]:
     """
     _check_kind(folder)
     return _weight_files(folder)
+
+
+def computed_bytes(folder: Path, number: int) -> int:
+    """Bytes of a model's weights as they are computed with, by the headers of its files.
+
+    Args:
+        number: bytes of one of them in the dtype of the computation; quantised ones that are made
+            full (`FULL_WEIGHTS`) have that size, too, others keep their own.
+    """
+    config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    full = quantisation(config) in FULL_WEIGHTS
+    found = 0
+    for file in folder.glob("*.safetensors"):
+        for name, (dtype, shape) in _header(file).items():
+            each = number if full or dtype in FLOATS else _SIZES.get(dtype, 1)
+            halves = 2 if full and name.endswith("_blocks") else 1  # of MXFP4: two in a byte
+            found += math.prod(shape) * each * halves
+    return found
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.memory import free_memory, needed
@@ -74,16 +75,54 @@ def test_a_gpu_has_what_the_driver_says_and_what_torch_keeps_unused(
     assert free_memory("cuda:0") == 730
 
 
+LLAMA: dict[str, object] = {"model_type": "llama", "num_hidden_layers": 3, "num_attention_heads": 8}
+LLAMA |= {"hidden_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+POSITION = 2 * 3 * 2 * 8
+
+
+def pair_of(root: Path, target: dict[str, torch.Tensor], config: dict[str, object]) -> PairFiles:
+    """A pair of these weights and a draft of 100 numbers without a configuration."""
+    draft = {"weight": torch.zeros(100, dtype=torch.bfloat16)}
+    for role, tensors in (("target", target), ("draft", draft)):
+        (root / role).mkdir()
+        save_file(tensors, root / role / "model.safetensors")
+    (root / "target" / "config.json").write_text(json.dumps(config))
+    return PairFiles("tiny", root / "target", root / "draft")
+
+
 def test_what_a_pair_needs_follows_its_files(tmp_path: Path) -> None:
-    for role, size in (("target", 1000), ("draft", 100)):
-        (tmp_path / role).mkdir()
-        (tmp_path / role / "model.safetensors").write_bytes(b"0" * size)
-    config = {"dtype": "float32", "num_hidden_layers": 3, "num_attention_heads": 8}
-    config |= {"hidden_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 2048}
-    (tmp_path / "target" / "config.json").write_text(json.dumps(config))
-    files = PairFiles("tiny", tmp_path / "target", tmp_path / "draft")
-    position = 2 * 3 * 2 * 8
-    assert needed(files, "float32", "cpu", 4, None) == (3300, 4 * 4 * 2048 * position)
-    # the draft says nothing of itself: as it is computed in
-    assert needed(files, "bfloat16", "cpu", 4, 100) == (1800, 4 * 2 * 100 * position)
-    assert needed(files, "bfloat16-int8", "cuda", 1, 100)[0] == pytest.approx(660)
+    files = pair_of(tmp_path, {"weight": torch.zeros(50, 5)}, LLAMA)
+    assert needed(files, "float32", "cpu", 4, None) == (4200, 4 * 4 * 2048 * POSITION)
+    assert needed(files, "bfloat16", "cpu", 4, 100) == (2100, 4 * 2 * 100 * POSITION)
+    assert needed(files, "bfloat16-int8", "cuda", 1, 100)[0] == pytest.approx(770)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "bytes_of_one", "values"),
+    [("fp8", "a.weight", torch.float8_e4m3fn, 250), ("mxfp4", "a_blocks", torch.uint8, 500)],
+)
+def test_quantised_weights_that_are_made_full_count_as_full(
+    tmp_path: Path, method: str, name: str, bytes_of_one: torch.dtype, values: int
+) -> None:
+    packed = {name: torch.zeros(250, dtype=bytes_of_one)}
+    config = {**LLAMA, "quantization_config": {"quant_method": method}}
+    files = pair_of(tmp_path, packed, config)
+    assert needed(files, "bfloat16", "cpu", 1, 100)[0] == 3 * 2 * (values + 100)
+
+
+def test_the_slots_are_those_of_the_text_part_and_of_other_names(tmp_path: Path) -> None:
+    """A model of images and text in bfloat16 that is computed in float32, and GPT-2's names."""
+    text = {**LLAMA, "head_dim": 8, "model_type": "gemma3_text"}
+    seeing: dict[str, object] = {"model_type": "gemma3", "dtype": "bfloat16", "text_config": text}
+    older: dict[str, object] = {
+        "model_type": "gpt2",
+        "n_layer": 3,
+        "n_embd": 64,
+        "n_head": 8,
+        "n_positions": 2048,
+    }
+    for at, (config, position) in enumerate(((seeing, POSITION), (older, 2 * 3 * 64))):
+        (tmp_path / str(at)).mkdir()
+        weights = {"weight": torch.zeros(250, dtype=torch.bfloat16)}
+        files = pair_of(tmp_path / str(at), weights, config)
+        assert needed(files, "float32", "cpu", 1, 100) == (4200, 4 * 100 * position)
