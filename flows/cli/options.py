@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwell.components.engines.port import EngineName
+from draftwell.components.engines.port import CAPABILITIES
+from draftwell.components.engines.remote.address import is_address
 from draftwell.components.engines.vllm_methods import METHODS
 from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_by
 from draftwell.flows.cli import AT_THE_END
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 4096
 """Above that, a number of threads is a slip."""
+MOST_AT_ONCE = 512
+"""Requests, as many as connections are opened to an engine."""
 EXIT_FAILED, EXIT_UNDECIDED = 1, 3
 """Exit codes of the gate, with 0 for passed and 2 for an error."""
 
@@ -154,14 +157,67 @@ PadTarget = Annotated[
         ),
     ),
 ]
+
+
+def read_engine(text: str) -> str:
+    """What --engine says: a name, or the address of a server."""
+    if text in CAPABILITIES or is_address(text):
+        return text
+    names = ", ".join(CAPABILITIES)
+    raise typer.BadParameter(
+        f"{text!r} is neither one of {names} nor the address of a server, http://HOST:PORT"
+    )
+
+
 EngineOption = Annotated[
-    EngineName,
+    str,
     typer.Option(
         "--engine",
+        parser=read_engine,
+        metavar=f"{'|'.join(CAPABILITIES)}|URL",
         help=(
-            "What decodes: this project's own engine, or vLLM in an environment of its own "
-            "(`make peers`)."
+            "What decodes: this project's own engine, vLLM in an environment of its own "
+            "(`make peers`), or a server at a URL (docs/engines.md)."
         ),
+    ),
+]
+EngineKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine-key-file",
+        help="With --engine URL: file of the server's key. Default: $DRAFTWELL_ENGINE_KEY.",
+    ),
+]
+EngineHeader = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-header",
+        metavar="NAME:VALUE",
+        help="With --engine URL: a header of all requests; may be repeated. Lists of processes "
+        "show it: it is no place for a key.",
+    ),
+]
+EngineCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine-ca",
+        help="With --engine URL: file of the certificates that its own is checked by.",
+    ),
+]
+EngineModel = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-model",
+        help="With --engine URL: the name of the model there. Default: the only one.",
+    ),
+]
+PlainOption = Annotated[
+    str | None,
+    typer.Option(
+        "--plain",
+        metavar="URL",
+        help="With --engine URL: where the same model is served without speculation. Default: the "
+        "same server, if its requests can switch speculation off.",
     ),
 ]
 Fresh = Annotated[
@@ -196,6 +252,18 @@ Methods = Annotated[
         f"{', '.join(METHODS[1:])}. Default: all that are possible.",
     ),
 ]
+
+
+def read_concurrency(text: str) -> tuple[int, ...]:
+    """Numbers of requests at once, in the order in which they were named."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) <= MOST_AT_ONCE for part in parts):
+        raise typer.BadParameter(
+            f"{text!r}: write numbers from 1 to {MOST_AT_ONCE}, with commas, such as 1,8,32"
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
 Levels = Annotated[
     Any,
     typer.Option(
