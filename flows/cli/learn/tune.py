@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftwell.components.engines.remote.address import is_address, parse_address
 from draftwell.components.tune.settings import DEFAULTS, TuneSettings
 from draftwell.flows.cli.engine_options import on_other_engine
+from draftwell.flows.cli.launch_options import (
+    EngineDraft,
+    EngineHead,
+    Grid,
+    LaunchCommand,
+    StartMinutes,
+    StopCommand,
+    TuneMinutes,
+)
 from draftwell.flows.cli.learn.shared import (
     Column,
     Publish,
@@ -137,6 +147,13 @@ def tune(
     methods: Methods = None,
     levels: Levels = "1",
     fresh: Fresh = False,
+    launcher: LaunchCommand = None,
+    stop_command: StopCommand = None,
+    start_minutes: StartMinutes = 30.0,
+    engine_draft: EngineDraft = None,
+    engine_head: EngineHead = None,
+    minutes: TuneMinutes = None,
+    grid: Grid = False,
 ) -> None:
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
     measurably faster. With --engine vllm, vLLM's ways are measured by running it.
@@ -149,6 +166,10 @@ def tune(
     more = partial(load_more, prompts, limit, split=split, column=column, redact=redact)
     check_options(study, lossless_only, max_quality_loss)
     if on_other_engine(context):
+        if is_address(engine):
+            from draftwell.flows.cli.launched import tune_launched
+
+            return tune_launched(context, parse_address(engine), more)
         from draftwell.flows.cli.engine import tune_elsewhere
 
         return tune_elsewhere(context, more)
