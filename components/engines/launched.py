@@ -75,12 +75,13 @@ class LaunchedEngine:
 
     def _connect(self, running: Running) -> About:
         assert self._settings is not None
-        self._disconnect()
+        self.disconnect()
         self._running = running
         self._remote = RemoteEngine(self.label, running.address, launched=True)
         return self._remote.start(self._settings)
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
+        """Close the connections; it runs on."""
         remote, self._remote, self._running = self._remote, None, None
         if remote is not None:
             remote.stop()
@@ -88,5 +89,5 @@ class LaunchedEngine:
     def stop(self) -> None:
         """End it."""
         if self._remote is not None:
-            self._disconnect()
+            self.disconnect()
             self.launcher.end(self._options)

@@ -30,12 +30,14 @@ from draftwell.components.engines.vllm import file_name
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest, write_json
 
-ASK_SECONDS = 1.0
+ASK_SECONDS = 0.5
 """Between two questions whether an engine answers."""
 TELL_SECONDS = 30.0
 """Between two lines of progress."""
 STOP_SECONDS = 300.0
 """For the command that ends an engine, and until its address is silent."""
+JUST_ENDED = 2.0
+"""Seconds for which a command that breaks off an answer may still be there."""
 FOR_GOOD = ("engine_key", "engine_tls", "engine_redirect", "bad_engine_address")
 """Codes of answers for which it makes no sense to wait."""
 CAUSE = re.compile(r"\b(?!RuntimeError: Engine core init)[A-Za-z]*(?:Error|Exception|error): .+")
@@ -142,7 +144,7 @@ class Launcher:
         """Why the command of an engine has ended, where it runs as long as the engine does; None
         while it runs."""
         found = self.running(options)
-        if found is None or self.stop is not None or found.group.exit_code() is None:
+        if found is None or self.stop is not None or found.group.exit_code(JUST_ENDED) is None:
             return None
         return found.group.why_ended("engine_failed")
 
@@ -221,6 +223,8 @@ class Launcher:
 
     def _answer(self, address: EngineAddress) -> str | None:
         """Why no engine answers yet; None where one does."""
+        if not listens(address.url):
+            return "nothing listens there"
         client = self._connect(address)
         try:
             client.find_text("/health")  # llama.cpp and SGLang say there that they load
@@ -240,7 +244,7 @@ class Launcher:
             if self.stop is not None:
                 self._stop(one.label, one.options, one.address)
         finally:
-            end_gently(one.group)
+            end_gently(one)
         self._wait_for_silence(one.label, one.address)
 
     def _stop(self, label: str, options: Options, address: EngineAddress) -> None:
@@ -329,21 +333,13 @@ def cause_of(log: Path) -> str | None:
     return None if found is None else one_line(found[0])
 
 
-def end_gently(group: ProcessGroup) -> None:
-    """Ask all of a group to end: a shell that waits for its command does not pass a signal on."""
-    group.signal(signal.SIGTERM)
+def end_gently(one: Running) -> None:
+    """Ask all of a group to end, because a shell that waits for its command does not pass a signal
+    on, and wait until it serves no more."""
+    one.group.signal(signal.SIGTERM)
     end = time.monotonic() + END_SECONDS
-    while group.exit_code(0.1) is None or alive(group.pid):
+    while one.group.exit_code(0.1) is None or listens(one.address.url):
         if time.monotonic() > end:
             break
         time.sleep(0.1)
-    group.end()
-
-
-def alive(group: int) -> bool:
-    """Whether any process of a group is there."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    one.group.end()

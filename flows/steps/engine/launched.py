@@ -60,6 +60,7 @@ class LaunchedSpace(EngineSpace):
         engine = LaunchedEngine(f"engine/{OFF}", self.launcher, lambda speculation: {})
         about = engine.start(EngineSettings())
         name = engine.remote.dialect.name
+        engine.disconnect()
         if name not in LAUNCHED:
             raise DraftwellError(
                 f"{self.option} answers as {name}, and a launcher can tell only "
