@@ -85,10 +85,29 @@ AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "top_p", "seed"),
         *("out", "fresh", "logprobs", "concurrency"),
     ),
+    "tune": (
+        *("limit", "max_tokens", "split", "column", "redact", "temperature", "publish"),
+        *("methods", "levels", "fresh"),
+    ),
+    "gate": (
+        *("limit", "max_tokens", "dry_run", "markdown", "junit", "release", "sampled"),
+        "levels",
+    ),
 }
 """Command → its options that mean something with an engine at an address."""
 REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain")
 """Options that mean something with an engine at an address alone."""
+LAUNCHED: Mapping[str, tuple[str, ...]] = {
+    "tune": (
+        *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
+        *("minutes", "grid"),
+    ),
+    "gate": (
+        *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
+        "levels",
+    ),
+}
+"""Command → options that mean something with an engine at an address alone, besides `REMOTE`."""
 ALWAYS = ("engine", "pair", "prompts", "dtype", "device", *REMOTE)
 
 
@@ -124,7 +143,7 @@ def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[st
     """
     if not is_address(engine):
         able = capabilities(engine)
-        return set(REMOTE).union(
+        return {*REMOTE, *LAUNCHED.get(command, ())}.union(
             *(
                 commands.get(command, ())
                 for capability, commands in NEEDED.items()
@@ -137,7 +156,7 @@ def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[st
             f"--engine; {', '.join(AT_ADDRESS)} take a URL",
             code="engine_option",
         )
-    return set(options) - {*AT_ADDRESS[command], *ALWAYS}
+    return set(options) - {*AT_ADDRESS[command], *LAUNCHED.get(command, ()), *ALWAYS}
 
 
 def settings_of(context: typer.Context, model: type[Model], **more: Any) -> Model:

@@ -198,7 +198,8 @@ EngineHeader = Annotated[
 EngineCa = Annotated[
     Path | None,
     typer.Option(
-        "--engine-ca", help="With --engine URL: file of the certificates that its own is checked by."
+        "--engine-ca",
+        help="With --engine URL: file of the certificates that its own is checked by.",
     ),
 ]
 EngineModel = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from draftwell.components.engines.port import EngineSettings
 from draftwell.components.engines.vllm_methods import OFF, Method, VllmFiles
 from draftwell.components.export.launch_options import LAUNCHED, METHODS_OF, launch_options
 from draftwell.flows.steps.engine.space import EngineSpace
+from draftwell.flows.steps.remote.space import FOLDER, check_tokens, folder_name
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.device import device_class
 from draftwell.serving.errors import DraftwellError
@@ -26,6 +26,7 @@ from draftwell.serving.number_format import dtype_of
 
 if TYPE_CHECKING:
     from draftwell.components.engines.port import About, Engine
+    from draftwell.components.engines.remote.address import EngineAddress
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.components.tune.engines.lab import Lab
     from draftwell.serving.runtime.requests import Sampling
@@ -54,12 +55,15 @@ class LaunchedSpace(EngineSpace):
         """The engine's name, and what it says of itself.
 
         Raises:
-            DraftwellError: no launcher can tell it how to speculate (`engine_option`), or as
+            DraftwellError: no launcher can tell it how to speculate (`engine_option`), it serves
+                another model than the pair's target (`vocabulary_mismatch`), or as
                 `LaunchedEngine`.
         """
         engine = LaunchedEngine(f"engine/{OFF}", self.launcher, lambda speculation: {})
         about = engine.start(EngineSettings())
         name = engine.remote.dialect.name
+        for remark in check_tokens(self.pair, engine.remote):
+            self.workspace.say(remark)
         engine.disconnect()
         if name not in LAUNCHED:
             raise DraftwellError(
@@ -102,7 +106,7 @@ class LaunchedSpace(EngineSpace):
 
     @property
     def folder(self) -> Path:
-        return place_of(self.workspace, self.option)
+        return place_of(self.workspace, self.launcher.addresses[0])
 
     @property
     def models(self) -> Path:
@@ -169,7 +173,6 @@ class LaunchedSpace(EngineSpace):
         return super().subject(ids, sampling, command=command, draft=draft, **more)
 
 
-def place_of(workspace: Workspace, url: str) -> Path:
+def place_of(workspace: Workspace, address: EngineAddress) -> Path:
     """Where logs, measurements and reports of engines at an address are kept."""
-    name = re.sub(r"[^\w.-]+", "-", url.partition("://")[2])
-    return workspace.device_root / "addresses" / name
+    return workspace.device_root / FOLDER / folder_name(address)
