@@ -95,9 +95,11 @@ AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Command → its options that mean something with an engine at an address."""
+FEWEST_AT_ONCE = 2
 REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain")
 """Options that mean something with an engine at an address alone."""
-LAUNCHED: Mapping[str, tuple[str, ...]] = {
+ADDRESS_ALONE: Mapping[str, tuple[str, ...]] = {
+    "collect": ("concurrency",),
     "tune": (
         *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
         *("minutes", "grid"),
@@ -135,6 +137,29 @@ def on_other_engine(context: typer.Context) -> bool:
     return engine != "draftwell"
 
 
+def at_address(context: typer.Context) -> bool:
+    """Whether the engine that is asked for is at an address."""
+    return is_address(str(context.params["engine"]))
+
+
+def take_one_level(context: typer.Context) -> None:
+    """Read --concurrency as one number from 2, as engines that this project starts take it.
+
+    Raises:
+        DraftwellError: it names several, or 1 (`engine_option`).
+    """
+    levels = context.params["concurrency"]
+    if levels is None:
+        return
+    if len(levels) != 1 or levels[0] < FEWEST_AT_ONCE:
+        raise DraftwellError(
+            "--concurrency takes one number from 2 here, beside one request at a time; several "
+            "numbers are for an engine at an address",
+            code="engine_option",
+        )
+    [context.params["concurrency"]] = levels
+
+
 def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[str]:
     """Options of a command that mean nothing with an engine.
 
@@ -143,7 +168,7 @@ def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[st
     """
     if not is_address(engine):
         able = capabilities(engine)
-        return {*REMOTE, *LAUNCHED.get(command, ())}.union(
+        return {*REMOTE, *ADDRESS_ALONE.get(command, ())}.union(
             *(
                 commands.get(command, ())
                 for capability, commands in NEEDED.items()
@@ -156,7 +181,7 @@ def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[st
             f"--engine; {', '.join(AT_ADDRESS)} take a URL",
             code="engine_option",
         )
-    return set(options) - {*AT_ADDRESS[command], *LAUNCHED.get(command, ()), *ALWAYS}
+    return set(options) - {*AT_ADDRESS[command], *ADDRESS_ALONE.get(command, ()), *ALWAYS}
 
 
 def settings_of(context: typer.Context, model: type[Model], **more: Any) -> Model:
