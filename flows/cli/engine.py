@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,7 +118,7 @@ def show_choice(space: EngineSpace, choice: EngineChoice, temperature: float) ->
     typer.echo(choice.reason)
     for name, why in choice.left_out.items():
         say(f"left out: {name}, {why}")
-    typer.echo(json.dumps(choice.chosen.speculative_config(space.files)))
+    typer.echo(space.shown(choice.chosen))
     typer.echo(str(space.config_folder(temperature)))
 
 
@@ -127,21 +126,26 @@ def gate_elsewhere(context: typer.Context) -> list[tuple[str, GateVerdict]]:
     """`draftwell gate --engine vllm`: a title and the verdict of the release that was named, or of
     both candidates, for greedy and for sampled requests."""
 
+    with open_engine("gate", context) as space:
+        return gate_candidates(context, space)
+
+
+def gate_candidates(context: typer.Context, space: EngineSpace) -> list[tuple[str, GateVerdict]]:
+    """A title and the verdict of each release that is to be judged."""
     given, found = context.params, []
     prompts = path_of(context, "prompts")
-    with open_engine("gate", context) as space:
-        alias, of_class = given["release"], float(given["sampled"])
-        named = [] if alias is None else [find_engine_release(space, alias, of_class)]
-        for one in named or candidates(space):
-            everything = prompts_from(prompts) if prompts else demo_prompts()[::-1]
-            rows = untouched(space, everything, given["limit"], one.config)
-            verdict, _ = gate_on_engine(
-                space, one, rows, given["max_tokens"], keep=not given["dry_run"]
-            )
-            of = one.config.contents
-            at = f" at temperature {of.temperature:g}" if of.temperature else ""
-            title = f"{one.release.name}, {of.engine} {of.version}, {of.label}{at}"
-            found.append((title, verdict))
+    alias, of_class = given["release"], float(given["sampled"])
+    named = [] if alias is None else [find_engine_release(space, alias, of_class)]
+    for one in named or candidates(space):
+        everything = prompts_from(prompts) if prompts else demo_prompts()[::-1]
+        rows = untouched(space, everything, given["limit"], one.config)
+        verdict, _ = gate_on_engine(
+            space, one, rows, given["max_tokens"], keep=not given["dry_run"]
+        )
+        of = one.config.contents
+        at = f" at temperature {of.temperature:g}" if of.temperature else ""
+        title = f"{one.release.name}, {of.engine} {of.version}, {of.label}{at}"
+        found.append((title, verdict))
     return found
 
 

@@ -85,11 +85,31 @@ AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "top_p", "seed"),
         *("out", "fresh", "logprobs", "concurrency"),
     ),
+    "tune": (
+        *("limit", "max_tokens", "split", "column", "redact", "temperature", "publish"),
+        *("methods", "levels", "fresh"),
+    ),
+    "gate": (
+        *("limit", "max_tokens", "dry_run", "markdown", "junit", "release", "sampled"),
+        "levels",
+    ),
 }
 """Command → its options that mean something with an engine at an address."""
 FEWEST_AT_ONCE = 2
 REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain")
 """Options that mean something with an engine at an address alone."""
+ADDRESS_ALONE: Mapping[str, tuple[str, ...]] = {
+    "collect": ("concurrency",),
+    "tune": (
+        *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
+        *("minutes", "grid"),
+    ),
+    "gate": (
+        *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
+        "levels",
+    ),
+}
+"""Command → options that mean something with an engine at an address alone, besides `REMOTE`."""
 ALWAYS = ("engine", "pair", "prompts", "dtype", "device", *REMOTE)
 
 
@@ -148,7 +168,7 @@ def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[st
     """
     if not is_address(engine):
         able = capabilities(engine)
-        return {*REMOTE, *(("concurrency",) if command == "collect" else ())}.union(
+        return {*REMOTE, *ADDRESS_ALONE.get(command, ())}.union(
             *(
                 commands.get(command, ())
                 for capability, commands in NEEDED.items()
@@ -161,7 +181,7 @@ def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[st
             f"--engine; {', '.join(AT_ADDRESS)} take a URL",
             code="engine_option",
         )
-    return set(options) - {*AT_ADDRESS[command], *ALWAYS}
+    return set(options) - {*AT_ADDRESS[command], *ADDRESS_ALONE.get(command, ()), *ALWAYS}
 
 
 def settings_of(context: typer.Context, model: type[Model], **more: Any) -> Model:

@@ -7,15 +7,29 @@ from typing import Annotated
 
 import typer
 
+from draftwell.components.engines.remote.address import is_address
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
 from draftwell.flows.cli.engine_options import on_other_engine
+from draftwell.flows.cli.launch_options import (
+    EngineDraft,
+    EngineHead,
+    LaunchCommand,
+    StartMinutes,
+    StopCommand,
+)
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
+    EngineCa,
+    EngineHeader,
+    EngineKeyFile,
+    EngineModel,
     EngineOption,
+    Levels,
     Limit,
     MaxTokens,
     Pair,
+    PlainOption,
     Prompts,
     Threads,
     check_output,
@@ -116,6 +130,17 @@ def gate(
     threads: Threads = None,
     engine: EngineOption = "draftwell",
     sampled: Sampled = False,
+    engine_key_file: EngineKeyFile = None,
+    engine_header: EngineHeader = None,
+    engine_ca: EngineCa = None,
+    engine_model: EngineModel = None,
+    plain: PlainOption = None,
+    levels: Levels = "1",
+    launcher: LaunchCommand = None,
+    stop_command: StopCommand = None,
+    start_minutes: StartMinutes = 30.0,
+    engine_draft: EngineDraft = None,
+    engine_head: EngineHead = None,
 ) -> None:
     """Judge a release, or this checkout against its recorded baseline. Exit code: 0 passed, 1
     failed, 2 error, 3 not enough evidence: the intervals leave it open, and the table estimates how
@@ -126,11 +151,12 @@ def gate(
     for the device is an error; --baseline judges the counts alone.
 
     With --engine vllm, the candidates for greedy and for sampled requests are judged beside vLLM's
-    plain decoding, with the same exit codes.
+    plain decoding, with the same exit codes. With --engine URL and --launcher so are those of an
+    engine that your own command starts; without, the engine is judged as it runs.
 
     Example: draftwell gate --pair default
     """
-    from draftwell.flows.cli import engine as elsewhere, gate_run as run
+    from draftwell.flows.cli import engine as elsewhere, gate_run as run, launched
 
     for path in filter(None, (markdown, junit)):
         check_output(path)
@@ -140,8 +166,10 @@ def gate(
         set_threads(threads)
         if record:
             return run.record_baseline(pair)
-        on = "cpu" if baseline else run.gated_on(pair, dtype, device)
-        if on_other:
+        on = "cpu" if baseline or is_address(engine) else run.gated_on(pair, dtype, device)
+        if is_address(engine):
+            verdicts = launched.gate_remote(context)
+        elif on_other:
             verdicts = elsewhere.gate_elsewhere(context)
         else:
             settings = GateSettings(

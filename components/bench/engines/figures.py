@@ -3,12 +3,13 @@ acceptance; and a table of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from draftwell.components.bench.engines.measure import Beside, Side
+from draftwell.components.bench.engines.measure import Beside, Side, middle_of
 from draftwell.components.engines.port import Acceptance, Message
 from draftwell.components.report.intervals import TAIL, ratio_of
 from draftwell.components.report.tables import number, rich_table
@@ -50,7 +51,8 @@ def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
 
     The interval is over distinct prompts. Where several are sent at once, a group's time is that of
     the group, and says little of each prompt: then it reaches as far as that over groups, too,
-    whichever is wider at each end.
+    whichever is wider at each end. Sides that decoded apart, in two halves, did so on a machine
+    that may have changed meanwhile: then both ends are moved by as much as the halves differ.
     """
     plain, other = beside.plain, beside.other
     one, two = by_prompt(plain, beside.prompts), by_prompt(other, beside.prompts)
@@ -58,6 +60,9 @@ def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
     if beside.at_once > 1:
         over_groups = ratio_of(plain, other, tail)
         low, high = min(low, over_groups.low), max(high, over_groups.high)
+    if beside.apart:
+        moved = drift_of(plain, other)
+        low, high = low / moved, high * moved
     return Figure(
         label=label,
         at_once=beside.at_once,
@@ -70,6 +75,26 @@ def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
         plain_tokens_per_second=sum(plain.tokens) / sum(plain.seconds),
         acceptance=other.acceptance,
     )
+
+
+def drift_of(plain: Side, other: Side) -> float:
+    """By what factor two halves of a comparison differ, at least 1.
+
+    >>> sides = [Side(seconds=seconds, tokens=[6, 6]) for seconds in ([2.0, 2.0], [1.0, 2.0])]
+    >>> drift_of(*sides)
+    2.0
+    """
+    half = middle_of(plain.seconds)
+    speeds = [
+        sum(side.tokens[part]) / sum(side.seconds[part])
+        for part in (slice(half), slice(half, None))
+        for side in (plain, other)
+        if side.seconds[part]
+    ]
+    if len(speeds) < 4:  # a single group has no second half
+        return 1.0
+    first, second = speeds[1] / speeds[0], speeds[3] / speeds[2]
+    return math.exp(abs(math.log(first / second)))
 
 
 def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> Side:

@@ -51,6 +51,8 @@ class Beside(Message):
     prompts: list[list[int]] = Field(default_factory=list)
     """Of each group the places of its prompts among the distinct ones; empty: each group is a
     prompt of its own."""
+    apart: bool = False
+    """Whether they decoded one after the other, in two halves, instead of in turn."""
 
 
 def measurements_of(
@@ -96,6 +98,7 @@ def measure_beside(
     sampling: Sampling,
     *,
     progress: Progress | None = None,
+    apart: bool = False,
 ) -> Beside:
     """Let two engines that were started decode every group, one after the other, in an order that
     alternates.
@@ -103,6 +106,7 @@ def measure_beside(
     Args:
         groups: all of one size.
         sampling: of the first prompt of a group; each further prompt of it has the next seed.
+        apart: take turns by halves of the groups, for engines that cannot run at once.
     Raises:
         DraftwellError: what the engines raise; groups of several sizes.
     """
@@ -111,21 +115,71 @@ def measure_beside(
             "groups that are compared have one size: split the prompts into equal ones",
             code="unequal_groups",
         )
+    if apart:
+        one, two = decode_by_halves(plain, other, groups, sampling, progress)
+    else:
+        one, two = decode_in_turn(plain, other, groups, sampling, progress)
+    return Beside(
+        at_once=len(groups[0]),
+        plain=side_of(one),
+        other=side_of(two),
+        prompts=places_of(groups),
+        apart=apart,
+    )
+
+
+def warm_up(engine: Engine, group: Group, sampling: Sampling) -> None:
+    """Let an engine decode a little, unmeasured."""
+    engine.decode(group, replace(sampling, max_tokens=min(sampling.max_tokens, WARMUP_TOKENS)))
+
+
+def decode_in_turn(
+    plain: Engine,
+    other: Engine,
+    groups: Sequence[Group],
+    sampling: Sampling,
+    progress: Progress | None,
+) -> tuple[list[Decoded], list[Decoded]]:
+    """Both decode a group before the next one comes."""
     for engine in (plain, other):
-        engine.decode(
-            groups[0], replace(sampling, max_tokens=min(sampling.max_tokens, WARMUP_TOKENS))
-        )
+        warm_up(engine, groups[0], sampling)
     turns = {
         engine.label: lambda group, engine=engine: engine.decode(groups[group], sampling)
         for engine in (plain, other)
     }
     one, two = take_turns(turns, len(groups), progress=progress).values()
-    return Beside(
-        at_once=len(groups[0]),
-        plain=side_of([decoded for [decoded] in one]),
-        other=side_of([decoded for [decoded] in two]),
-        prompts=places_of(groups),
-    )
+    return [decoded for [decoded] in one], [decoded for [decoded] in two]
+
+
+def decode_by_halves(
+    plain: Engine,
+    other: Engine,
+    groups: Sequence[Group],
+    sampling: Sampling,
+    progress: Progress | None,
+) -> tuple[list[Decoded], list[Decoded]]:
+    """The first half by plain decoding, all by the other one, and the second half by plain
+    decoding: what changes steadily over the time hits both alike, and each starts once or twice."""
+    half = middle_of(groups)
+    parts = [(plain, groups[:half]), (other, groups[:half])]
+    parts += [(other, groups[half:]), (plain, groups[half:])]
+    found: list[list[Decoded]] = []
+    for place, (engine, part) in enumerate(parts):
+        if place != 2:  # where the other one goes on
+            warm_up(engine, groups[0], sampling)
+        found.append([])
+        for group in part:
+            found[-1].append(engine.decode(group, sampling))
+            if progress:
+                done = sum(map(len, found))
+                progress(done, 2 * len(groups), engine.label)
+    first, two, more, last = found
+    return first + last, two + more
+
+
+def middle_of(groups: Sequence[Any]) -> int:
+    """How many groups the first half has."""
+    return (len(groups) + 1) // 2
 
 
 def places_of(groups: Sequence[Group]) -> list[list[int]]:

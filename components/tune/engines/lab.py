@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from draftwell.components.bench.engines.figures import Figure, figure_of
-from draftwell.components.bench.engines.measure import Beside, groups_of, measure_beside
+from draftwell.components.bench.engines.measure import Beside, Group, groups_of, measure_beside
 from draftwell.components.bench.interleaved import Progress
 from draftwell.components.engines.port import About, Decoded, Engine, EngineSettings
 from draftwell.components.engines.vllm_methods import OFF, Method, VllmFiles
@@ -87,6 +87,7 @@ class Lab:
         groups: of requests, at levels above 1.
         store: what is measured already.
         budget: learns what measurements cost.
+        apart: only one engine can run at a time (`measure_beside`).
     """
 
     make: Callable[[str], Engine]
@@ -99,6 +100,7 @@ class Lab:
     store: Results[Beside]
     progress: Progress | None = None
     budget: Budget = field(default_factory=Budget)
+    apart: bool = False
     _plain: Engine | None = field(default=None, init=False)
 
     @contextmanager
@@ -138,9 +140,7 @@ class Lab:
                 for level in missing:
                     groups = groups_of(self.prompts[:prompts], level, self.groups)
                     with self.budget.decoding(level, len(groups)):
-                        made = measure_beside(
-                            plain, other, groups, self.sampling, progress=self.progress
-                        )
+                        made = self._measured(plain, other, groups)
                     self.store.put(self.name(method, stage, level), made)
             finally:
                 other.stop()
@@ -178,10 +178,15 @@ class Lab:
                 groups += groups if len(groups) % 2 else [*groups[1:], groups[0]]
             with self.budget.decoding(level, len(groups)):
                 first, second = engines
-                return measure_beside(first, second, groups, self.sampling, progress=self.progress)
+                return self._measured(first, second, groups)
         finally:
             for engine in engines:
                 engine.stop()
+
+    def _measured(self, one: Engine, two: Engine, groups: Sequence[Group]) -> Beside:
+        return measure_beside(
+            one, two, groups, self.sampling, progress=self.progress, apart=self.apart
+        )
 
     def has(self, method: Method, stage: str, level: int = 1) -> bool:
         """Whether it was measured already."""

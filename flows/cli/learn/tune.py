@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftwell.components.engines.remote.address import is_address
 from draftwell.components.tune.settings import DEFAULTS, TuneSettings
 from draftwell.flows.cli.engine_options import on_other_engine
+from draftwell.flows.cli.launch_options import (
+    EngineDraft,
+    EngineHead,
+    Grid,
+    LaunchCommand,
+    StartMinutes,
+    StopCommand,
+    TuneMinutes,
+)
 from draftwell.flows.cli.learn.shared import (
     Column,
     Publish,
@@ -25,6 +35,10 @@ from draftwell.flows.cli.learn.shared import (
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
+    EngineCa,
+    EngineHeader,
+    EngineKeyFile,
+    EngineModel,
     EngineOption,
     Fresh,
     Levels,
@@ -134,12 +148,24 @@ def tune(
     device: DeviceOption = None,
     threads: Threads = None,
     engine: EngineOption = "draftwell",
+    engine_key_file: EngineKeyFile = None,
+    engine_header: EngineHeader = None,
+    engine_ca: EngineCa = None,
+    engine_model: EngineModel = None,
     methods: Methods = None,
     levels: Levels = "1",
     fresh: Fresh = False,
+    launcher: LaunchCommand = None,
+    stop_command: StopCommand = None,
+    start_minutes: StartMinutes = 30.0,
+    engine_draft: EngineDraft = None,
+    engine_head: EngineHead = None,
+    minutes: TuneMinutes = None,
+    grid: Grid = False,
 ) -> None:
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
-    measurably faster. With --engine vllm, vLLM's ways are measured by running it.
+    measurably faster. With --engine vllm, vLLM's ways are measured by running it; with --engine URL
+    and --launcher, those of an engine that your own command starts.
 
     Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release
     holds both. Prompts that something was made from are left out. --pad-target saves nothing.
@@ -149,6 +175,10 @@ def tune(
     more = partial(load_more, prompts, limit, split=split, column=column, redact=redact)
     check_options(study, lossless_only, max_quality_loss)
     if on_other_engine(context):
+        if is_address(engine):
+            from draftwell.flows.cli.launched import tune_launched
+
+            return tune_launched(context, more)
         from draftwell.flows.cli.engine import tune_elsewhere
 
         return tune_elsewhere(context, more)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.bench.engines.figures import figure_of
-from draftwell.components.engines.vllm import NAME
 from draftwell.components.engines.vllm_methods import OFF
 from draftwell.components.gate.engine_checks import differences, judge_engine, judge_regression
 from draftwell.components.gate.verdict_report import verdict_markdown
@@ -133,7 +132,7 @@ def judge(
     verdict = (
         judge_engine(figures, compared, thresholds, settings, idle_loads(released)) + regression
     )
-    return settled(verdict, thresholds, NAME), figures
+    return settled(verdict, thresholds, space.name), figures
 
 
 def beside_champion(

@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwell.components.engines.vllm import NAME
 from draftwell.components.engines.vllm_methods import CASCADE, NEEDS, OFF
 from draftwell.components.export.schedules import sglang_adaptive, tensorrt_llm_schedule
 from draftwell.components.prompts.overlap import hashes_of
@@ -180,8 +179,8 @@ def publish_on_engine(space: EngineSpace, temperature: float = 0.0) -> EngineRel
             take(workspace, store, version, folder)
     if (config := space.config(temperature)) is None:
         raise DraftwellError(
-            f"nothing is tuned for {NAME}: run `draftwell tune --engine {NAME} --pair "
-            f"{workspace.spec.name}` first",
+            f"nothing is tuned for {space.name}: run `draftwell tune --engine {space.option} "
+            f"--pair {workspace.spec.name}` first",
             code="not_tuned",
         )
     refuse_elsewhere(space, config)
@@ -239,7 +238,7 @@ def candidates(space: EngineSpace) -> list[EngineRelease]:
     if not found:
         raise DraftwellError(
             f"no release was judged: release.{pair}.{space.released_as(0.0)} has no candidate, "
-            f"`draftwell tune --engine {NAME} --pair {space.workspace.name}` makes one",
+            f"`draftwell tune --engine {space.option} --pair {space.workspace.name}` makes one",
             code="no_candidate",
         )
     return found
@@ -268,7 +267,7 @@ def refuse_elsewhere(space: EngineSpace, config: EngineConfig) -> None:
             what = name.replace("_", " ")
             raise DraftwellError(
                 f"{contents.label} was tuned for {contents.engine} with {what} {there[name]!r}, "
-                f"and here it is {value!r}: run `draftwell tune --engine {NAME} --pair "
+                f"and here it is {value!r}: run `draftwell tune --engine {space.option} --pair "
                 f"{space.workspace.name}` here",
                 code="tuned_elsewhere",
             )

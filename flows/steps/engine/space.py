@@ -19,8 +19,9 @@ from draftwell.components.engines.vllm import (
     device_for,
     distribution,
     gpu_share,
+    lacks,
 )
-from draftwell.components.engines.vllm_methods import VllmFiles
+from draftwell.components.engines.vllm_methods import Method, VllmFiles
 from draftwell.components.export.checkpoint import save_draft, save_head
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.components.prompts.prompt import ids_of
@@ -47,6 +48,7 @@ from draftwell.serving.number_format import dtype_of
 from draftwell.serving.runtime.pair import LoadedPair
 
 if TYPE_CHECKING:
+    from draftwell.components.engines.port import Engine
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.flows.settings import PipelineSettings
     from draftwell.serving.runtime.requests import Sampling
@@ -70,9 +72,28 @@ class EngineSpace:
     bar: Bar | None = None
 
     @property
+    def name(self) -> str:
+        """Of the engine, as releases have it."""
+        return NAME
+
+    @property
+    def option(self) -> str:
+        """The engine as `--engine` names it."""
+        return NAME
+
+    @property
     def folder(self) -> Path:
         """Where texts, measurements and reports of this engine are kept."""
         return self.workspace.device_root / NAME
+
+    @property
+    def models(self) -> Path:
+        """Where drafts and heads are written as this engine reads them."""
+        return peers_root() / "models"
+
+    def lacks(self, package: str) -> bool:
+        """Whether a distribution is missing in the engine's environment."""
+        return lacks(package)
 
     @cached_property
     def version(self) -> str:
@@ -146,13 +167,17 @@ class EngineSpace:
         )
 
     def _written(self, role: str, digest: str, write: Callable[[Path], Any]) -> Path:
-        folder = peers_root() / "models" / f"{self.workspace.spec.name}-{role}-{digest[:12]}"
+        folder = self.models / f"{self.workspace.spec.name}-{role}-{digest[:12]}"
         if not folder.is_dir():
-            self.workspace.say(f"writing the {role} for {NAME}")
+            self.workspace.say(f"writing the {role} for {self.name}")
             write(folder)
         return folder
 
-    def engine(self, label: str) -> VllmEngine:
+    def shown(self, method: Method) -> str:
+        """A way to speculate as people give it to the engine."""
+        return json.dumps(method.speculative_config(self.files))
+
+    def engine(self, label: str) -> Engine:
         """An engine, not yet started."""
         device = self.workspace.device.partition(":")[0]
         return VllmEngine(
@@ -210,7 +235,7 @@ class EngineSpace:
 
     def released_as(self, temperature: float) -> str:
         """The device of the engine's releases for requests of this temperature."""
-        return engine_device(self.workspace.device.partition(":")[0], NAME, temperature)
+        return engine_device(self.workspace.device.partition(":")[0], self.name, temperature)
 
     def config_folder(self, temperature: float) -> Path:
         """Folder of the choice for the class of this temperature."""
@@ -284,5 +309,5 @@ def untouched(
 
     made = training_prompts(space.workspace, kinds=("eagle3_head",))
     tuned = frozenset(config.provenance.training_prompts or ())
-    used = TrainingPrompts({**made.by_name, f"the choice for {NAME}": tuned}, made.unknown)
+    used = TrainingPrompts({**made.by_name, f"the choice for {space.name}": tuned}, made.unknown)
     return take_untouched(space.workspace, used, prompts, limit)

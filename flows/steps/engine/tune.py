@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.bench.engines.measure import measurements_of
-from draftwell.components.engines.vllm import lacks
 from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.candidates import left_out
@@ -68,7 +67,7 @@ def tune_on_engine(
     lab.budget = budget or lab.budget
     if lab.store.read:
         say(f"{lab.store.read} measurements of an earlier run are reused: --fresh measures again")
-    choice = bounded(tune_engine(lab, settings, lacks, texts), served)
+    choice = bounded(tune_engine(lab, settings, space.lacks, texts), served)
     save_choice(
         space,
         choice,
@@ -156,7 +155,7 @@ def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) 
     Raises:
         DraftwellError: the line says why for each (`no_method_left`).
     """
-    out = left_out(settings, space.files, lacks)
+    out = left_out(settings, space.files, space.lacks)
     if all(name in out for name in settings.methods if name != OFF):
         reasons = "; ".join(f"{name}, {why}" for name, why in out.items())
         raise DraftwellError(

@@ -1,0 +1,143 @@
+"""`--engine URL` with a launcher: tune, gate and promote over a server that is played; and the gate
+of an engine as it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwell.components.engines import launcher as module
+from draftwell.components.engines.launch_template import LaunchTemplate
+from draftwell.components.engines.launcher import Launcher, listens
+from draftwell.components.engines.process_group import free_port
+from draftwell.components.engines.remote.address import parse_address
+from draftwell.components.export.launch_options import launch_options
+from draftwell.registry.releases import find_release
+from draftwell.registry.store import Store
+from draftwell.serving.artifacts.engine_config import EngineConfig
+from tests.support.paths import REPO
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="groups of processes of Linux")
+
+PLAYED = REPO / "tests" / "support" / "launching" / "played_vllm.py"
+COMMAND = f"{sys.executable} {PLAYED} {{port}} --seconds-per-token .006 {{speculation_options}}"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.fixture
+def at(
+    run: Any,
+    pair_file: Path,
+    prompts_file: Path,
+    own_stores: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Any]:
+    """Runs a command with an engine at an address that nobody listens on."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
+    port = free_port()
+
+    def called(command: str, *more: Any, url: str = f"http://127.0.0.1:{port}") -> Any:
+        name, _, options = command.partition(" ")
+        fixed = f"--engine {url} --pair {pair_file} --prompts {prompts_file} --max-tokens 8"
+        done = run(f"{name} {fixed} {options}", *more)
+        assert not listens(url) or url != f"http://127.0.0.1:{port}"
+        return done
+
+    return called
+
+
+def line(done: Any) -> str:
+    assert done.exit_code == 2, (done.output, done.exception)
+    return str(done.stderr.strip().splitlines()[-1])
+
+
+def test_tune_gate_and_promote_at_an_address(
+    at: Callable[..., Any], run: Any, pair_file: Path, more: Path, own_stores: Path
+) -> None:
+    done = at("tune --methods ngram --limit 8", "--launcher", COMMAND)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "chosen: ngram(k=3" in done.stdout
+    assert "options for vllm: --speculative-config" in done.stdout
+    release = find_release(Store(), "tiny", "cpu-vllm", "candidate")
+    home = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "cpu"
+    config = EngineConfig.load(home / "artifacts" / "engine_config")
+    assert (config.contents.engine, config.contents.version) == ("vllm", "vllm 0.32.0")
+    assert config.contents.settings is not None
+    assert config.contents.settings["num_speculative_tokens"] == 3
+    assert COMMAND not in config.contents.model_dump_json()
+    judged = at(f"gate --prompts {more}", "--launcher", COMMAND)
+    assert judged.exit_code == 0, (judged.output, judged.exception)
+    assert Store().get_aliases("release", "tiny.cpu-vllm")["challenger"] == release.version
+    promoted = run(f"promote --engine vllm --pair {pair_file}")
+    assert promoted.exit_code == 0, (promoted.output, promoted.exception)
+
+
+@pytest.mark.slow
+def test_the_grid_says_what_the_choice_lost_and_a_tuning_resumes(at: Callable[..., Any]) -> None:
+    """Slow: a dozen starts of a server."""
+    tune = ("tune --methods ngram --limit 8 --no-publish --grid", "--launcher", COMMAND)
+    done = at(*tune)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "the best of the others of 3 settings" in done.stdout
+    again = at(*tune)
+    assert "are reused" in again.stderr
+    assert again.stdout.splitlines()[-2:] == done.stdout.splitlines()[-2:]
+
+
+@contextmanager
+def running(folder: Path, *speculations: Any, more: str = "") -> Iterator[list[str]]:
+    """Addresses of servers that run, one for each way to speculate."""
+    address = parse_address(f"http://127.0.0.1:{free_port()}")
+    with Launcher(LaunchTemplate(f"{COMMAND} {more}"), address, folder) as launcher:
+        yield [
+            launcher.start(f"engine {place}", launch_options("vllm", one)).address.url
+            for place, one in enumerate(speculations)
+        ]
+
+
+def test_an_engine_is_judged_as_it_runs_beside_a_plain_one(
+    at: Callable[..., Any], more: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "verdict.md"
+    with running(tmp_path / "engines", NGRAM, None) as (url, plain):
+        faster = at(f"gate --prompts {more} --plain {plain} --markdown {report}", url=url)
+        slower = at(f"gate --prompts {more} --plain {url}", url=plain)
+        few = at(f"gate --prompts {more} --limit 4 --plain {plain}", url=url)
+        alone = at(f"gate --prompts {more}", url=url)
+    assert faster.exit_code == 0, (faster.output, faster.exception)
+    assert "speed over plain decoding" in report.read_text()
+    assert slower.exit_code == 1
+    assert few.exit_code == 3
+    for remedy in ("--plain", "switch speculation off", "--launcher"):
+        assert remedy in line(alone)
+
+
+def test_other_outputs_than_plain_decodings_fail(
+    at: Callable[..., Any], more: Path, tmp_path: Path
+) -> None:
+    with running(tmp_path / "engines", NGRAM, None, more="--lossy") as (url, plain):
+        done = at(f"gate --prompts {more} --plain {plain}", url=url)
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert "outputs differ" in done.output
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "named"),
+    [
+        ("tune", (), "--launcher"),
+        ("tune", ("--launcher", "serve {prot}"), "{prot}"),
+        ("tune --trials 3", ("--launcher", COMMAND), "--trials"),
+        ("gate --plain http://127.0.0.1:1", ("--launcher", COMMAND), "--plain"),
+        ("gate --release candidate", (), "--launcher"),
+        ("tune --methods ngram", ("--launcher", "exit 3; {speculation}"), "exit code 3"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    at: Callable[..., Any], command: str, more: tuple[str, ...], named: str
+) -> None:
+    assert named in line(at(command, *more))
