@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftwell.components.bench.settings import QualityFloor
-from draftwell.components.engines.port import CAPABILITIES, EngineName
+from draftwell.components.engines.port import EngineName, capabilities
 from draftwell.components.engines.vllm import device_for
 from draftwell.components.tune.settings import DEFAULTS
 from draftwell.registry.gates import load_gates
@@ -209,7 +209,7 @@ class PipelineSettings(BaseModel):
     def restarts(self) -> bool:
         """Whether another setting needs another start of the engine, so that it keeps its own
         measurements, and its servers are a user's."""
-        return CAPABILITIES[self.engine].restart
+        return capabilities(self.engine).restart
 
     @property
     def temperatures(self) -> tuple[float, ...]:

@@ -53,6 +53,11 @@ CAPABILITIES = {
 """Engine → what it can do."""
 
 
+def capabilities(engine: str) -> Capabilities:
+    """What an engine can do; one at an address can do nothing but decode."""
+    return CAPABILITIES.get(engine, Capabilities())
+
+
 class About(Message):
     """What an engine says about itself when it is ready."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import typer
 from pydantic import BaseModel
 
-from draftwell.components.engines.port import CAPABILITIES
+from draftwell.components.engines.port import capabilities
+from draftwell.components.engines.remote.address import is_address
 from draftwell.serving.errors import DraftwellError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -78,6 +79,17 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """Capability of an engine → command → options that mean nothing without it."""
+AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
+    "bench": ("limit", "mix", "max_tokens", "temperature", "seed", "concurrency", "out"),
+    "collect": (
+        *("limit", "max_tokens", "split", "column", "redact", "temperature", "top_p", "seed"),
+        *("out", "fresh", "logprobs", "concurrency"),
+    ),
+}
+"""Command → its options that mean something with an engine at an address."""
+REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain")
+"""Options that mean something with an engine at an address alone."""
+ALWAYS = ("engine", "pair", "prompts", "dtype", "device", *REMOTE)
 
 
 def named(context: typer.Context, option: str) -> bool:
@@ -94,13 +106,7 @@ def on_other_engine(context: typer.Context) -> bool:
             (`engine_option`).
     """
     engine, command = str(context.params["engine"]), str(context.command.name)
-    able = CAPABILITIES[engine]
-    lacking = {
-        option
-        for capability, commands in NEEDED.items()
-        if not getattr(able, capability)
-        for option in commands.get(command, ())
-    }
+    lacking = options_lacking(engine, command, [str(one.name) for one in context.command.params])
     for option in context.command.params:
         if option.name in lacking and named(context, option.name):
             raise DraftwellError(
@@ -108,6 +114,30 @@ def on_other_engine(context: typer.Context) -> bool:
                 code="engine_option",
             )
     return engine != "draftwell"
+
+
+def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[str]:
+    """Options of a command that mean nothing with an engine.
+
+    Raises:
+        DraftwellError: the command asks no engine at an address (`engine_option`).
+    """
+    if not is_address(engine):
+        able = capabilities(engine)
+        return set(REMOTE).union(
+            *(
+                commands.get(command, ())
+                for capability, commands in NEEDED.items()
+                if not getattr(able, capability)
+            )
+        )
+    if command not in AT_ADDRESS:
+        raise DraftwellError(
+            f"draftwell {command} asks no engine at an address: name draftwell or vllm with "
+            f"--engine; {', '.join(AT_ADDRESS)} take a URL",
+            code="engine_option",
+        )
+    return set(options) - {*AT_ADDRESS[command], *ALWAYS}
 
 
 def settings_of(context: typer.Context, model: type[Model], **more: Any) -> Model:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwell.components.engines.port import EngineName
+from draftwell.components.engines.port import CAPABILITIES
+from draftwell.components.engines.remote.address import is_address
 from draftwell.components.engines.vllm_methods import METHODS
 from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_by
 from draftwell.flows.cli import AT_THE_END
@@ -154,14 +155,66 @@ PadTarget = Annotated[
         ),
     ),
 ]
+
+
+def read_engine(text: str) -> str:
+    """What --engine says: a name, or the address of a server."""
+    if text in CAPABILITIES or is_address(text):
+        return text
+    names = ", ".join(CAPABILITIES)
+    raise typer.BadParameter(
+        f"{text!r} is neither one of {names} nor the address of a server, http://HOST:PORT"
+    )
+
+
 EngineOption = Annotated[
-    EngineName,
+    str,
     typer.Option(
         "--engine",
+        parser=read_engine,
+        metavar=f"{'|'.join(CAPABILITIES)}|URL",
         help=(
-            "What decodes: this project's own engine, or vLLM in an environment of its own "
-            "(`make peers`)."
+            "What decodes: this project's own engine, vLLM in an environment of its own "
+            "(`make peers`), or a server at a URL (docs/engines.md)."
         ),
+    ),
+]
+EngineKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine-key-file",
+        help="With --engine URL: file of the server's key. Default: $DRAFTWELL_ENGINE_KEY.",
+    ),
+]
+EngineHeader = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-header",
+        metavar="NAME:VALUE",
+        help="With --engine URL: a header of all requests; may be repeated. Lists of processes "
+        "show it: it is no place for a key.",
+    ),
+]
+EngineCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine-ca", help="With --engine URL: file of the certificates that its own is checked by."
+    ),
+]
+EngineModel = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-model",
+        help="With --engine URL: the name of the model there. Default: the only one.",
+    ),
+]
+PlainOption = Annotated[
+    str | None,
+    typer.Option(
+        "--plain",
+        metavar="URL",
+        help="With --engine URL: where the same model is served without speculation. Default: the "
+        "same server, if its requests can switch speculation off.",
     ),
 ]
 Fresh = Annotated[

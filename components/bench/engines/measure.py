@@ -36,6 +36,8 @@ class Side(Message):
     acceptance: Acceptance = Acceptance()
     each_seconds: list[list[float]] = Field(default_factory=list)
     """Of each group the seconds of each prompt."""
+    first_token_seconds: list[list[float]] = Field(default_factory=list)
+    """Of each group the seconds to the first token of each prompt."""
     outputs: list[list[list[int]]] = Field(default_factory=list)
     """Of each group the new tokens of each prompt."""
 
@@ -143,5 +145,8 @@ def side_of(decoded: Sequence[Decoded]) -> Side:
         tokens=[one.tokens for one in decoded],
         acceptance=Acceptance.total(answer.acceptance for one in decoded for answer in one.answers),
         each_seconds=[[answer.seconds for answer in one.answers] for one in decoded],
+        first_token_seconds=[
+            [answer.first_token_seconds for answer in one.answers] for one in decoded
+        ],
         outputs=[[answer.tokens for answer in one.answers] for one in decoded],
     )

@@ -118,6 +118,15 @@ class EngineClient:
             raise self._no_json(text)
         return found
 
+    def try_to_ask(self, path: str, body: Mapping[str, Any]) -> Json | None:
+        """What a request is answered with; None where the server has no such path."""
+        try:
+            return self.ask(path, body)
+        except DraftwellError as error:
+            if error.code in ("engine_refused", "engine_bad_answer"):
+                return None
+            raise
+
     def events(self, path: str, body: Mapping[str, Any]) -> Iterator[Event]:
         """What a request is answered with, event by event (SSE); one JSON object is one event."""
         begun = time.perf_counter()

@@ -28,6 +28,10 @@ class Dialect(Protocol):
     def about(self, client: EngineClient) -> About:
         """What the server says about itself."""
 
+    def tokens_of(self, client: EngineClient, text: str) -> list[int] | None:
+        """How the served model splits a text, without special tokens; None where it does not
+        say."""
+
     def decode_one(
         self,
         client: EngineClient,

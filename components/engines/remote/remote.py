@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from draftwell.components.engines.port import About, Acceptance, Answer, Decoded, EngineSettings
+from draftwell.components.engines.port import About, Answer, Decoded, EngineSettings
 from draftwell.components.engines.process import request_of
 from draftwell.components.engines.remote.address import EngineAddress
 from draftwell.components.engines.remote.client import CONNECTIONS, EngineClient
@@ -16,6 +16,9 @@ from draftwell.components.engines.remote.dialect import Dialect
 from draftwell.components.engines.remote.discover import find_dialect
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
+
+GAIN_TRIES, GAIN_SECONDS = 10, 0.1
+"""How often, and how long apart, counters are read until they have what was answered."""
 
 
 class RemoteEngine:
@@ -47,6 +50,9 @@ class RemoteEngine:
         self._connect = connect
         self._client: EngineClient | None = None
         self._dialect: Dialect | None = None
+        self._counts = speculate
+        self.new_tokens = 0
+        """That it has decoded since it was started."""
 
     @property
     def client(self) -> EngineClient:
@@ -89,16 +95,15 @@ class RemoteEngine:
                 "name an address of the same model without speculation with --plain",
                 code="engine_always_speculates",
             )
-        self._dialect = dialect
+        self._dialect, self._counts, self.new_tokens = dialect, self.speculate, 0
         return dialect.about(self.client)
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Decoded:
         """Decode prompts that are sent at once. Where answers do not say how drafts fared, the
         first one gets what the engine's counters gained, if they gained these requests and no
         others."""
-        dialect = self.dialect
         request_of(prompts, sampling)  # refuses what engines do not know
-        before = dialect.counters(self.client)
+        before = self.dialect.counters(self.client) if self._counts else None
         begun = time.perf_counter()
         with ThreadPoolExecutor(len(prompts)) as pool:
             waiting = [
@@ -107,10 +112,26 @@ class RemoteEngine:
             ]
             answers = [one.result() for one in waiting]
         seconds = time.perf_counter() - begun
-        if not any(answer.acceptance.rounds or answer.acceptance.drafted for answer in answers):
-            gained = dialect.counters(self.client).since(before)
-            answers = [share(gained, answers), *answers[1:]]
+        self.new_tokens += sum(len(answer.tokens) for answer in answers)
+        if before is not None:
+            answers = self._with_gains(before, answers)
         return Decoded(seconds=seconds, answers=answers)
+
+    def _with_gains(self, before: Counters, answers: list[Answer]) -> list[Answer]:
+        """The answers with what the counters say of them; an engine may count a little later than
+        it answers."""
+        if any(answer.acceptance.accepted_at for answer in answers):
+            self._counts = False  # answers say so themselves
+            return answers
+        tokens = sum(len(answer.tokens) for answer in answers)
+        for _ in range(GAIN_TRIES):
+            gained = self.dialect.counters(self.client).since(before)
+            if gained is not None and are_gains(gained, answers):
+                return [with_gains(gained, answers[0]), *answers[1:]] if gained.drafted else answers
+            if gained is None or gained.new_tokens is None or gained.new_tokens > tokens:
+                break  # it counts nothing, or others' requests too
+            time.sleep(GAIN_SECONDS)
+        return answers
 
     def _one(self, ids: Sequence[int], sampling: Sampling) -> Answer:
         return self.dialect.decode_one(self.client, ids, sampling, speculate=self.speculate)
@@ -122,20 +143,23 @@ class RemoteEngine:
             client.close()
 
 
-def share(gained: Counters | None, answers: Sequence[Answer]) -> Answer:
-    """The first answer, with the acceptance of all where the counters gained just these."""
+def are_gains(gained: Counters, answers: Sequence[Answer]) -> bool:
+    """Whether counters gained just these answers, and nothing of others' requests."""
     tokens = sum(len(answer.tokens) for answer in answers)
-    if gained is None or gained.requests != len(answers) or not gained.drafted:
-        return answers[0]
-    if gained.new_tokens is not None and gained.new_tokens != tokens:
-        return answers[0]
-    return answers[0].model_copy(
-        update={
-            "acceptance": Acceptance(
-                rounds=gained.rounds or 0,
-                drafted=gained.drafted,
-                accepted=gained.accepted or 0,
-                accepted_at=gained.accepted_at,
-            )
-        }
+    drafted = sum(answer.acceptance.drafted for answer in answers)
+    return (
+        gained.requests in (None, len(answers))
+        and gained.new_tokens in (None, tokens)
+        and drafted in (0, gained.drafted)
     )
+
+
+def with_gains(gained: Counters, answer: Answer) -> Answer:
+    """The first answer of a group with what only the counters say of the group: rounds and
+    acceptance by position; and all of it where answers say nothing."""
+    own = answer.acceptance
+    said = own.model_copy(update={"rounds": gained.rounds or 0, "accepted_at": gained.accepted_at})
+    if not own.drafted:
+        sums = {"drafted": gained.drafted or 0, "accepted": gained.accepted or 0}
+        said = said.model_copy(update=sums)
+    return answer.model_copy(update={"acceptance": said})

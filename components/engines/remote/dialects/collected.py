@@ -41,6 +41,11 @@ class Collected:
             self.first = at
         self.tokens += tokens
 
+    def cut(self, count: int) -> None:
+        """End the answer after so many of its tokens, at a token that ends the text."""
+        del self.tokens[count:], self.top[count:]
+        self.finish = "stop"
+
     def answer(self, client: EngineClient, sampling: Sampling) -> Answer:
         """The whole answer.
 
@@ -62,14 +67,14 @@ class Collected:
                 "compared: this needs vLLM, SGLang, llama.cpp's server or ours",
                 code="engine_no_tokens",
             )
-        expected = sampling.max_tokens if self.finish == "length" else self.claimed
-        for wanted in (expected, self.claimed):
-            if wanted is not None and count < wanted:
-                raise DraftwellError(
-                    f"{client.url} answered {count} tokens of {wanted}: is its own limit lower, "
-                    "or does a proxy shorten answers? Ask for fewer with --max-tokens",
-                    code="engine_fewer_tokens",
-                )
+        # at the end of a text, an engine may count a stop token that it does not show
+        wanted = sampling.max_tokens if self.finish == "length" else (self.claimed or 1) - 1
+        if count < wanted:
+            raise DraftwellError(
+                f"{client.url} answered {count} tokens of {wanted}: is its own limit lower, or "
+                "does a proxy shorten answers? Ask for fewer with --max-tokens",
+                code="engine_fewer_tokens",
+            )
         if rated and len(self.top) != count:
             raise DraftwellError(
                 f"{client.url} gave log-probabilities of {len(self.top)} of {count} tokens: leave "
@@ -83,6 +88,13 @@ class Collected:
             acceptance=self.acceptance,
             top_logprobs=self.top if rated else None,
         )
+
+
+def token_list(found: Any) -> list[int] | None:
+    """Token ids as an engine lists them; None where it does not."""
+    if not isinstance(found, list) or not all(isinstance(token, int) for token in found):
+        return None
+    return found
 
 
 def from_histogram(counts: Sequence[int], drafted: int) -> Acceptance:

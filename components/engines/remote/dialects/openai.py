@@ -30,6 +30,9 @@ class OpenAIDialect:
         served_model(client)
         return About(version="unknown", notes=("no metrics, so no acceptance",))
 
+    def tokens_of(self, client: EngineClient, text: str) -> list[int] | None:
+        return None
+
     def decode_one(
         self,
         client: EngineClient,

@@ -11,7 +11,7 @@ from draftwell.components.engines.port import About, Acceptance, Answer
 from draftwell.components.engines.remote.client import EngineClient
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.engines.remote.dialect import DialectName
-from draftwell.components.engines.remote.dialects.collected import from_histogram
+from draftwell.components.engines.remote.dialects.collected import from_histogram, token_list
 from draftwell.components.engines.remote.dialects.openai import (
     complete,
     completion_request,
@@ -54,6 +54,11 @@ class VllmDialect:
     def version(self, client: EngineClient) -> str:
         """Of the server."""
         return str((client.find("/version") or {}).get("version", "unknown"))
+
+    def tokens_of(self, client: EngineClient, text: str) -> list[int] | None:
+        body = {"model": served_model_name(client), "prompt": text, "add_special_tokens": False}
+        found = client.try_to_ask("/tokenize", body)
+        return None if found is None else token_list(found.get("tokens"))
 
     def decode_one(
         self,
