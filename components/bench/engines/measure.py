@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -36,6 +36,10 @@ class Side(Message):
     acceptance: Acceptance = Acceptance()
     each_seconds: list[list[float]] = Field(default_factory=list)
     """Of each group the seconds of each prompt."""
+    each_drafts: list[list[Annotated[tuple[int, int], Field(strict=False)]]] = Field(
+        default_factory=list
+    )
+    """Of each group the rounds that drafted and the tokens that they kept, of each prompt."""
     outputs: list[list[list[int]]] = Field(default_factory=list)
     """Of each group the new tokens of each prompt."""
 
@@ -143,5 +147,9 @@ def side_of(decoded: Sequence[Decoded]) -> Side:
         tokens=[one.tokens for one in decoded],
         acceptance=Acceptance.total(answer.acceptance for one in decoded for answer in one.answers),
         each_seconds=[[answer.seconds for answer in one.answers] for one in decoded],
+        each_drafts=[
+            [(answer.acceptance.rounds, answer.acceptance.accepted) for answer in one.answers]
+            for one in decoded
+        ],
         outputs=[[answer.tokens for answer in one.answers] for one in decoded],
     )
