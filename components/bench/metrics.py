@@ -12,6 +12,12 @@ import numpy as np
 
 from draftwell.components.bench.answers.accuracy import Checked, checked, task_accuracy
 from draftwell.components.bench.answers.rouge import mean_rouge_l, rouge_l, rouge_n
+from draftwell.components.bench.categories import (
+    CategoryFigure,
+    Drafts,
+    category_figures,
+    category_of,
+)
 from draftwell.components.bench.interleaved import REFERENCE
 from draftwell.components.bench.origins import origins
 from draftwell.components.bench.runner import Measurement
@@ -45,6 +51,10 @@ class BenchMetrics:
         self.pair, self.prompts, self.measured, self.settings = pair, prompts, measured, settings
         self.greedy = settings.temperature == 0
         self.encoded = [ids_of(pair, prompt) for prompt in prompts]
+        self.categories = [
+            category_of(prompt.task, len(ids))
+            for prompt, ids in zip(prompts, self.encoded, strict=True)
+        ]
         self.reference = measured[REFERENCE]
         vanillas = [m for m in measured.values() if is_vanilla(m)]
         self.vanilla_split = fastest(m for m in vanillas if m.split_cores)
@@ -76,6 +86,7 @@ class BenchMetrics:
             **(self.counts(m) if ours else {}),
             **(origins(ours.strategy, ours.parameters, ours.resources) if ours else {}),
             **quality,
+            categories=self.by_category(m),
             differences=tuple(differing),
             per_prompt=self.per_prompt(m, wrong),
             peak_memory_mb=peak_memory_mb,
@@ -91,9 +102,11 @@ class BenchMetrics:
         return tuple(
             PromptRow(
                 prompt_id=prompt.id,
+                category=category,
                 seconds=run.seconds,
                 tokens=len(run.tokens),
                 target_calls=run.stats.target_calls,
+                rounds=run.stats.rounds,
                 accepted=run.stats.accepted,
                 judged=run.stats.judged,
                 ttft_ms=run.stats.first_token_seconds * 1e3,
@@ -104,10 +117,16 @@ class BenchMetrics:
                 sequences=sequences_of(run.stats),
                 **overlap(self.pair.decode(run.tokens), prompt.reference),
             )
-            for prompt, run, runs, kept in zip(
-                self.prompts, m.typical, m.runs, counted, strict=True
+            for prompt, category, run, runs, kept in zip(
+                self.prompts, self.categories, m.typical, m.runs, counted, strict=True
             )
         )
+
+    def by_category(self, m: Measurement) -> tuple[CategoryFigure, ...]:
+        """Speed and acceptance length of each category of prompts, and their macro average."""
+        stats = [run.stats for run in m.typical]
+        drafts = Drafts([one.rounds for one in stats], [one.accepted for one in stats])
+        return category_figures(self.categories, self.reference, m, drafts)
 
     def speed(self, m: Measurement) -> dict[str, Any]:
         """Tokens per second, with and without prefill, and the speed over autoregressive and over
@@ -155,6 +174,7 @@ class BenchMetrics:
             "acceptance_by_position": [
                 share(s.accepted_at[i], s.judged_at[i]) for i in sorted(s.judged_at)
             ],
+            "accepted_at": [s.accepted_at[i] for i in sorted(s.judged_at)],
             "rescued_share": share(s.rescued, s.emitted),
             "time_share": time_share(s),
         }

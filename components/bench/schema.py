@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftwell.components.bench.categories import CategoryFigure
+
 SCHEMA = 3
 
 
@@ -41,11 +43,15 @@ class PromptRow(Frozen):
     """One prompt, decoded by one contender; of several runs the one of median pace."""
 
     prompt_id: str
+    category: str | None = None
+    """As in `BenchEntry.categories`."""
     seconds: float = 0.0
     """The whole request, the prompt's forward pass included."""
     tokens: int = 0
     """Emitted tokens."""
     target_calls: int = 0
+    rounds: int = 0
+    """In which the target verified a draft."""
     accepted: int = 0
     judged: int = 0
     ttft_ms: float = 0.0
@@ -132,6 +138,9 @@ class BenchEntry(Frozen):
     mat: float | None = None
     mean_acceptance_length: float | None = None
     acceptance_by_position: tuple[float | None, ...] = ()
+    """Kept / judged tokens at each position."""
+    accepted_at: tuple[int, ...] = ()
+    """Rounds that kept the token at each position of the draft and all before it."""
     rescued_share: float | None = None
     rescued: int = 0
     """Tokens that were kept without or against the target's choice."""
@@ -152,6 +161,8 @@ class BenchEntry(Frozen):
     rouge_l_difference: float | None = None
     holds_floor: bool | None = None
     tasks: dict[str, TaskAccuracy] = Field(default_factory=dict)
+    categories: tuple[CategoryFigure, ...] = ()
+    """Empty where all prompts are of one."""
     per_prompt: tuple[PromptRow, ...] = ()
 
     @property

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from draftwell.serving.runtime.pair import LoadedPair
 
 DEMO = Path(__file__).parent / "data" / "demo_prompts.jsonl"
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How turns of SPEED-Bench begin whose text only `prepare_data.py` of Model-Optimizer's
+specdec_bench may fetch."""
 IDS, TASKS = ("id", "question_id", "task_id"), ("task", "category")
 KNOWN = frozenset(
     {
@@ -247,6 +250,11 @@ def _prompt(row: Mapping[str, Any], name: str) -> Prompt:
         )
     if tokens is None and not (turns and all(turn.strip() for turn in turns)):
         raise NoPrompt(EMPTY)
+    if any(turn.startswith(PLACEHOLDER) for turn in turns):
+        raise NoPrompt(
+            "SPEED-Bench's placeholder for a text of another data set: run specdec_bench's "
+            "prepare_data.py, and name the Parquet file that it writes"
+        )
     reference = _reference(row.get("reference"))
     fields = {key: row[key] for key in row if key not in KNOWN}
     raw = row.get("raw") is True

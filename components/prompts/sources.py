@@ -42,6 +42,12 @@ if TYPE_CHECKING:
     from draftwell.serving.runtime.pair import LoadedPair
 
 SAVED = ("state.json", "dataset_dict.json")
+SHIPPED = {
+    f"shipped:{name}": Path(__file__).parent / "data" / f"{name}.jsonl"
+    for name in ("categories", "lengths")
+}
+"""Names that stand for small files of our own, laid out as SPEED-Bench's qualitative split and its
+throughput splits are."""
 NamedRow = tuple[str, Row | NoPrompt | DraftwellError, str, dict[str, Any]]
 """Where it stands, the row or what is wrong there, its id, and how it is laid out."""
 HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -96,9 +102,10 @@ def load_prompts(
     """Prompts of a source.
 
     Args:
-        source: a file or a folder of files (`files.SUFFIXES`, also .gz) whose rows are of any
-            layout of `layouts`; a folder of `Dataset.save_to_disk`; else `ORG/NAME` or
-            `ORG/NAME:CONFIG` on the Hugging Face hub, of which no more is downloaded than is read.
+        source: a name of `SHIPPED`, or a file or a folder of files (`files.SUFFIXES`, also .gz)
+            whose rows are of any layout of `layouts`; a folder of `Dataset.save_to_disk`; else
+            `ORG/NAME` or `ORG/NAME:CONFIG` on the Hugging Face hub, of which no more is downloaded
+            than is read.
             JSONL files in a folder are bodies of requests, as a server records them: a `prompt`
             in them is taken raw.
         limit: read at most this many, None reads all.
@@ -215,7 +222,7 @@ def readable_requests(files: Iterable[Path]) -> tuple[list[Prompt], list[Draftwe
 
 def _rows(source: str | Path, split: str) -> Iterator[NamedRow]:
     """The rows of a source in any format."""
-    path, name = Path(source), str(source)
+    path, name = SHIPPED.get(str(source), Path(source)), str(source)
     if path.is_dir() and any((path / marker).is_file() for marker in SAVED):
         return _named(name, path.name, _saved_rows(path, split))
     if path.is_dir() and (files := files_in(path, split)):

@@ -17,7 +17,13 @@ from draftwell.components.bench.answers.exactness import (
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.peers import check_peers
 from draftwell.components.bench.report.plots import bench_plots
-from draftwell.components.bench.report.tables import bench_markdown, bench_table, headline_table
+from draftwell.components.bench.report.tables import (
+    bench_markdown,
+    bench_table,
+    category_table,
+    entries_of,
+    headline_table,
+)
 from draftwell.components.bench.runner import core_plan, labels_of
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.bench.throughput import batch_table, batch_throughput
@@ -217,6 +223,9 @@ def show(report: BenchReport, given: Mapping[str, Any]) -> None:
         bench_plots(report, given["plots"])
     wide_console().print(bench_table(report))
     wide_console().print(headline_table(report))
+    table = category_table(entries_of(report))
+    if given["prompts"] is not None and table is not None:
+        wide_console().print(table)
     say_left_out(report.left_out)
     if report.cpu_check is not None and not report.cpu_check.passed:
         say(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from draftwell.components.bench.engines.figures import figure_table
+from draftwell.components.bench.report.tables import category_table
 from draftwell.components.engines.vllm import device_for
 from draftwell.components.engines.vllm_methods import (
     METHODS,
@@ -22,6 +23,7 @@ from draftwell.components.engines.vllm_methods import (
     parse_methods,
 )
 from draftwell.components.prompts.prompt import demo_prompts, mixed
+from draftwell.components.report.machine import cpu_model
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.flows.cli.demo import ends_what_it_started, run_loop
 from draftwell.flows.cli.engine_options import named, settings_of
@@ -152,7 +154,7 @@ def gate_candidates(context: typer.Context, space: EngineSpace) -> list[tuple[st
 def bench_elsewhere(context: typer.Context, prompts: list[Prompt]) -> None:
     """`draftwell bench --engine vllm`."""
 
-    given, out = context.params, path_of(context, "out")
+    given, out, file = context.params, path_of(context, "out"), path_of(context, "prompts")
     if out is not None:
         check_output(out)
     chosen = (mixed(prompts) if given["mix"] else prompts)[: given["limit"]]
@@ -168,7 +170,14 @@ def bench_elsewhere(context: typer.Context, prompts: list[Prompt]) -> None:
         )
         document = {
             **about(space),
+            "machine": cpu_model(),
+            "models": {
+                role: folder.name
+                for role in ("draft", "head")
+                if (folder := getattr(space.files, role)) is not None
+            },
             "prompts": [prompt.id for prompt in chosen],
+            "prompts_file": "demo" if file is None else file.name,
             "max_tokens": given["max_tokens"],
             "temperature": given["temperature"],
             "figures": [figure.model_dump(mode="json") for figure in figures],
@@ -180,6 +189,9 @@ def bench_elsewhere(context: typer.Context, prompts: list[Prompt]) -> None:
         f"tokens, beside plain decoding of {document['engine']} {document['version']}"
     )
     wide_console().print(figure_table(figures, title))
+    table = category_table([(figure.label, figure) for figure in figures])
+    if file is not None and table is not None:
+        wide_console().print(table)
 
 
 def collect_elsewhere(context: typer.Context, rows: Sequence[Prompt]) -> None:

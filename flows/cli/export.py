@@ -21,23 +21,18 @@ from draftwell.flows.cli.options import (
     say,
     write_json,
 )
-from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.pairs.fetching import locate
 from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.base import MANIFEST
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
-from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import read_text
-from draftwell.serving.number_format import FORMATS, dtype_of
 
 if TYPE_CHECKING:
     from draftwell.components.export.speculation import Weights
     from draftwell.registry.pairs import PairSpec
     from draftwell.registry.releases import ReleaseVersion
-    from draftwell.serving.artifacts.pair_files import PairFiles
     from draftwell.serving.runtime.strategies import StrategyChoice
 
 
@@ -105,6 +100,16 @@ SaveHead = Annotated[
         ),
     ),
 ]
+Measured = Annotated[
+    Path | None,
+    typer.Option(
+        "--measured",
+        help=(
+            "Figures of `draftwell bench --json` that go with --save-head or --save-draft as "
+            "speculation_profile.json."
+        ),
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option("--out", help="File to write (default: print the document).")
 ]
@@ -121,6 +126,7 @@ def export(
     draft_model: DraftModel = None,
     save_draft: SaveDraft = None,
     save_head: SaveHead = None,
+    measured: Measured = None,
     out: Out = None,
 ) -> None:
     """Write the tuned settings as documented settings of another engine, with notes on what it
@@ -129,9 +135,17 @@ def export(
     Example: draftwell export --to vllm --pair vicuna-68m-7b --config config.json --out vllm.json
     """
     from draftwell.components.export.export import export_config
+    from draftwell.flows.steps.exported_weights import Known, pinned, write_draft, write_head
 
     if out is not None:
         check_output(out)
+    if measured is not None and save_head is None and save_draft is None:
+        raise DraftwellError(
+            "--measured goes beside the weights that are exported: add --save-head or --save-draft",
+            code="measured_without_weights",
+        )
+    for folder in filter(None, (save_draft, save_head)):
+        check_folder(folder)
     spec = find_pair(pair)
     released: ReleaseVersion | None = None
     with tempfile.TemporaryDirectory() as place:
@@ -158,9 +172,11 @@ def export(
                 code="head_not_used",
             )
         if save_draft is not None:
-            write_draft(spec, save_draft, released, Path(place))
+            known = Known("draft_model", measured if save_head is None else None, weights.target)
+            write_draft(spec, save_draft, released, Path(place), known, say)
         if save_head is not None:
-            write_head(pair, save_head, released, Path(place))
+            known = Known("eagle3", measured, weights.target)
+            write_head(pair, save_head, released, Path(place), known, say)
     if out is None:
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
@@ -168,98 +184,6 @@ def export(
         typer.echo(str(out))
     for note in document["notes"]:
         say(note)
-
-
-def pinned(release: ReleaseVersion, kind: str, place: Path) -> Path:
-    """An artifact that a release pins, downloaded into a folder.
-
-    Raises:
-        DraftwellError: it pins none.
-    """
-    if kind not in release.pins:
-        raise DraftwellError(
-            f"{release.name} pins no {kind}: run `draftwell tune` and release that",
-            code=f"no_{kind}",
-        )
-    store = Store()
-    return store.download(store.resolve(kind, release.pair, release.pins[kind]), place / kind)
-
-
-def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None, place: Path) -> None:
-    """Save a distilled draft as a folder of complete weights: the one that the release pins, or the
-    pair's own without a release."""
-    from draftwell.components.export.checkpoint import save_draft
-
-    if not pins_draft(release) and (spec.draft is None or spec.draft.artifact is None):
-        raise DraftwellError(
-            (
-                f"the draft of {spec.name} is not distilled: other engines read it as it is, "
-                "leave --save-draft out"
-            ),
-            code="draft_not_distilled",
-        )
-    check_folder(folder)
-    files: PairFiles = fetch(spec, progress=say)
-    dtype: str = spec.number_format
-    if release is not None:
-        files, dtype = released_files(files, release, place)
-    assert files.draft is not None
-    save_draft(files.target, files.draft, folder, dtype_of(dtype))
-    say(
-        f"saved the draft to {folder}; other engines let it propose every token, Draftwell "
-        "only those that its head was distilled for"
-    )
-
-
-def write_head(pair: str, folder: Path, release: ReleaseVersion | None, place: Path) -> None:
-    """Save an EAGLE-3 head as a folder that other engines load: the one that the release pins, else
-    the workspace's or the shipped one."""
-    from draftwell.components.export.checkpoint import save_head
-    from draftwell.serving.artifacts.eagle3_head import Eagle3Head
-
-    check_folder(folder)
-    space = Workspace(pair, None, say)
-    found: Path | None = space.folder("eagle3_head")
-    if release is not None and "eagle3_head" in release.pins:
-        found = pinned(release, "eagle3_head", place)
-    elif not (space.folder("eagle3_head") / MANIFEST).is_file():
-        found = space.shipped_folder("eagle3_head")
-    if found is None:
-        raise DraftwellError(
-            (
-                f"pair {space.spec.name} has no EAGLE-3 head: run `draftwell train --kind "
-                f"eagle3_head --pair {pair}`"
-            ),
-            code="artifact_missing",
-        )
-    save_head(space.files().target, Eagle3Head.load(found), folder)
-    say(f"saved the head to {folder}")
-
-
-def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tuple[PairFiles, str]:
-    """The models that a release was made for, its pinned draft downloaded into `place`, and their
-    dtype.
-
-    Raises:
-        DraftwellError: the models here are different ones.
-    """
-
-    if pins_draft(release):
-        files = replace(files, draft=pinned(release, "distilled_draft", place))
-    for dtype in FORMATS:
-        if fingerprint(files, dtype) == release.fingerprint:
-            return files, dtype
-    raise DraftwellError(
-        f"{release.name} was made for other models (fingerprint "
-        f"{release.fingerprint[:12]}) than those of pair "
-        f"{release.pair} here: fetch the weights it names, or calibrate and release it again",
-        code="other_models",
-    )
-
-
-def pins_draft(release: ReleaseVersion | None) -> bool:
-    """Whether a release pins a distilled draft."""
-    return release is not None and "distilled_draft" in release.pins
 
 
 class ConfigFile(BaseModel):
@@ -314,7 +238,7 @@ def weights_of(
                 if engine == "llama.cpp"
                 else fetch(spec, progress=say).roles()[role]
             )
-    if pins_draft(release):
+    if release is not None and "distilled_draft" in release.pins:
         names.pop("draft", None)
     pinned = {
         role: source.revision if source.revision != "main" else None

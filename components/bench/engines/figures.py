@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from draftwell.components.bench.categories import CategoryFigure, Drafts, category_figures
 from draftwell.components.bench.engines.measure import Beside, Side, middle_of
 from draftwell.components.engines.port import Acceptance, Message
 from draftwell.components.report.intervals import TAIL, ratio_of
@@ -34,6 +35,9 @@ class Figure(Message):
     tokens_per_second: float
     plain_tokens_per_second: float
     acceptance: Acceptance = Acceptance()
+    categories: tuple[CategoryFigure, ...] = Field(
+        (), strict=False, description="of prompts, where they are of several"
+    )
 
     @property
     def surely_faster(self) -> bool:
@@ -117,6 +121,21 @@ def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> Side:
             seconds[place] += whole * own / sum(each)
             tokens[place] += len(output)
     return Side(seconds=seconds, tokens=tokens)
+
+
+def by_category(beside: Beside, categories: Sequence[str]) -> tuple[CategoryFigure, ...]:
+    """Figures by category of prompts.
+
+    Args:
+        categories: of the distinct prompts, in the order in which they were first sent.
+    """
+    drafts = Drafts([0] * len(categories), [0] * len(categories))
+    for places, group in zip(beside.prompts, beside.other.each_drafts, strict=True):
+        for place, (rounds, accepted) in zip(places, group, strict=True):
+            drafts.rounds[place] += rounds
+            drafts.accepted[place] += accepted
+    plain, other = (by_prompt(side, beside.prompts) for side in (beside.plain, beside.other))
+    return category_figures(categories, plain, other, drafts)
 
 
 COLUMNS = (

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -38,6 +38,10 @@ class Side(Message):
     """Of each group the seconds of each prompt."""
     first_token_seconds: list[list[float]] = Field(default_factory=list)
     """Of each group the seconds to the first token of each prompt."""
+    each_drafts: list[list[Annotated[tuple[int, int], Field(strict=False)]]] = Field(
+        default_factory=list
+    )
+    """Of each group the rounds that drafted and the tokens that they kept, of each prompt."""
     outputs: list[list[list[int]]] = Field(default_factory=list)
     """Of each group the new tokens of each prompt."""
 
@@ -201,6 +205,10 @@ def side_of(decoded: Sequence[Decoded]) -> Side:
         each_seconds=[[answer.seconds for answer in one.answers] for one in decoded],
         first_token_seconds=[
             [answer.first_token_seconds for answer in one.answers] for one in decoded
+        ],
+        each_drafts=[
+            [(answer.acceptance.rounds, answer.acceptance.accepted) for answer in one.answers]
+            for one in decoded
         ],
         outputs=[[answer.tokens for answer in one.answers] for one in decoded],
     )

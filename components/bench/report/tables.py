@@ -3,7 +3,7 @@ depend on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.bench.schema import BenchEntry, BenchReport
@@ -11,6 +11,8 @@ from draftwell.components.report.tables import first_turns, markdown, number, pl
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from draftwell.components.bench.engines.figures import Figure
 
 BENCH_COLUMNS: dict[str, Callable[[BenchEntry, BenchReport], str]] = {
     "tokens/s": lambda entry, _: number(entry.tokens_per_second, ".1f"),
@@ -26,6 +28,11 @@ HEADLINE_NOTE = (
     "the fastest of this run where a row says best; brackets: bootstrap over prompts, 5 % and 95 %"
 )
 FLOORS = {True: "held", False: "not held", None: "–"}
+CATEGORY_COLUMNS = ("contender", "category", "prompts", "times as fast", "acceptance length")
+CATEGORY_NOTE = (
+    "every category weighs the same in the macro average; brackets: Student's t over prompts, 5 % "
+    "and 95 %; acceptance length is over rounds that drafted"
+)
 TASK_COLUMNS = ("lossy strategy", "task", "prompts", "right", "± autoregressive", "note")
 
 
@@ -148,6 +155,31 @@ def task_table(report: BenchReport) -> str:
     return markdown(TASK_COLUMNS, rows) if rows else ""
 
 
+def category_rows(
+    contenders: Iterable[tuple[str, BenchEntry | Figure]],
+) -> list[list[str]]:
+    """A row for each contender that drafts and each category, in `CATEGORY_COLUMNS`; none where all
+    prompts are of one."""
+    return [
+        [
+            label,
+            one.category,
+            str(one.prompts),
+            with_interval(one.speedup, one.speedup_low, one.speedup_high),
+            with_interval(one.acceptance_length, one.acceptance_low, one.acceptance_high),
+        ]
+        for label, contender in contenders
+        if any(one.acceptance_length for one in contender.categories)
+        for one in contender.categories
+    ]
+
+
+def category_table(contenders: Iterable[tuple[str, BenchEntry | Figure]]) -> Table | None:
+    """`category_rows` for the terminal; None where there are none."""
+    rows = category_rows(contenders)
+    return rich_table(CATEGORY_COLUMNS, rows, CATEGORY_NOTE) if rows else None
+
+
 def headline_rows(report: BenchReport) -> list[list[str]]:
     """The ratios of the bench, in `HEADLINE_COLUMNS`."""
     names = {
@@ -167,9 +199,9 @@ def headline_rows(report: BenchReport) -> list[list[str]]:
 
 
 def with_interval(ratio: float | None, low: float | None, high: float | None) -> str:
-    """`1.31 [1.25, 1.38]`; a dash where nothing is known."""
-    if ratio is None:
-        return "–"
+    """`1.31 [1.25, 1.38]`; without an interval that is not known, and a dash where nothing is."""
+    if ratio is None or low is None:
+        return number(ratio, ".2f")
     return f"{number(ratio, '.2f')} [{number(low, '.2f')}, {number(high, '.2f')}]"
 
 
@@ -235,6 +267,8 @@ def sections(report: BenchReport) -> Iterator[str]:
         "### Time and memory\n\nShares of the wall time; TTFT and prefill are medians over "
         f"prompts; memory is over weights and caches.\n\n{time_table(report)}"
     )
+    if categories := category_rows(entries_of(report)):
+        yield f"### By category\n\n{CATEGORY_NOTE}.\n\n{markdown(CATEGORY_COLUMNS, categories)}"
     if quality := quality_table(report):
         yield f"### Quality\n\n{quality}"
     if tasks := task_table(report):

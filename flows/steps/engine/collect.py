@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwell.components.bench.categories import category_of
+from draftwell.components.bench.engines.figures import by_category
 from draftwell.components.engines.port import EngineSettings
 from draftwell.components.engines.texts import open_texts, rows_of, write_texts
 from draftwell.components.engines.vllm_methods import OFF, Method
@@ -31,13 +33,23 @@ def bench_on_engine(
     sampling: Sampling,
     at_once: int = 1,
 ) -> list[Figure]:
-    """Ways to speculate beside plain decoding; nothing is kept."""
+    """Ways to speculate beside plain decoding, by category of prompts, too; nothing is kept."""
 
     lab = space.lab(prompts, sampling, at_once, max(2, -(-len(prompts) // at_once)))
     with lab.open():
-        return [
-            lab.measure(method, "bench", (at_once,))[0] for method in methods if method.name != OFF
-        ]
+        figures = {
+            method: lab.measure(method, "bench", (at_once,))[0]
+            for method in methods
+            if method.name != OFF
+        }
+    named = zip(map(tuple, lab.prompts), prompts, strict=True)
+    categories = list({ids: category_of(one.task, len(ids)) for ids, one in named}.values())
+    return [
+        figure.model_copy(
+            update={"categories": by_category(lab.found(method, "bench", at_once), categories)}
+        )
+        for method, figure in figures.items()
+    ]
 
 
 def collect_as(

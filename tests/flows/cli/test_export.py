@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from draftwell.components.export.export import schema
+from draftwell.components.export.profile import read_profile
 from draftwell.registry.pairs import fetch, find_pair, model_records
 from draftwell.registry.releases import create_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.pair_files import fingerprint
+from tests.components.export.test_profile import ENGINE, figure
 from tests.support.loop.publishing import publish
 
 
@@ -213,6 +215,35 @@ def test_the_draft_that_a_release_pins_is_saved_and_not_the_pairs_present_one(
     )
     assert weights_digest(tmp_path / "saved") == weights_digest(expected) != weights_digest(other)
     assert json.loads(done.stdout)["settings"]["model"] == str(tmp_path / "saved")
+    assert not read_profile(tmp_path / "saved").measured
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_what_was_measured_of_a_draft_goes_beside_it(
+    run: Any, released: Path, tmp_path: Path, mine: bool
+) -> None:
+    """Figures of other weights are refused, before anything is written."""
+    own = fingerprint(
+        replace(fetch(find_pair(str(released))), draft=tmp_path / "released"), "float32"
+    )
+    document = {**ENGINE, "fingerprint": own if mine else "0" * 64}
+    (tmp_path / "bench.json").write_text(
+        json.dumps({**document, "figures": [figure("draft_model(k=2)", 10, 7, 3)]})
+    )
+    command = f"export --to vllm --pair {released} --release candidate"
+    done = run(f"{command} --save-draft {tmp_path}/saved --measured {tmp_path}/bench.json")
+    if not mine:
+        assert (done.exit_code, (tmp_path / "saved").exists()) == (2, False)
+        assert "figures of another draft_model" in done.stderr
+        return
+    assert done.exit_code == 0, done.output
+    profile = read_profile(tmp_path / "saved")
+    assert profile.expected == (0.7, 0.3)
+    assert (profile.draft_checkpoint or {})["digest"] == own
+    assert str(tmp_path) not in json.dumps(profile.written()), "a path says nothing elsewhere"
+    nowhere = run(f"{command} --measured {tmp_path}/bench.json")
+    assert nowhere.exit_code == 2
+    assert "--save-head or --save-draft" in nowhere.stderr
 
 
 def test_a_draft_is_not_saved_where_the_models_are_not_those_of_the_release(
