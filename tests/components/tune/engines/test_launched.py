@@ -75,9 +75,11 @@ def lab(
             return Clocked(label, launcher, lambda one: launch_options("vllm", one))
 
         store = measurements_of({}, folder / "measurements.jsonl")
-        yield Lab(
+        bench = Lab(
             make, FILES, PROMPTS, Sampling(max_tokens=6), 1, 64, 8, store, apart=launcher.alternates
         )
+        with bench.open():
+            yield bench
     assert not any(listens(address.url) for address in launcher.addresses)
 
 
