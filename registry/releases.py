@@ -119,15 +119,18 @@ class ReleaseVersion:
 
 
 def engine_device(device: str, engine: str, temperature: float = 0.0) -> str:
-    """The device of releases for an engine, as their names have it: ours is not named.
+    """The device of releases for an engine, as their names have it: ours is not named, and dots are
+    left out, because MLflow's aliases hold none.
 
     >>> engine_device("cpu", "draftwell"), engine_device("cpu", "vllm", 0.7)
     ('cpu', 'cpu-vllm-sampled')
+    >>> engine_device("cpu", "llama.cpp")
+    'cpu-llamacpp'
     """
     if engine == "draftwell":
         return device
     requests = "" if class_of(temperature) == "greedy" else "-sampled"
-    return f"{device}-{engine}{requests}"
+    return f"{device}-{engine.replace('.', '')}{requests}"
 
 
 def device_options(device: str, sampled: str = "--sampled") -> str:

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from draftwell.components.tune.engines.choice import EngineChoice
     from draftwell.serving.bundle.verdict import GateVerdict
 
+NEED_A_LAUNCHER = (
+    *("release", "sampled", "stop_command", "start_minutes", "engine_draft", "engine_head"),
+)
+"""Options of gate."""
+
 
 @contextmanager
 def open_launched(title: str, context: typer.Context) -> Iterator[LaunchedSpace]:
@@ -151,11 +156,11 @@ def gate_remote(context: typer.Context) -> list[tuple[str, GateVerdict]]:
             )
         with open_launched("gate", context) as launched:
             return gate_candidates(context, launched)
-    for option in ("release", "sampled"):
+    for option in NEED_A_LAUNCHER:
         if named(context, option):
             raise DraftwellError(
-                f"--{option} names a release, which a command has to start: name it with "
-                "--launcher, or judge the engine as it runs without",
+                f"--{option.replace('_', '-')} means nothing for an engine that runs already: "
+                "leave it out, or name the command that starts one with --launcher",
                 code="engine_option",
             )
     with open_at_address("gate", context) as space:

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from draftwell.components.engines.port import CAPABILITIES
 from draftwell.components.engines.remote.address import is_address
+from draftwell.components.export.launch_options import LAUNCHED
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
 from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.launch_options import (
@@ -188,6 +190,26 @@ def gate(
     raise typer.Exit(run.exit_code([verdict for _, verdict in verdicts]))
 
 
+def read_released(text: str) -> str:
+    """What --engine says of a release: any engine that releases are made for."""
+    names = dict.fromkeys((*CAPABILITIES, *LAUNCHED))
+    if text not in names:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(names)}")
+    return text
+
+
+ReleasedEngine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        parser=read_released,
+        metavar="NAME",
+        help="The engine that the release is for: draftwell, vllm, and of those that were tuned at "
+        "an address also sglang and llama.cpp.",
+    ),
+]
+
+
 def promote(
     context: typer.Context,
     pair: Pair = "default",
@@ -203,7 +225,7 @@ def promote(
             "earlier champion; recorded.",
         ),
     ] = None,
-    engine: EngineOption = "draftwell",
+    engine: ReleasedEngine = "draftwell",
     sampled: Sampled = False,
 ) -> None:
     """Make a release that passed its gate the champion.
@@ -213,17 +235,20 @@ def promote(
 
     name = find_pair(pair).name  # before a registry is made for a mistyped one
     done = promotion.promote(Store(), name, released_on(context), release, reason=reason)
+    built = f"`draftwell deploy --pair {pair} {device_options(done.device, AT)}` builds its bundle"
     typer.echo(
-        f"{done.name} is the champion; `draftwell deploy --pair {pair} "
-        f"{device_options(done.device, AT)}` builds its bundle"
+        f"{done.name} is the champion; {built}"
+        if engine in CAPABILITIES
+        else f"{done.name} is the champion"
     )
 
 
 def released_on(context: typer.Context) -> str:
     """The device of the releases that a command is about, as their names have it."""
 
-    on_other_engine(context)
     given = context.params
+    if given["engine"] in CAPABILITIES:
+        on_other_engine(context)
     return engine_device(
         release_device(given["device"]), str(given["engine"]), float(given["sampled"])
     )
@@ -246,7 +271,7 @@ def rollback(
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
-    engine: EngineOption = "draftwell",
+    engine: ReleasedEngine = "draftwell",
     sampled: Sampled = False,
 ) -> None:
     """Make the previous champion the champion again, and point `current` at its bundle; the bundle

@@ -26,6 +26,9 @@ FATAL = frozenset(
         "engine_version",
         "engine_device",
         "peer_not_installed",
+        "engine_port_taken",
+        "engine_not_stopped",
+        "engine_key",
     }
 )
 """Codes of failures that are of the machine or the engine, not of one way to speculate."""

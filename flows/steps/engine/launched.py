@@ -19,7 +19,7 @@ from draftwell.components.export.launch_options import LAUNCHED, METHODS_OF, lau
 from draftwell.flows.steps.engine.space import EngineSpace
 from draftwell.flows.steps.remote.space import FOLDER, check_tokens, folder_name
 from draftwell.flows.workspace import Workspace
-from draftwell.serving.device import device_class
+from draftwell.serving.device import cuda_available, device_class
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
 from draftwell.serving.number_format import dtype_of
@@ -99,10 +99,10 @@ class LaunchedSpace(EngineSpace):
 
     @property
     def device_class(self) -> str:
-        """This machine's where the engine runs on it; else the device alone."""
+        """This machine's where the engine answers on it; else the device alone."""
         device = self.workspace.device
-        local = urlsplit(self.option).hostname in LOCAL
-        return device_class(device) if local else f"{device.partition(':')[0]}-elsewhere"
+        here = urlsplit(self.option).hostname in LOCAL and (device == "cpu" or cuda_available())
+        return device_class(device) if here else f"{device.partition(':')[0]}-elsewhere"
 
     @property
     def folder(self) -> Path:

@@ -16,11 +16,11 @@ from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launched import LaunchedEngine
 from draftwell.components.engines.launcher import Launcher, listens
 from draftwell.components.engines.port import EngineSettings
-from draftwell.components.engines.process_group import free_port
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.export.launch_options import launch_options
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
+from tests.support.launching.ports import two_free_ports
 from tests.support.paths import REPO
 from tests.support.peers.environments import in_group
 from tests.support.server.server_process import wait_until
@@ -35,13 +35,6 @@ HEAD = {"method": "eagle3", "num_speculative_tokens": 3}
 
 def command(more: str = "", port: str = "{port}") -> str:
     return f"{sys.executable} {PLAYED} {port} {SPECULATION} {more}".strip()
-
-
-def two_free_ports() -> int:
-    """The first of two that follow each other."""
-    while listens(f"http://127.0.0.1:{(port := free_port()) + 1}"):
-        pass
-    return port
 
 
 ENGINES: list[LaunchedEngine] = []

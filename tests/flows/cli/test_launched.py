@@ -14,12 +14,12 @@ import pytest
 from draftwell.components.engines import launcher as module
 from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launcher import Launcher, listens
-from draftwell.components.engines.process_group import free_port
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.export.launch_options import launch_options
 from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.engine_config import EngineConfig
+from tests.support.launching.ports import two_free_ports
 from tests.support.paths import REPO
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="groups of processes of Linux")
@@ -39,7 +39,7 @@ def at(
 ) -> Callable[..., Any]:
     """Runs a command with an engine at an address that nobody listens on."""
     monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
-    port = free_port()
+    port = two_free_ports()
 
     def called(command: str, *more: Any, url: str = f"http://127.0.0.1:{port}") -> Any:
         name, _, options = command.partition(" ")
@@ -92,7 +92,7 @@ def test_the_grid_says_what_the_choice_lost_and_a_tuning_resumes(at: Callable[..
 @contextmanager
 def running(folder: Path, *speculations: Any, more: str = "") -> Iterator[list[str]]:
     """Addresses of servers that run, one for each way to speculate."""
-    address = parse_address(f"http://127.0.0.1:{free_port()}")
+    address = parse_address(f"http://127.0.0.1:{two_free_ports()}")
     with Launcher(LaunchTemplate(f"{COMMAND} {more}"), address, folder) as launcher:
         yield [
             launcher.start(f"engine {place}", launch_options("vllm", one)).address.url
@@ -141,3 +141,21 @@ def test_a_mistake_is_one_line(
     at: Callable[..., Any], command: str, more: tuple[str, ...], named: str
 ) -> None:
     assert named in line(at(command, *more))
+
+
+@pytest.mark.slow
+def test_llama_cpp_is_told_by_its_own_options_and_has_releases_of_its_own(
+    at: Callable[..., Any], run: Any, pair_file: Path, more: Path
+) -> None:
+    """Slow: eight starts of a server."""
+    launcher = ("--launcher", f"{COMMAND} --llama")
+    done = at("tune --limit 8", *launcher)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "left out: draft_model, the pair has no draft" in done.stderr
+    assert "options for llama.cpp: --spec-type ngram-simple" in done.stdout
+    assert "--spec-ngram-simple-size-m 3" in done.stdout
+    assert at(f"gate --prompts {more}", *launcher).exit_code == 0
+    assert Store().get_aliases("release", "tiny.cpu-llamacpp") == {"candidate": 1, "challenger": 1}
+    promoted = run(f"promote --engine llama.cpp --pair {pair_file}")
+    assert promoted.exit_code == 0, (promoted.output, promoted.exception)
+    assert line(at("tune --limit 8 --levels 1,4", *launcher)).startswith("Error: llama.cpp has one")

@@ -1,10 +1,11 @@
-"""A small process that plays vLLM's server: `python played_vllm.py PORT [options]`. A token takes
-as long as the speculative config says, and what is answered does not depend on it.
+"""A small process that plays vLLM's server, or with `--llama` llama.cpp's: `python played_vllm.py
+PORT [options]`. A token takes as long as the speculative config says, and what is answered does not
+depend on it.
 
 Options: `--speculative-config JSON`, `--config FILE`, `--seconds-per-token S`, `--refuse METHOD`
 (ends with an error at its start), `--die-with METHOD` (ends in the second answer), `--child`
-(leaves a process of another group behind, which `/end` ends), `--key KEY`, `--lossy` (other
-tokens with any method).
+(leaves a process of another group behind, which `/end` ends), `--lossy` (other tokens with any
+method).
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ from typing import Any
 
 GAIN = {"ngram": 6.0, "eagle3": 6.0, "draft_model": 0.5}
 """Method → tokens a second over plain decoding's, of a draft of three tokens."""
+
+METHODS = {"ngram-simple": "ngram"}
+"""llama.cpp's names."""
+LLAMA_OPTIONS = {
+    "--spec-type": str,
+    "--spec-ngram-simple-size-n": int,
+    "--spec-ngram-simple-size-m": int,
+    "--spec-ngram-simple-min-hits": int,
+}
 
 
 def gain_of(speculation: dict[str, Any] | None) -> float:
@@ -60,10 +70,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """What it is and what it counted."""
-        if self.asked.key and self.headers.get("Authorization") != f"Bearer {self.asked.key}":
-            return self.send('{"error": "Unauthorized"}', status=401)
         if self.path == "/end":
             os._exit(0)
+        if self.asked.llama:
+            props = json.dumps({"default_generation_settings": {}, "build_info": "b1"})
+            found = {"/health": "{}", "/v1/models": "{}", "/props": props}.get(self.path)
+            return self.send(found or "{}", status=200 if found else 404)
         answers = {
             "/health": "",
             "/version": json.dumps({"version": "0.32.0"}),
@@ -92,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """A completion of token ids."""
-        if self.path != "/v1/completions":
+        if self.path != ("/completion" if self.asked.llama else "/v1/completions"):
             self.close_connection = True
             return self.send("{}", status=404)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -102,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
         if cls.requests and method == self.asked.die_with:
             print("RuntimeError: the drafter has no weights", file=sys.stderr, flush=True)
             os._exit(5)
-        ids, count = list(body["prompt"]), int(body["max_tokens"])
+        ids, count = list(body["prompt"]), int(body.get("max_tokens") or body["n_predict"])
         made: list[int] = []
         for _ in range(count):
             made.append(token_after([*ids, *made]) + lossy)
@@ -110,6 +122,13 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(count * self.asked.seconds_per_token / gain_of(self.speculation))
             cls.requests, cls.tokens = cls.requests + 1, cls.tokens + count
             cls.rounds += count // 2
+        if self.asked.llama:
+            drafted = 0 if self.speculation is None else count
+            timings = {"draft_n": drafted, "draft_n_accepted": drafted // 2}
+            event = {"tokens": made, "stop": True, "stop_type": "limit", "timings": timings}
+            return self.send(
+                f"data: {json.dumps(event | {'tokens_predicted': count})}\n\n", "text/event-stream"
+            )
         choice = {"token_ids": made, "finish_reason": "length", "text": ""}
         if body.get("logprobs"):
             rows = [{f"token_id:{token}": 0.0, "token_id:1": -9.0} for token in made]
@@ -130,10 +149,15 @@ def main() -> None:
     parser.add_argument("--refuse")
     parser.add_argument("--die-with")
     parser.add_argument("--child", action="store_true")
-    parser.add_argument("--key")
     parser.add_argument("--lossy", action="store_true")
+    parser.add_argument("--llama", action="store_true")
+    for name, kind in LLAMA_OPTIONS.items():
+        parser.add_argument(name, type=kind)
     Handler.asked = asked = parser.parse_args()
     Handler.speculation = asked.speculative_config
+    if asked.spec_type is not None:
+        k = asked.spec_ngram_simple_size_m
+        Handler.speculation = {"method": METHODS[asked.spec_type], "num_speculative_tokens": k}
     if asked.config is not None:
         Handler.speculation = json.loads(asked.config.read_text()).get("speculative-config")
     if Handler.speculation and asked.refuse == Handler.speculation["method"]:

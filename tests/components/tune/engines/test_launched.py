@@ -17,7 +17,6 @@ from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launched import LaunchedEngine
 from draftwell.components.engines.launcher import Launcher, listens
 from draftwell.components.engines.port import Decoded
-from draftwell.components.engines.process_group import free_port
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.engines.vllm_methods import Method, VllmFiles
 from draftwell.components.export.launch_options import launch_options
@@ -25,6 +24,7 @@ from draftwell.components.tune.engines.lab import Lab
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.components.tune.engines.tune import tune_engine
 from draftwell.serving.runtime.requests import Sampling
+from tests.support.launching.ports import two_free_ports
 from tests.support.paths import REPO
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="groups of processes of Linux")
@@ -59,7 +59,7 @@ def lab(
     folder: Path, more: str = "", *, port: str = "{port}", lines: list[str] | None = None
 ) -> Iterator[Lab]:
     """With its engines, which end with it."""
-    first = free_port()
+    first = two_free_ports()
     where = port if port.startswith("{") else str(first)
     command = f"{sys.executable} {PLAYED} {where} {{speculation_options}}"
     said: list[str] = [] if lines is None else lines
@@ -75,9 +75,11 @@ def lab(
             return Clocked(label, launcher, lambda one: launch_options("vllm", one))
 
         store = measurements_of({}, folder / "measurements.jsonl")
-        yield Lab(
+        bench = Lab(
             make, FILES, PROMPTS, Sampling(max_tokens=6), 1, 64, 8, store, apart=launcher.alternates
         )
+        with bench.open():
+            yield bench
     assert not any(listens(address.url) for address in launcher.addresses)
 
 
