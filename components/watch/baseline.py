@@ -1,0 +1,167 @@
+"""What an engine did when it was well: the first quiet windows, or what was expected of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from pydantic import Field
+
+from draftwell.components.engines.port import Message
+from draftwell.components.watch.evidence import FEWEST, Normal
+from draftwell.components.watch.schema import WatchLimits
+from draftwell.components.watch.window import Window, equal_sized
+
+UNKNOWN_SPREAD = 0.05
+"""Long-run standard deviation of the logarithm of a window's tokens a round, where no quiet windows
+say it; three times what steady traffic of thirty requests a minute has."""
+
+
+class StepTime(Message):
+    """Seconds of a round by the requests at once: `base + each * at_once`."""
+
+    base: float
+    each: float
+    error: Normal
+    """Of log(seconds / those expected) in quiet windows."""
+    load: Normal
+    """Of log2 of the requests at once."""
+
+    @classmethod
+    def of(cls, windows: Sequence[Window]) -> StepTime | None:
+        """Fitted by relative least squares; None where too few windows are timed."""
+        from scipy.optimize import nnls
+
+        pairs = [(w.at_once, w.step_seconds) for w in windows]
+        timed = [(load, step) for load, step in pairs if load and step]
+        if len(timed) < FEWEST:
+            return None
+        loads, steps = np.array(timed).T
+        (base, each), _ = nnls(np.stack([1 / steps, loads / steps], 1), np.ones(len(steps)))
+        error = Normal.of(np.log(steps / (base + each * loads)).tolist())
+        load = Normal.of(np.log2(loads).tolist())
+        return cls(base=float(base), each=float(each), error=error, load=load)
+
+    def effect(self, window: Window) -> float | None:
+        """log(seconds of a round / those expected at this load); None where they are not known."""
+        load, step = window.at_once, window.step_seconds
+        if not load or not step:
+            return None
+        return math.log(step / (self.base + self.each * load))
+
+
+class Baseline(Message):
+    """What windows are compared with."""
+
+    end: float = Field(description="of its last window, Unix seconds; later ones are judged")
+    source: str = Field(description="what it was made of, for readers")
+    version: str | None = None
+    tokens: float = Field(gt=0, description="new tokens that a judged window has at least")
+    accepted_at: tuple[float, ...] = Field((), strict=False, description="share of rounds")
+    accepted_share: float | None = None
+    length: Normal | None = Field(None, description="of log(tokens of a round)")
+    step_time: StepTime | None = None
+    prompt: Normal | None = Field(None, description="of log2(mean tokens of a prompt)")
+    hits: Normal | None = Field(None, description="of the prefix cache's share of prompt tokens")
+    hits_per_request: float | None = None
+    plain: tuple[tuple[float, float], ...] = Field(
+        (),
+        strict=False,
+        description="(requests at once, seconds of an output token without speculation), "
+        "ascending, such as a tuning by load measured them",
+    )
+
+    @classmethod
+    def of(
+        cls,
+        windows: Sequence[Window],
+        limits: WatchLimits,
+        *,
+        expected: Sequence[float] = (),
+        source: str = "the first quiet windows",
+    ) -> Baseline | None:
+        """Of the first quiet windows: those after the warm-up, with one version, without a gap or
+        falling counters.
+
+        Args:
+            expected: share of rounds that should accept each position, such as a
+                `speculation_profile.json` says; it takes the place of what these windows show, so
+                that an engine that was ill from its start is found.
+        Returns:
+            None while there are too few.
+        """
+        quiet = [w for w in windows if usable(w, limits) and w.new_tokens]
+        quiet = [w for w in quiet if w.version == quiet[0].version][: limits.baseline_windows]
+        if len(quiet) < limits.baseline_windows:
+            return None
+        tokens = float(np.median([w.new_tokens for w in quiet])) / 2
+        sized = equal_sized(quiet, tokens)
+        lengths = normal_of([w.length for w in sized], math.log)
+        if lengths is not None and expected:
+            lengths = lengths.model_copy(update={"mean": math.log(1 + sum(expected))})
+        drafted = sum(w.counts.drafted or 0 for w in quiet)
+        accepted = sum(w.counts.accepted or 0 for w in quiet)
+        requests = sum(w.counts.requests or 0 for w in quiet)
+        cached = sum(w.counts.cached_prompt_tokens or 0 for w in quiet)
+        return cls(
+            end=quiet[-1].end,
+            source=source,
+            version=quiet[0].version,
+            tokens=tokens,
+            accepted_at=tuple(expected) or mean_acceptance(quiet),
+            accepted_share=accepted / drafted if drafted else None,
+            length=lengths,
+            step_time=StepTime.of(sized),
+            prompt=normal_of([w.prompt_length for w in sized], math.log2),
+            hits=normal_of([w.hit_rate for w in sized], float),
+            hits_per_request=cached / requests if requests and cached else None,
+        )
+
+    @classmethod
+    def expected(
+        cls, accepted_at: Sequence[float], *, at: float, source: str, tokens: float = 2000
+    ) -> Baseline:
+        """Of an expected acceptance alone, such as a gate, a bench, a tuning or a
+        `speculation_profile.json` says: only acceptance is judged.
+
+        Args:
+            accepted_at: share of rounds that accept each position of the draft.
+            at: Unix seconds from which on windows are judged.
+            tokens: new tokens that a judged window has at least.
+        """
+        mean = math.log(1 + sum(accepted_at))
+        length = Normal(mean=mean, spread=UNKNOWN_SPREAD, low=mean, high=mean, windows=FEWEST)
+        share = sum(accepted_at) / len(accepted_at) if accepted_at else None
+        return cls(
+            end=at,
+            source=source,
+            tokens=tokens,
+            accepted_at=tuple(accepted_at),
+            accepted_share=share,
+            length=length,
+        )
+
+
+def usable(window: Window, limits: WatchLimits) -> bool:
+    """Whether a window is neither in the warm-up, nor over a gap, nor of mixed replicas."""
+    warm = window.uptime is None or window.uptime - window.seconds >= limits.warm_up_seconds
+    return warm and window.seconds <= limits.gap_seconds and window.falls < 2
+
+
+def normal_of(values: Iterable[float | None], scale: Callable[[float], float]) -> Normal | None:
+    """`Normal` of the known positive values, scaled; None where they are fewer than `FEWEST`."""
+    known = [scale(value) for value in values if value is not None and value > 0]
+    return Normal.of(known) if len(known) >= FEWEST else None
+
+
+def mean_acceptance(windows: Sequence[Window]) -> tuple[float, ...]:
+    """Share of rounds that accepted each position, over all windows."""
+    rounds = sum(w.counts.rounds or 0 for w in windows)
+    width = max((len(w.counts.accepted_at) for w in windows), default=0)
+    if not rounds:
+        return ()
+    return tuple(
+        sum(w.counts.accepted_at[i] for w in windows if i < len(w.counts.accepted_at)) / rounds
+        for i in range(width)
+    )

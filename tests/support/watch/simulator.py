@@ -1,0 +1,400 @@
+"""A served engine in simulated time, by a law that a reader can check.
+
+*Requests.* Minute by minute a Poisson number of requests arrives; its rate follows the time of
+day (`law.daily`), a slow AR(1) wander and, sometimes, a burst or some idle minutes. A request has
+a kind (code, chat, essay), a prompt (log-normal tokens, of which the first `law.shared` are the
+system prompt, read from the cache), an answer (log-normal tokens), and a talent: its own shift of
+the acceptance in log odds, because the tokens of one request are alike. A share of requests is
+sampled, which accepts less.
+
+*Acceptance.* Each position of a draft is accepted with the request's probability, until the first
+refusal, so a round brings 1 + Σ p^i tokens:
+
+    logit p = kind + talent − sampled − context_slope · max(0, log2(prompt / 512)) − faults
+
+*Seconds.* A round takes `(step_base + step_each · at_once · (1 + width/8)) · machine`, a plain step
+`(plain_base + plain_each · at_once) · machine`, and `at_once` follows from Little's law: rounds a
+second times seconds of a round. `machine` is AR(1) noise of 1.5 % that forgets in five
+minutes. A longer prompt makes a step
+slower: 1 % for 1024 tokens.
+
+Faults change the law from a minute on (`Faults`). `simulate` gives the counters at the end of each
+minute, `probe` what a fixed prompt would get at a minute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from draftwell.components.engines.port import Acceptance
+from draftwell.components.engines.remote.counters import Counters
+from draftwell.components.watch.schema import Probe
+
+BEGIN = 1_767_225_600.0
+"""2026-01-01, Unix seconds: minute 0."""
+KINDS = {"code": 1.5, "chat": 0.7, "essay": 0.0}
+"""Kind → log odds of an accepted draft token, greedy, short."""
+HARD = -1.2
+"""Log odds of a kind that the draft has never seen."""
+BUCKETS = (*(2**i for i in range(5, 15)), np.inf)
+PROBES = (("code", 256), ("chat", 256), ("code", 4096), ("chat", 4096))
+
+
+@dataclass(frozen=True)
+class Law:
+    """Of a healthy engine and its traffic."""
+
+    width: int = 4
+    """Tokens of a draft."""
+    requests: float = 60.0
+    """A minute."""
+    daily: float = 0.4
+    """Half the swing of the load over a day, relative."""
+    wander: float = 0.15
+    """Standard deviation of the slow wander of the load, in logarithm."""
+    bursts: bool = True
+    """One minute in a hundred has three times the load; one in two hundred begins idle ones."""
+    mixture: tuple[float, float, float] = (0.3, 0.5, 0.2)
+    """Of code, chat, essay; wanders by AR(1)."""
+    sampled: float = 0.3
+    """Share of requests."""
+    prompt: float = 200.0
+    """Median tokens."""
+    shared: int = 64
+    context_slope: float = 0.35
+    answer: float = 150.0
+    talent: float = 0.35
+    step_base: float = 0.020
+    step_each: float = 0.0020
+    plain_base: float = 0.018
+    plain_each: float = 0.0003
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, from which minute on; -1: never. Each is a row of the test's table."""
+
+    context_from: int = -1
+    context_minutes: int = 60
+    context_to: float = 4000.0
+    noise_from: int = -1
+    """The draft's weights are replaced by noise."""
+    noise_until: int = 10**9
+    silent_from: int = -1
+    """It drafts nothing any more."""
+    drift_from: int = -1
+    """Traffic changes to a kind that the draft has never seen."""
+    drift_minutes: int = 60
+    drift_share: float = 0.6
+    recovers_from: int = 10**9
+    """The traffic slowly becomes what it was, in `drift_minutes`."""
+    sampled_from: int = -1
+    """All requests are sampled."""
+    stale_from: int = -1
+    """Acceptance falls with uptime, by so many log odds an hour; a restart cures it."""
+    stale_rate: float = 0.7
+    cache_from: int = -1
+    build_from: int = -1
+    """A restart as version 2, whose rounds are slower."""
+    build_slower: float = 1.10
+    load_from: int = -1
+    """Requests a minute grow in an hour until `load_to` are decoded at once."""
+    load_minutes: int = 60
+    load_to: float = 32.0
+    neighbour_from: int = -1
+    neighbour_minutes: int = 10
+    neighbour_slower: float = 1.20
+    idle_from: int = -1
+    idle_minutes: int = 0
+    gap_from: int = -1
+    gap_minutes: int = 60
+    restarts: tuple[int, ...] = ()
+    replicas: int = 1
+    """Behind one address, each with its own counters; a sample is of one of them."""
+    says_start: bool = True
+
+
+QUIET = Faults()
+
+
+@dataclass
+class Run:
+    """A simulated time: counters as a scrape reads them, and what the law said each minute."""
+
+    law: Law
+    faults: Faults
+    samples: list[Counters]
+    at_once: np.ndarray
+    """By minute."""
+    machine: np.ndarray
+    uptime: np.ndarray
+    """Minutes since the last start."""
+    rng: np.random.Generator = field(repr=False)
+
+    def acceptance(self, kind: str, prompt: float, minute: int) -> float:
+        """Probability that a draft token of a greedy request without talent is accepted."""
+        odds = KINDS[kind] - harm(
+            self.law, self.faults, np.array([prompt]), np.array([minute]), self.uptime
+        )
+        return float(np.where(dead(self.faults, np.array([minute])), 0.01, expit(odds))[0])
+
+    def seconds(self, minute: int, *, prompt: float, plain: bool) -> float:
+        """Of a round, or of a plain step."""
+        law = self.law
+        base, each = (law.plain_base, law.plain_each) if plain else (law.step_base, step_each(law))
+        slow = self.machine[minute] * (1 + prompt / 102_400)
+        return float((base + each * self.at_once[minute]) * slow)
+
+    def probe(self, minute: int, kind: str, prompt: int, *, plain: bool = False) -> Probe:
+        """What a fixed prompt of 128 new tokens gets: greedy, so its acceptance hardly varies."""
+        p = self.acceptance(kind, prompt, minute)
+        noise = float(np.exp(self.rng.normal(0, 0.03)))
+        if plain or silent(self.faults, minute):
+            rounds, at = 128, np.zeros(self.law.width)
+        else:
+            share = p ** np.arange(1, self.law.width + 1)
+            rounds = max(
+                1, round(128 / (1 + share.sum()) * float(np.exp(self.rng.normal(0, 0.01))))
+            )
+            at = np.round(rounds * share)
+        drafted = 0 if plain or silent(self.faults, minute) else rounds * self.law.width
+        return Probe(
+            at=BEGIN + 60.0 * minute + 5,
+            name=f"{kind}-{prompt}",
+            kind=kind,
+            prompt_tokens=prompt,
+            new_tokens=128,
+            seconds=rounds * self.seconds(minute, prompt=prompt, plain=plain) * noise,
+            plain=plain,
+            acceptance=Acceptance(
+                rounds=rounds if drafted else 0,
+                drafted=drafted,
+                accepted=int(at.sum()),
+                accepted_at=tuple(int(n) for n in at) if drafted else (),
+            ),
+            at_once=float(self.at_once[minute]),
+        )
+
+    def probes(self, every: int = 10, *, plain: bool = True) -> list[Probe]:
+        """All fixed prompts, every so many minutes, with and without speculation."""
+        found = []
+        for minute in range(0, len(self.at_once), every):
+            for kind, prompt in PROBES:
+                found.append(self.probe(minute, kind, prompt))
+                if plain and prompt < 1000:
+                    found.append(self.probe(minute, kind, prompt, plain=True))
+        return found
+
+
+def expit(odds: np.ndarray) -> np.ndarray:
+    """Probability of log odds."""
+    return 1 / (1 + np.exp(-odds))
+
+
+def step_each(law: Law) -> float:
+    """Seconds that one request more adds to a round: its draft tokens are verified too."""
+    return law.step_each * (1 + law.width / 8)
+
+
+def growth(minutes: np.ndarray, begin: int, length: int) -> np.ndarray:
+    """0 before `begin`, 1 after `length` more minutes, linear between; 0 where it never begins."""
+    return np.clip((minutes - begin) / max(length, 1), 0, 1) if begin >= 0 else minutes * 0.0
+
+
+def after(minutes: Any, begin: int) -> Any:
+    """Whether a fault is there."""
+    return (minutes >= begin) & (begin >= 0)
+
+
+def dead(faults: Faults, minutes: np.ndarray) -> np.ndarray:
+    """Whether the draft is noise."""
+    return after(minutes, faults.noise_from) & (minutes < faults.noise_until)
+
+
+def silent(faults: Faults, minute: Any) -> Any:
+    """Whether nothing is drafted."""
+    return after(minute, faults.silent_from)
+
+
+def harm(
+    law: Law, faults: Faults, prompt: np.ndarray, minute: np.ndarray, uptime: np.ndarray
+) -> np.ndarray:
+    """Log odds that context and a stale draft take off."""
+    taken = law.context_slope * np.maximum(0, np.log2(prompt / 512))
+    stale = faults.stale_rate * uptime[minute] / 60
+    return taken + np.where(after(minute, faults.stale_from), stale, 0.0)
+
+
+def ar1(rng: np.random.Generator, n: int, rho: float) -> np.ndarray:
+    """A stationary AR(1) series with unit variance."""
+    from scipy.signal import lfilter
+
+    noise = rng.normal(size=n) * np.sqrt(1 - rho**2)
+    noise[0] = rng.normal()
+    return np.asarray(lfilter([1], [1, -rho], noise))
+
+
+def arrivals(law: Law, faults: Faults, minutes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Requests of each minute."""
+    n = len(minutes)
+    day = 1 + law.daily * np.sin(2 * np.pi * (minutes / 1440 + rng.random()))
+    rate = law.requests * day * np.exp(law.wander * ar1(rng, n, 0.95))
+    if law.bursts:
+        rate = np.where(rng.random(n) < 0.01, 3 * rate, rate)
+        idle = np.convolve(rng.random(n) < 0.005, np.ones(8))[:n] > 0
+        rate = np.where(idle, 0.02 * rate, rate)
+    idle = after(minutes, faults.idle_from) & (minutes < faults.idle_from + faults.idle_minutes)
+    count = rng.poisson(np.where(idle, 0.0, rate))
+    if faults.load_from >= 0:
+        # rounds of a request, and with them the requests that are decoded at once, hardly vary
+        full = faults.load_to / (law.step_base + step_each(law) * faults.load_to) * 60
+        grown = full / (law.answer * 1.2 / 2.35)
+        share = growth(minutes, faults.load_from, faults.load_minutes)
+        count = rng.poisson(np.exp((1 - share) * np.log(rate) + share * np.log(grown)))
+    return np.asarray(count)
+
+
+def simulate(
+    minutes: int,
+    seed: int,
+    faults: Faults = QUIET,
+    law: Law = Law(),
+) -> Run:
+    """Counters at the end of each minute, as one who scrapes every minute reads them."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(minutes)
+    starts = sorted({0, *faults.restarts, *([faults.build_from] if faults.build_from >= 0 else [])})
+    life = np.searchsorted(starts, time, side="right") - 1
+    # the first start lies hours back
+    uptime = np.where(life == 0, time + 300, time - np.asarray(starts)[life])
+    uptime = (
+        uptime
+        if faults.stale_from < 0
+        else np.where(
+            life == 0, np.maximum(time - faults.stale_from, 0), time - np.asarray(starts)[life]
+        )
+    )
+    count = arrivals(law, faults, time, rng)
+    minute = np.repeat(time, count)
+    n = len(minute)
+    kinds = np.array(list(KINDS.values()))
+    logit = np.log(law.mixture) + 0.2 * np.stack([ar1(rng, minutes, 0.98) for _ in kinds], 1)
+    share = np.exp(logit) / np.exp(logit).sum(1, keepdims=True)
+    kind = kinds[(rng.random(n)[:, None] > share.cumsum(1)[minute]).sum(1).clip(0, 2)]
+    drift = growth(time, faults.drift_from, faults.drift_minutes) * faults.drift_share
+    drift = drift - growth(time, min(faults.recovers_from, 10**8), faults.drift_minutes) * drift
+    kind = np.where(rng.random(n) < drift[minute], HARD, kind)
+    middle = np.exp(
+        np.log(law.prompt)
+        + growth(time, faults.context_from, faults.context_minutes)
+        * np.log(faults.context_to / law.prompt)
+    )
+    prompt = np.maximum(law.shared + 1, middle[minute] * np.exp(0.5 * rng.normal(size=n)))
+    answer = np.maximum(8, law.answer * np.exp(0.6 * rng.normal(size=n)))
+    sampled = (rng.random(n) < law.sampled) | after(minute, faults.sampled_from)
+    odds = (
+        kind
+        + law.talent * rng.normal(size=n)
+        - 0.8 * sampled
+        - harm(law, faults, prompt, minute, uptime)
+    )
+    p = np.where(dead(faults, minute), 0.01, expit(odds))
+    quiet = silent(faults, minute)
+    p = np.where(quiet, 0.0, p)
+    reach = p[:, None] ** np.arange(1, law.width + 1)
+    rounds = np.maximum(1, np.round(answer / (1 + reach.sum(1)))).astype(int)
+    at = np.minimum.accumulate(rng.binomial(rounds[:, None], reach), axis=1)
+    new = rounds + at.sum(1)
+    machine = np.exp(0.015 * ar1(rng, minutes, 0.8))
+    near = after(time, faults.neighbour_from) & (
+        time < faults.neighbour_from + faults.neighbour_minutes
+    )
+    machine = machine * np.where(near, faults.neighbour_slower, 1.0)
+    machine = machine * np.where(after(time, faults.build_from), faults.build_slower, 1.0)
+    hot = ~(after(minute, faults.cache_from))
+    cold = uptime[minute] < 2
+    cached = np.where(hot & ~(cold & (minute > 5)), law.shared * (rng.random(n) < 0.9), 0).astype(
+        int
+    )
+    rounds_minute = np.bincount(minute, rounds, minutes)
+    long = np.bincount(minute, prompt, minutes) / np.maximum(count, 1)
+    slow = machine * (1 + long / 102_400)
+    # Little's law: at_once = rounds / 60 · (base + each · at_once) · slow
+    busy = rounds_minute / 60 * slow
+    at_once = np.minimum(busy * law.step_base / np.maximum(1 - busy * step_each(law), 0.05), 64.0)
+    step = (law.step_base + step_each(law) * at_once) * slow
+    seconds = rounds * step[minute] / new
+    table = {
+        "requests": np.ones(n),
+        "prompt_tokens": prompt.astype(int),
+        "cached_prompt_tokens": cached,
+        "new_tokens": new,
+        "rounds": np.where(quiet, 0, rounds),
+        "drafted": np.where(quiet, 0, rounds * law.width),
+        "accepted": at.sum(1),
+        "decode_seconds": seconds,
+        "decode_steps": np.ones(n),
+        "first_token_seconds": 0.02 + (prompt - cached) * 1e-4,
+    }
+    replica = rng.integers(faults.replicas, size=n)
+    which = rng.integers(faults.replicas, size=minutes)
+    inside = np.stack([prompt <= edge for edge in BUCKETS], 1)
+    columns = [*table.values(), *(at[:, i] for i in range(law.width)), *inside.T]
+    samples = read(columns, list(table), law, faults, minute, replica, which, life, starts, at_once)
+    return Run(law, faults, samples, at_once, machine, uptime, rng)
+
+
+def read(
+    columns: list[np.ndarray],
+    names: list[str],
+    law: Law,
+    faults: Faults,
+    minute: np.ndarray,
+    replica: np.ndarray,
+    which: np.ndarray,
+    life: np.ndarray,
+    starts: list[int],
+    at_once: np.ndarray,
+) -> list[Counters]:
+    """Counters since the last start, of the replica that answers the scrape of each minute."""
+    minutes, samples = len(which), []
+    sums = {}
+    for r in range(faults.replicas):
+        of = replica == r
+        each = np.stack(
+            [np.bincount(minute[of], np.asarray(c)[of].astype(float), minutes) for c in columns], 1
+        )
+        total = each.cumsum(0) + 1000.0 * r
+        before = np.vstack([np.zeros(each.shape[1]), total])
+        base = np.asarray(starts)[life]
+        sums[r] = total - np.where((life > 0)[:, None], before[base], 0)
+    gap = (
+        range(faults.gap_from, faults.gap_from + faults.gap_minutes) if faults.gap_from >= 0 else ()
+    )
+    for m in range(minutes):
+        if m in gap:
+            continue
+        row = sums[int(which[m])][m]
+        said = dict(zip(names, row, strict=False))
+        rest = row[len(names) :]
+        seconds = {"decode_seconds", "first_token_seconds"}
+        begun = BEGIN - 18_000 if life[m] == 0 else BEGIN + 60.0 * starts[life[m]]
+        samples.append(
+            Counters(
+                at=BEGIN + 60.0 * (m + 1),
+                started=begun + int(which[m]) if faults.says_start else None,
+                version="2" if after(m, faults.build_from) else "1",
+                accepted_at=tuple(int(v) for v in rest[: law.width]),
+                running=round(float(at_once[m])),
+                waiting=0,
+                prompt_length_buckets=tuple(
+                    (float(edge), int(v))
+                    for edge, v in zip(BUCKETS, rest[law.width :], strict=True)
+                ),
+                **{name: float(v) if name in seconds else int(v) for name, v in said.items()},  # type: ignore[arg-type]
+            )
+        )
+    return samples
