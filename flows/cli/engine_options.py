@@ -85,6 +85,7 @@ AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "top_p", "seed"),
         *("out", "fresh", "logprobs", "concurrency"),
     ),
+    "monitor": ("every", "baseline", "probes_per_hour", "metrics_file", "limits", "as_json"),
 }
 """Command → its options that mean something with an engine at an address."""
 REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain")
