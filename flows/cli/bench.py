@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from draftwell.components.bench.settings import DEFAULTS
 from draftwell.components.prompts.prompt import demo_prompts
-from draftwell.flows.cli.engine_options import on_other_engine
+from draftwell.flows.cli.engine_options import at_address, on_other_engine, take_one_level
 from draftwell.flows.cli.options import (
     Artifacts,
     DeviceOption,
     DraftDevice,
     DtypeOption,
+    EngineCa,
+    EngineHeader,
+    EngineKeyFile,
+    EngineModel,
     EngineOption,
     Limit,
     MaxTokens,
     PadTarget,
     Pair,
+    PlainOption,
     Prompts,
     Seed,
     Temperature,
     Threads,
     prompts_from,
+    read_concurrency,
 )
 
 Strategies = Annotated[
@@ -69,11 +75,13 @@ SettingOption = Annotated[
     ),
 ]
 Concurrency = Annotated[
-    int | None,
+    Any,
     typer.Option(
         "--concurrency",
-        min=2,
-        help="Measure throughput only: one request at a time, then this many at once.",
+        parser=read_concurrency,
+        metavar="NUMBERS",
+        help="Measure throughput only: one request at a time, then this many at once. With "
+        "--engine URL: at each of these numbers of requests at once, such as 1,8,32; default: 1.",
     ),
 ]
 CheckCpu = Annotated[
@@ -135,6 +143,11 @@ def bench(
     markdown: MarkdownFile = None,
     plots: Plots = None,
     engine: EngineOption = "draftwell",
+    plain: PlainOption = None,
+    engine_key_file: EngineKeyFile = None,
+    engine_header: EngineHeader = None,
+    engine_ca: EngineCa = None,
+    engine_model: EngineModel = None,
 ) -> None:
     """Compare strategies on the same prompts, interleaved, and print one table.
 
@@ -142,9 +155,16 @@ def bench(
     report.json
     """
     if on_other_engine(context):
+        rows = prompts_from(prompts) if prompts else demo_prompts()
+        if at_address(context):
+            from draftwell.flows.cli.remote import bench_remote
+
+            return bench_remote(context, rows)
         from draftwell.flows.cli.engine import bench_elsewhere
 
-        return bench_elsewhere(context, prompts_from(prompts) if prompts else demo_prompts())
+        take_one_level(context)
+        return bench_elsewhere(context, rows)
     from draftwell.flows.cli.bench_run import bench_pair
 
+    take_one_level(context)
     bench_pair(context)

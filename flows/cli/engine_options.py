@@ -88,6 +88,7 @@ AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
     "monitor": ("every", "baseline", "probes_per_hour", "metrics_file", "limits", "as_json"),
 }
 """Command → its options that mean something with an engine at an address."""
+FEWEST_AT_ONCE = 2
 REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain")
 """Options that mean something with an engine at an address alone."""
 ALWAYS = ("engine", "pair", "prompts", "dtype", "device", *REMOTE)
@@ -117,6 +118,29 @@ def on_other_engine(context: typer.Context) -> bool:
     return engine != "draftwell"
 
 
+def at_address(context: typer.Context) -> bool:
+    """Whether the engine that is asked for is at an address."""
+    return is_address(str(context.params["engine"]))
+
+
+def take_one_level(context: typer.Context) -> None:
+    """Read --concurrency as one number from 2, as engines that this project starts take it.
+
+    Raises:
+        DraftwellError: it names several, or 1 (`engine_option`).
+    """
+    levels = context.params["concurrency"]
+    if levels is None:
+        return
+    if len(levels) != 1 or levels[0] < FEWEST_AT_ONCE:
+        raise DraftwellError(
+            "--concurrency takes one number from 2 here, beside one request at a time; several "
+            "numbers are for an engine at an address",
+            code="engine_option",
+        )
+    [context.params["concurrency"]] = levels
+
+
 def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[str]:
     """Options of a command that mean nothing with an engine.
 
@@ -125,7 +149,7 @@ def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[st
     """
     if not is_address(engine):
         able = capabilities(engine)
-        return set(REMOTE).union(
+        return {*REMOTE, *(("concurrency",) if command == "collect" else ())}.union(
             *(
                 commands.get(command, ())
                 for capability, commands in NEEDED.items()

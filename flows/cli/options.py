@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 4096
 """Above that, a number of threads is a slip."""
+MOST_AT_ONCE = 512
+"""Requests, as many as connections are opened to an engine."""
 EXIT_FAILED, EXIT_UNDECIDED = 1, 3
 """Exit codes of the gate, with 0 for passed and 2 for an error."""
 
@@ -198,7 +200,8 @@ EngineHeader = Annotated[
 EngineCa = Annotated[
     Path | None,
     typer.Option(
-        "--engine-ca", help="With --engine URL: file of the certificates that its own is checked by."
+        "--engine-ca",
+        help="With --engine URL: file of the certificates that its own is checked by.",
     ),
 ]
 EngineModel = Annotated[
@@ -249,6 +252,18 @@ Methods = Annotated[
         f"{', '.join(METHODS[1:])}. Default: all that are possible.",
     ),
 ]
+
+
+def read_concurrency(text: str) -> tuple[int, ...]:
+    """Numbers of requests at once, in the order in which they were named."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) <= MOST_AT_ONCE for part in parts):
+        raise typer.BadParameter(
+            f"{text!r}: write numbers from 1 to {MOST_AT_ONCE}, with commas, such as 1,8,32"
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
 Levels = Annotated[
     Any,
     typer.Option(

@@ -131,10 +131,12 @@ class EngineClient:
         """What a request is answered with, event by event (SSE); one JSON object is one event."""
         begun = time.perf_counter()
         with self._asked(path, body) as (response, deadline):
-            if "json" in response.headers.get("content-type", ""):
-                found = object_in(self._read(response, deadline))
-                if found is not None:
-                    yield time.perf_counter() - begun, found
+            if "event-stream" not in response.headers.get("content-type", ""):
+                text = self._read(response, deadline)
+                found = object_in(text)
+                if found is None:
+                    raise self._no_json(text)
+                yield time.perf_counter() - begun, found
                 return
             for line in self._lines(response, deadline):
                 if not line.startswith("data:"):
@@ -180,7 +182,7 @@ class EngineClient:
         timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
         started = False
         try:
-            with self._http.stream(method, path, json=body, timeout=timeout) as response:
+            with self._open(method, path, body, timeout) as response:
                 started = True
                 yield response, deadline
         except httpx.TimeoutException as error:
@@ -189,6 +191,22 @@ class EngineClient:
             raise self._unreachable(error) from error
         except (httpx.TransportError, httpx.DecodingError, httpx.InvalidURL) as error:
             raise self._broke(error, started) from error
+
+    @contextmanager
+    def _open(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: httpx.Timeout
+    ) -> Iterator[httpx.Response]:
+        """The beginning of an answer. A server may close a kept connection in the moment in which
+        it is used again: then the request is sent once more."""
+        request = self._http.build_request(method, path, json=body, timeout=timeout)
+        try:
+            response = self._http.send(request, stream=True)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            response = self._http.send(request, stream=True)
+        try:
+            yield response
+        finally:
+            response.close()
 
     def _read(self, response: httpx.Response, deadline: float) -> str:
         return "\n".join(self._lines(response, deadline))

@@ -4,12 +4,12 @@ parameter for each flag."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftwell.components.collect.settings import CollectionSettings
-from draftwell.flows.cli.engine_options import on_other_engine
+from draftwell.flows.cli.engine_options import at_address, on_other_engine
 from draftwell.flows.cli.learn.shared import (
     COLLECTED,
     Column,
@@ -23,6 +23,10 @@ from draftwell.flows.cli.learn.shared import (
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
+    EngineCa,
+    EngineHeader,
+    EngineKeyFile,
+    EngineModel,
     EngineOption,
     Limit,
     MaxTokens,
@@ -33,6 +37,7 @@ from draftwell.flows.cli.options import (
     Temperature,
     Threads,
     Workers,
+    read_concurrency,
     readable,
     say,
 )
@@ -99,7 +104,17 @@ Logprobs = Annotated[
         "--logprobs",
         min=0,
         max=20,
-        help="With --engine vllm: likeliest tokens that are named at each position.",
+        help="With --engine vllm or a URL: likeliest tokens that are named at each position.",
+    ),
+]
+
+AtOnce = Annotated[
+    Any,
+    typer.Option(
+        "--concurrency",
+        parser=read_concurrency,
+        metavar="NUMBER",
+        help="With --engine URL: requests at once. Default: 8.",
     ),
 ]
 
@@ -129,10 +144,15 @@ def collect(
     engine: EngineOption = "draftwell",
     method: Method = None,
     logprobs: Logprobs = 5,
+    concurrency: AtOnce = None,
+    engine_key_file: EngineKeyFile = None,
+    engine_header: EngineHeader = None,
+    engine_ca: EngineCa = None,
+    engine_model: EngineModel = None,
 ) -> None:
     """Collect traces: texts of the target and the draft, with what both models say at every
-    position. With --engine vllm, texts are collected instead, one JSON object a line, with the
-    likeliest tokens and the acceptance of drafts.
+    position. With --engine vllm or a URL, texts are collected instead, one JSON object a line,
+    with the likeliest tokens and the acceptance of drafts.
 
     A run that was stopped resumes. Of the shipped prompts it takes the first 64.
 
@@ -141,6 +161,10 @@ def collect(
     count = limit or (None if prompts else COLLECTED)
     rows = load(prompts, count, split=split, column=column, redact=redact)
     if on_other_engine(context):
+        if at_address(context):
+            from draftwell.flows.cli.remote import collect_remote
+
+            return collect_remote(context, rows)
         from draftwell.flows.cli.engine import collect_elsewhere
 
         return collect_elsewhere(context, rows)
