@@ -93,6 +93,7 @@ AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
         *("limit", "max_tokens", "dry_run", "markdown", "junit", "release", "sampled"),
         "levels",
     ),
+    "monitor": ("every", "baseline", "probes_per_hour", "metrics_file", "limits", "as_json"),
 }
 """Command → its options that mean something with an engine at an address."""
 FEWEST_AT_ONCE = 2

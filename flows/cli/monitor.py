@@ -1,4 +1,5 @@
-"""`draftwell monitor`: is the traffic still the one that the champion was calibrated on?"""
+"""`draftwell monitor`: is the traffic still the one that the champion was calibrated on; and is an
+engine at an address as fast as it was?"""
 
 from __future__ import annotations
 
@@ -9,18 +10,24 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from draftwell.components.drift.report import drift_json, drift_table
+from draftwell.components.engines.remote.address import is_address
 from draftwell.flows.cli.engine_options import NEEDED, named, on_other_engine
 from draftwell.flows.cli.options import (
     EXIT_FAILED,
     EXIT_UNDECIDED,
     DeviceOption,
     DtypeOption,
+    EngineCa,
+    EngineHeader,
+    EngineKeyFile,
+    EngineModel,
     EngineOption,
     Fresh,
     Levels,
     Methods,
     Minutes,
     Pair,
+    PlainOption,
     Threads,
     check_folder,
     release_device,
@@ -61,7 +68,11 @@ Report = Annotated[
 ]
 Limits = Annotated[
     Path | None,
-    typer.Option("--limits", help="YAML file of limits. Default: registry/drift.yaml."),
+    typer.Option(
+        "--limits",
+        help="YAML file of limits. Default: registry/drift.yaml; with --engine URL those of "
+        "docs/watchdog.md.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of bundles, to see what is served.")]
@@ -89,6 +100,45 @@ Restart = Annotated[
         "nothing is restarted.",
     ),
 ]
+Every = Annotated[
+    float | None,
+    typer.Option(
+        "--every",
+        min=1.0,
+        metavar="SECONDS",
+        help="With --engine URL: look again and again until ended, and print a line for each "
+        "alarm. Default: one look.",
+    ),
+]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        metavar="FILE|new",
+        help="With --engine URL: a baseline.json to compare with, or new: forget the one that is "
+        "there. Default: it is made of the first quiet looks.",
+    ),
+]
+ProbesPerHour = Annotated[
+    int,
+    typer.Option(
+        "--probes-per-hour",
+        min=0,
+        max=3600,
+        help="With --engine URL: requests of our own that may be sent, which tell an engine that "
+        "became worse from traffic that changed.",
+    ),
+]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-file",
+        help="With --engine URL: write what was found as metrics, for the textfile collector of "
+        "Prometheus' node exporter.",
+    ),
+]
+OF_ADDRESSES = ("every", "baseline", "probes_per_hour", "metrics_file")
+"""Options that mean something with an engine at an address alone."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -116,11 +166,22 @@ def monitor(
     levels: Levels = "1,8",
     threads: Threads = None,
     fresh: Fresh = False,
+    plain: PlainOption = None,
+    every: Every = None,
+    baseline: BaselineOption = None,
+    probes_per_hour: ProbesPerHour = 0,
+    metrics_file: MetricsFile = None,
+    engine_key_file: EngineKeyFile = None,
+    engine_header: EngineHeader = None,
+    engine_ca: EngineCa = None,
+    engine_model: EngineModel = None,
 ) -> None:
     """Compare served traffic with what the champion was calibrated on; exit code 3 if it has
     drifted, 2 on an error, else 0.
 
     With --engine vllm, what our plug-in counted of drafts in vLLM is compared with the tuning.
+    With --engine URL, what the engine's metrics say is compared with what they said when it was
+    well (docs/watchdog.md); exit code 3 while an alarm stands.
 
     Only reports: the deployed flow of the same name announces a drift, and another recalibrates
     (docs/drift.md). With --engine vllm --recalibrate it answers drift itself; then the exit code is
@@ -128,7 +189,16 @@ def monitor(
 
     Example: draftwell monitor --pair default --spool .draftwell/spool/smollm2-135m
     """
-    if not on_other_engine(context):
+    other = on_other_engine(context)
+    if is_address(engine):
+        watch_address(context)
+    if wrong := next((name for name in OF_ADDRESSES if named(context, name)), None):
+        raise DraftwellError(
+            f"--{wrong.replace('_', '-')} is for an engine at an address: name one with "
+            "--engine URL, or leave it out",
+            code="engine_option",
+        )
+    if not other:
         show(*check_own(context), as_json)
     if recalibrate:
         answer_elsewhere(context)
@@ -141,6 +211,27 @@ def monitor(
             code="engine_option",
         )
     show(monitor_elsewhere(context), None, as_json)
+
+
+def watch_address(context: typer.Context) -> NoReturn:
+    """Look at an engine at an address, once or until it is ended."""
+    from draftwell.flows.cli.remote import address_of
+    from draftwell.flows.cli.watch import watch_on, watch_once
+    from draftwell.flows.steps.remote.watch import open_watch
+
+    given = context.params
+    address = address_of(context)
+    assert address is not None
+    watch = open_watch(
+        address,
+        address_of(context, "plain"),
+        limits=given["limits"],
+        baseline=given["baseline"],
+        probes_per_hour=given["probes_per_hour"],
+    )
+    if given["every"] is None:
+        watch_once(watch, given["metrics_file"], given["as_json"])
+    watch_on(watch, given["every"], given["metrics_file"], given["as_json"])
 
 
 def check_own(context: typer.Context) -> tuple[DriftReport, Path]:

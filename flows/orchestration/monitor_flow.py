@@ -1,8 +1,10 @@
-"""The small flows beside the loop: `monitor` checks the newest traffic and sends the event
-`draftwell.drift` where it has changed; `sync` deploys the champion that a person named.
+"""The small flows beside the loop: `monitor` checks the newest traffic, or an engine at an address,
+and sends the event `draftwell.drift` where it has changed; `sync` deploys the champion that a
+person named.
 
 The event's resource is `draftwell.pair.<pair>`; its payload names pair, device, the report's digest
-and reasons, and holds under `settings` what the flow `draftwell` answers it with.
+and reasons, and holds under `settings` what the flow `draftwell` answers it with. An alarm of an
+engine that nothing answers is about `draftwell.engine.<address>`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,13 @@ from prefect.settings import PREFECT_API_URL
 
 from draftwell.components.drift.report import drift_json, headline
 from draftwell.components.drift.schema import DriftReport
+from draftwell.components.watch.report import (
+    alarm_line,
+    headline as headline_of,
+    watch_markdown,
+    watch_metrics,
+)
+from draftwell.components.watch.schema import Alarm
 from draftwell.flows.failures import disk_full_as_error
 from draftwell.flows.loading import workspace_of
 from draftwell.flows.orchestration import run_artifacts as shown
@@ -28,6 +37,14 @@ from draftwell.flows.steps.announcement import announce_once
 from draftwell.flows.steps.deploy import sync_champion
 from draftwell.flows.steps.monitor import DriftSettings
 from draftwell.flows.steps.old_traffic import remove_old
+from draftwell.flows.steps.remote.alarms import (
+    WatchSettings,
+    announce_each,
+    payload_of,
+    resource_of,
+)
+from draftwell.flows.steps.remote.watch import look
+from draftwell.serving.files import write_text
 
 EVENT = "draftwell.drift"
 
@@ -63,13 +80,51 @@ def check(settings: DriftSettings) -> dict[str, Any]:
     return {**drift_json(report), "announced": sent, "files": [str(file) for file in files]}
 
 
+@task(name="look at the engine", **ANEW)
+def look_at(settings: WatchSettings) -> dict[str, Any]:
+    """Look once, and announce each alarm that is new; returns the report."""
+    watch = settings.open()
+    report = look(watch)
+    announce(headline_of(report))
+    if settings.metrics_file is not None:
+        write_text(settings.metrics_file, watch_metrics(report))
+
+    def send(alarm: Alarm) -> bool:
+        announce(alarm_line(alarm))
+        if not PREFECT_API_URL.value():
+            announce("nothing takes events here: set PREFECT_API_URL to a Prefect server")
+            return False
+        payload = payload_of(settings, report, alarm)
+        send_event(resource_of(settings, payload), payload)
+        return True
+
+    sent, ended = announce_each(watch, report, send)
+    for cause in ended:
+        announce(f"{report.engine}: {cause.replace('_', ' ')} has ended")
+    return {
+        **report.model_dump(mode="json"),
+        "digest": report.digest,
+        "announced": [alarm.cause for alarm in sent],
+        "page": watch_markdown(report),
+    }
+
+
 @flow(name="monitor", **FLOW)
-def monitor(settings: DriftSettings) -> dict[str, Any]:
-    """Check whether served traffic still is what the champion was calibrated on.
+def monitor(settings: DriftSettings | WatchSettings) -> dict[str, Any]:
+    """Check whether served traffic still is what the champion was calibrated on; or, where `engine`
+    is an address, whether the engine there is as fast as it was.
 
     Returns:
-        verdict, reasons, digest of the report, and whether a drift was announced now.
+        verdict, reasons, digest of the report, and whether a drift was announced now; of an engine
+        at an address the causes that were.
     """
+    if isinstance(settings, WatchSettings):
+        with disk_full_as_error():
+            seen = look_at(settings)
+        shown.text("watchdog", settings.engine, seen["page"])
+        reasons = [alarm["cause"] for alarm in seen["alarms"]]
+        kept = {name: seen[name] for name in ("engine", "verdict", "digest", "announced")}
+        return {**kept, "reasons": reasons}
     with disk_full_as_error():
         found = check(settings)
     space, files = workspace_of(settings), [Path(file) for file in found["files"]]
@@ -85,30 +140,31 @@ def monitor(settings: DriftSettings) -> dict[str, Any]:
 
 
 def post(settings: DriftSettings, report: DriftReport, spool: Path) -> None:
-    """Send the event and wait until the server has it: `emit_event` leaves it to a thread that may
+    """Send the event of a drift."""
+    resource = {
+        "prefect.resource.id": f"draftwell.pair.{report.pair}",
+        "prefect.resource.name": report.pair,
+        "draftwell.device": settings.device,
+    }
+    payload = {
+        "pair": report.pair,
+        "device": settings.device,
+        "digest": report.digest,
+        "champion": report.baseline,
+        "reasons": list(report.reasons),
+        "settings": answer_settings(settings, spool, report.digest),
+    }
+    send_event(resource, payload)
+
+
+def send_event(resource: dict[str, str], payload: dict[str, Any]) -> None:
+    """Send an event and wait until the server has it: `emit_event` leaves it to a thread that may
     lose it silently.
 
     Raises:
         httpx.HTTPError: the server is unavailable, or refuses it.
     """
-    event = Event(
-        event=EVENT,
-        resource=Resource(
-            {
-                "prefect.resource.id": f"draftwell.pair.{report.pair}",
-                "prefect.resource.name": report.pair,
-                "draftwell.device": settings.device,
-            }
-        ),
-        payload={
-            "pair": report.pair,
-            "device": settings.device,
-            "digest": report.digest,
-            "champion": report.baseline,
-            "reasons": list(report.reasons),
-            "settings": answer_settings(settings, spool, report.digest),
-        },
-    )
+    event = Event(event=EVENT, resource=Resource(resource), payload=payload)
     with get_client(sync_client=True) as client:
         client.request("POST", "/events", json=[event.model_dump(mode="json")])
 

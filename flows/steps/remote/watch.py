@@ -1,0 +1,343 @@
+"""A look at an engine at an address: read its counters, send what probes there is a budget for,
+keep both, and judge them against the baseline."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from draftwell.components.engines.port import EngineSettings
+from draftwell.components.engines.remote.address import EngineAddress
+from draftwell.components.engines.remote.counters import Counters
+from draftwell.components.engines.remote.discover import find_dialect
+from draftwell.components.engines.remote.remote import RemoteEngine
+from draftwell.components.watch.baseline import Baseline
+from draftwell.components.watch.judge import judge
+from draftwell.components.watch.probes import (
+    NEW_TOKENS,
+    ProbeBudget,
+    ProbePrompt,
+    least_recent,
+    probe_prompts,
+)
+from draftwell.components.watch.report import WatchReport, figures, probe_rows
+from draftwell.components.watch.schema import Alarm, Probe, WatchLimits
+from draftwell.components.watch.store import Series, Store
+from draftwell.components.watch.window import Window, windows_of
+from draftwell.flows.steps.remote.space import folder_name
+from draftwell.registry.strict import read_yaml
+from draftwell.serving.artifacts.pair_files import draftwell_home
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import file_lock, write_text
+from draftwell.serving.runtime.requests import Sampling
+
+AWAY = {
+    *("engine_unreachable", "engine_timeout", "engine_unavailable", "engine_busy"),
+    *("engine_broke_off", "engine_bad_answer", "engine_tls"),
+}
+"""Codes of an engine that does not answer just now."""
+NEW = "new"
+"""What `--baseline` says for another one from now on."""
+
+
+def watch_folder(address: EngineAddress) -> Path:
+    """Where what is known of an engine is kept: whichever pair it serves."""
+    return draftwell_home() / "engines" / folder_name(address)
+
+
+@dataclass
+class Watch:
+    """An engine that is watched.
+
+    Args:
+        engine: what is watched.
+        plain: the same engine without speculation, for shadow requests; None: none is known.
+        folder: where samples, probes, baseline and budget are kept.
+        limits: what counts as an alarm.
+        probes_per_hour: requests of our own that may be sent; 0 sends none.
+        clock: says the time, Unix seconds.
+    """
+
+    engine: RemoteEngine
+    plain: RemoteEngine | None
+    folder: Path
+    limits: WatchLimits
+    probes_per_hour: int = 0
+    clock: Callable[[], float] = time.time
+    started: bool = False
+
+    @cached_property
+    def store(self) -> Store:
+        """Samples and probes on disk."""
+        return Store(self.folder / "series.ndjson")
+
+    @cached_property
+    def series(self) -> Series:
+        """Samples and probes, also those that were added since it was read."""
+        return self.store.read()
+
+    def add(self, *entries: Counters | Probe) -> None:
+        """Keep samples and probes."""
+        samples, probes = self.series
+        self.store.add(*entries)
+        samples += [entry for entry in entries if isinstance(entry, Counters)]
+        probes += [entry for entry in entries if isinstance(entry, Probe)]
+
+    @cached_property
+    def prompts(self) -> list[ProbePrompt]:
+        """Fixed prompts in the engine's tokens."""
+        dialect, client = self.engine.dialect, self.engine.client
+        return probe_prompts(lambda text: dialect.tokens_of(client, text) or [])
+
+    @property
+    def baseline_file(self) -> Path:
+        """What it is compared with, once that is known."""
+        return self.folder / "baseline.json"
+
+    @property
+    def since_file(self) -> Path:
+        """From when on samples count: when a new baseline was asked for, or first of all."""
+        return self.folder / "since.json"
+
+
+def open_watch(
+    address: EngineAddress,
+    plain: EngineAddress | None,
+    *,
+    limits: Path | None = None,
+    baseline: str | None = None,
+    probes_per_hour: int = 0,
+) -> Watch:
+    """What an address is watched with; the engine need not answer.
+
+    Args:
+        limits: YAML file of `WatchLimits`.
+        baseline: a file of an earlier baseline, or `new`; None: the one that is there, else the
+            first quiet windows.
+    Raises:
+        DraftwellError: a file that does not hold what it should.
+    """
+    watch = Watch(
+        RemoteEngine("speculation", address),
+        None if plain is None else RemoteEngine("plain", plain),
+        watch_folder(address),
+        WatchLimits() if limits is None else read_yaml(limits, WatchLimits),
+        probes_per_hour,
+    )
+    watch.folder.mkdir(parents=True, exist_ok=True)
+    if baseline == NEW or not watch.since_file.exists():
+        watch.baseline_file.unlink(missing_ok=True)
+        write_text(watch.since_file, json.dumps(watch.clock()))
+    if baseline is not None and baseline != NEW:
+        write_text(watch.baseline_file, read_baseline(Path(baseline)).model_dump_json(indent=2))
+    return watch
+
+
+def read_baseline(file: Path) -> Baseline:
+    """A baseline that was kept of an engine (`baseline.json`).
+
+    Raises:
+        DraftwellError: the file holds none (`bad_baseline`).
+    """
+    try:
+        return Baseline.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DraftwellError(
+            f"{file} holds no baseline: name a baseline.json of another engine, or make one with "
+            "--baseline new",
+            code="bad_baseline",
+        ) from error
+
+
+def look(watch: Watch, *, patient: bool = False) -> WatchReport:
+    """Look once.
+
+    Args:
+        patient: an engine that does not answer is a report, too, before it is an alarm.
+    Raises:
+        DraftwellError: it does not answer, and has not been away for long enough to be an alarm;
+            another process looks just now (`watched_twice`); or another mistake, such as a key that
+            it refuses.
+    """
+    away, counters, notes = None, None, []
+    with file_lock(watch.folder / ".lock", wait=False) as free:
+        if not free:
+            raise DraftwellError(
+                f"another process watches {watch.engine.address.url}: end one of them, or set "
+                "another DRAFTWELL_HOME",
+                code="watched_twice",
+            )
+        try:
+            counters = counters_of(watch)
+        except DraftwellError as error:
+            if error.code not in AWAY:
+                raise
+            away = error
+        if counters is not None:
+            watch.add(counters)
+            notes += ask_probes(watch, counters)
+        report = judged(watch, counters, notes if away is None else [str(away)])
+    if away is not None and not report.alarms and not patient:
+        raise away
+    return report
+
+
+def counters_of(watch: Watch) -> Counters:
+    """What the engine's metrics say, after finding out what it is: it may be another one since the
+    last look."""
+    engine = watch.engine
+    if not watch.started:
+        engine.start(EngineSettings())
+        watch.started = True
+    counters = find_dialect(engine.client).counters(engine.client)
+    if counters.new_tokens is None and counters.rounds is None:
+        raise DraftwellError(
+            f"{engine.address.url} has no metrics that say how drafts fare: switch them on "
+            "(llama.cpp's server: --metrics, SGLang: --enable-metrics)",
+            code="engine_without_metrics",
+        )
+    return counters.model_copy(update={"at": watch.clock()})
+
+
+def judged(watch: Watch, counters: Counters | None, notes: Sequence[str]) -> WatchReport:
+    """The report of all that is kept."""
+    now = watch.clock()
+    since = json.loads(watch.since_file.read_text(encoding="utf-8"))
+    windows = windows_of(sample for sample in watch.series.samples if sample.at >= since)
+    probes = [probe for probe in watch.series.probes if probe.at >= since]
+    baseline = baseline_of(watch, windows)
+    last = windows[-1].end if windows else since
+    # without a baseline nothing but silence can be judged
+    judge_by = baseline or Baseline.expected((), at=last, source="")
+    alarms = judge(judge_by, windows if baseline else (), probes, watch.limits, now=now)
+    report = WatchReport(
+        engine=watch.engine.address.url,
+        version=counters.version if counters else windows[-1].version if windows else None,
+        at=now,
+        reachable=counters is not None,
+        verdict="alarm" if alarms else "steady" if baseline else "not enough yet",
+        alarms=tuple(alarms),
+        baseline=None if baseline is None else baseline.source,
+        figures=figures(windows, baseline),
+        probes=probe_rows(probes),
+        notes=tuple(notes),
+    )
+    return with_progress(report, windows, watch.limits) if baseline is None else report
+
+
+def with_progress(
+    report: WatchReport, windows: Sequence[Window], limits: WatchLimits
+) -> WatchReport:
+    """The report with a note on how far the baseline is."""
+    traffic = sum(1 for window in windows if window.new_tokens)
+    note = f"{traffic} of {limits.baseline_windows} quiet looks with traffic for a baseline"
+    return report.model_copy(update={"notes": (*report.notes, note)})
+
+
+def baseline_of(watch: Watch, windows: Sequence[Window]) -> Baseline | None:
+    """The baseline that is kept, else one of the first quiet windows, which is kept then."""
+    if watch.baseline_file.exists():
+        return read_baseline(watch.baseline_file)
+    found = Baseline.of(windows, watch.limits)
+    if found is not None:
+        write_text(watch.baseline_file, found.model_dump_json(indent=2))
+    return found
+
+
+def ask_probes(watch: Watch, counters: Counters) -> list[str]:
+    """Send the probes that are due and keep their answers; returns notes on those that were not
+    sent."""
+    if not watch.probes_per_hour:
+        return []
+    plain = plain_engine(watch)
+    now, requests = watch.clock(), 1 if plain is None else 2
+    budget = ProbeBudget(watch.folder / "probes_spent.json", watch.probes_per_hour)
+    due = budget.due(now, requests)
+    if due and counters.waiting:
+        return [f"no probes while {counters.waiting} requests wait"]
+    if not due:
+        return []
+    try:
+        asked = {probe.name: probe.at for probe in watch.series.probes}
+        left = least_recent(watch.prompts, asked)
+        for _ in range(due):
+            if not probe_one(watch, plain, budget, left):
+                break
+    except DraftwellError as error:
+        return [f"no answer to a probe: {error}"]
+    return []
+
+
+def plain_engine(watch: Watch) -> RemoteEngine | None:
+    """What decodes without speculation: the address that was named, else the engine itself where a
+    request can ask for it."""
+    if watch.plain is not None:
+        return watch.plain
+    if watch.engine.dialect.switches_off:
+        return RemoteEngine("plain", watch.engine.address, speculate=False)
+    return None
+
+
+def probe_one(
+    watch: Watch, plain: RemoteEngine | None, budget: ProbeBudget, prompts: Iterator[ProbePrompt]
+) -> bool:
+    """Ask the next prompt that the engine has room for, with and without speculation; returns
+    whether one was left."""
+    for prompt in prompts:
+        try:
+            probes = [answer_of(watch, watch.engine, prompt, budget, plain=False)]
+            if plain is not None:
+                plain.start(EngineSettings())
+                probes.append(answer_of(watch, plain, prompt, budget, plain=True))
+        except DraftwellError as error:
+            if error.code == "context_too_long":
+                budget.take_back()
+                continue
+            raise
+        finally:
+            if plain is not None:
+                plain.stop()
+        watch.add(*probes)
+        return True
+    return False
+
+
+def answer_of(
+    watch: Watch, engine: RemoteEngine, prompt: ProbePrompt, budget: ProbeBudget, *, plain: bool
+) -> Probe:
+    """The answer to a fixed prompt."""
+    budget.spend(watch.clock(), len(prompt.ids) + NEW_TOKENS)
+    running = watch.engine.dialect.counters(watch.engine.client).running
+    decoded = engine.decode([prompt.ids], Sampling(max_tokens=NEW_TOKENS))
+    answer = decoded.answers[0]
+    # one that came at once, through a proxy that does not stream, is timed as a whole
+    after = answer.seconds - answer.first_token_seconds
+    drafted = answer.acceptance.drafted or answer.acceptance.rounds
+    return Probe(
+        at=watch.clock(),
+        name=prompt.name,
+        kind=prompt.kind,
+        prompt_tokens=len(prompt.ids),
+        new_tokens=max(1, len(answer.tokens) - 1),
+        seconds=after if after > 0 else answer.seconds,
+        plain=plain,
+        acceptance=answer.acceptance if drafted and not plain else None,
+        at_once=None if running is None else float(running) + 1,
+    )
+
+
+def new_alarms(report: WatchReport, before: Sequence[Alarm]) -> tuple[list[Alarm], list[Alarm]]:
+    """Alarms that a report has and an earlier one did not, and those that have ended since, by
+    cause."""
+    was, now = {a.cause for a in before}, {a.cause for a in report.alarms}
+    begun = [alarm for alarm in report.alarms if alarm.cause not in was]
+    return begun, [replace_until(alarm, report.at) for alarm in before if alarm.cause not in now]
+
+
+def replace_until(alarm: Alarm, at: float) -> Alarm:
+    """The alarm, ended."""
+    return alarm.model_copy(update={"until": at})

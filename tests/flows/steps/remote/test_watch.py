@@ -1,0 +1,198 @@
+"""A look at a played vLLM over HTTP: from its metrics to alarms, probes and what is announced."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwell.components.engines.remote.address import parse_address
+from draftwell.components.watch.report import watch_metrics
+from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.remote.alarms import (
+    WatchSettings,
+    announce_each,
+    payload_of,
+    resource_of,
+)
+from draftwell.flows.steps.remote.watch import Watch, look, open_watch
+from tests.support.errors import raises_code
+from tests.support.watch.played_engine import PlayedEngine, served
+from tests.support.watch.simulator import BEGIN, Faults, simulate
+
+CHANGE = 40
+LIMITS = "baseline_windows: 30\nwarm_up_seconds: 0\n"
+
+
+@pytest.fixture
+def limits(own_stores: Path) -> Path:
+    """Limits for half an hour of baseline, and stores of the test's own."""
+    file = own_stores / "limits.yaml"
+    file.write_text(LIMITS)
+    return file
+
+
+@contextmanager
+def play(faults: Faults, minutes: int = 75) -> Iterator[PlayedEngine]:
+    """A played engine, at its first minute."""
+    with served(PlayedEngine(simulate(minutes, 1, faults))) as engine:
+        yield engine
+
+
+def opened(engine: PlayedEngine, limits: Path, **more: Any) -> Watch:
+    """A watch in the engine's time, which began with it."""
+    watch = open_watch(parse_address(engine.url), more.pop("plain", None), limits=limits, **more)
+    watch.clock = lambda: engine.now
+    watch.since_file.write_text(json.dumps(BEGIN))
+    return watch
+
+
+def at(engine: PlayedEngine, watch: Watch, minute: int) -> Any:
+    """The report of a look at a minute, after a look at each minute before."""
+    watch.add(*engine.run.samples[len(watch.series.samples) : minute])
+    engine.minute = minute
+    return look(watch)
+
+
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        (Faults(), None),
+        (Faults(noise_from=CHANGE), "dead_draft"),
+        (Faults(context_from=CHANGE, context_minutes=10), "context_length"),
+        (Faults(drift_from=CHANGE, drift_minutes=5), "drift_of_traffic"),
+        (Faults(cache_from=CHANGE), "prefix_cache"),
+        (Faults(build_from=CHANGE, build_slower=1.3), "build_change"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_planted_silences_are_named_over_http(
+    limits: Path, faults: Faults, cause: str | None
+) -> None:
+    with play(faults) as engine:
+        watch = opened(engine, limits)
+        assert at(engine, watch, 20).verdict == "not enough yet"
+        assert at(engine, watch, 38).verdict == "steady"
+        report = at(engine, opened(engine, limits), 70)  # another process
+        assert [alarm.cause for alarm in report.alarms] == ([cause] if cause else [])
+        assert report.verdict == ("alarm" if cause else "steady")
+        assert f'cause="{cause}"' in watch_metrics(report) or cause is None
+        assert watch_metrics(report).count("} 1.0\n") >= (2 if cause else 1)
+
+
+def test_an_engine_that_is_away_is_an_alarm_after_a_time(limits: Path) -> None:
+    """One that was never reached is a mistake; one that was is lost after five minutes."""
+    with play(Faults(), 60) as engine:
+        watch = opened(engine, limits)
+        engine.away = True
+        with raises_code("engine_unavailable"):
+            look(watch)
+        assert look(watch, patient=True).verdict == "not enough yet"
+        engine.away = False
+        at(engine, watch, 40)
+        engine.away, engine.minute = True, 43
+        with raises_code("engine_unavailable"):
+            look(watch)
+        engine.minute = 47
+        report = look(watch)
+        assert [alarm.cause for alarm in report.alarms] == ["metrics_lost"]
+        assert "reachable" in watch_metrics(report)
+        engine.away, engine.minute = False, 48
+        assert look(watch).verdict == "steady"
+
+
+def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) -> None:
+    run = simulate(80, 1, Faults())
+    with served(PlayedEngine(run)) as engine, served(PlayedEngine(run, plain=True)) as plain:
+        none = opened(engine, limits)
+        look(none)
+        assert engine.asked == []
+        both = {"plain": parse_address(plain.url), "probes_per_hour": 12}
+        watch = opened(engine, limits, **both)
+        engine.waiting = 3
+        assert look(watch).notes[0] == "no probes while 3 requests wait"
+        engine.waiting = 0
+        look(watch)
+        assert (engine.asked, plain.asked) == ([200], [200])
+        look(opened(engine, limits, **both))
+        assert len(engine.asked) == 1, "a restart has forgotten what was spent"
+        engine.minute = plain.minute = 10
+        report = look(opened(engine, limits, **both))
+        assert engine.asked == plain.asked == [200, 1000]
+        assert [row.prompt_tokens for row in report.probes] == [200, 1000]
+        assert all(row.speedup is not None for row in report.probes)
+        assert report.probes[0].acceptance is not None
+
+
+def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> None:
+    with play(Faults(), 60) as engine:
+        engine.context = 1500
+        watch = opened(engine, limits, probes_per_hour=12)
+        for minute in range(0, 60, 5):
+            engine.minute = minute
+            look(watch)
+        assert len(engine.asked) > 6
+        assert {*engine.asked} == {200, 1000}
+
+
+def test_each_alarm_is_announced_once_until_it_has_ended(limits: Path) -> None:
+    faults = Faults(noise_from=CHANGE, noise_until=CHANGE + 15)
+    with play(faults, 100) as engine:
+        watch, sent = opened(engine, limits), []
+        at(engine, watch, 35)
+        report = at(engine, watch, 50)
+        assert announce_each(watch, report, lambda alarm: False) == ([], [])
+        for _ in range(2):
+            announce_each(watch, report, lambda alarm: sent.append(alarm.cause) or True)
+        assert sent == ["dead_draft"]
+        assert announce_each(watch, at(engine, watch, 90), lambda alarm: True)[1] == ["dead_draft"]
+        announce_each(watch, report, lambda alarm: sent.append(alarm.cause) or True)
+        assert sent == ["dead_draft"] * 2
+
+
+def test_an_event_is_answered_only_where_a_tuning_can_mend_the_alarm(limits: Path) -> None:
+    """Its settings are those that the flow `draftwell` takes, with whole paths."""
+    answer = {"pair": "default", "prompts": "recorded", "source": "traffic", "device": "cpu"}
+    for faults, answered in (
+        (Faults(drift_from=CHANGE, drift_minutes=5), True),
+        (Faults(noise_from=CHANGE), False),
+    ):
+        with play(faults) as engine:
+            settings = WatchSettings(
+                engine=engine.url, answer=PipelineSettings.model_validate(answer)
+            )
+            watch = opened(engine, limits)
+            at(engine, watch, 35)
+            report = at(engine, watch, 70)
+            payload = payload_of(settings, report, report.alarms[0])
+            resource = resource_of(settings, payload)
+            assert payload["remedy"] == report.alarms[0].remedy
+            assert ("settings" in payload) == answered
+            if answered:
+                loop = PipelineSettings.model_validate(payload["settings"])
+                assert loop.prompts == Path("recorded").absolute()
+                assert loop.source == "traffic"
+                assert resource["prefect.resource.id"] == "draftwell.pair.smollm2-135m"
+                assert resource["draftwell.device"] == "cpu"
+            else:
+                assert resource["prefect.resource.id"] == f"draftwell.engine.{engine.url}"
+
+
+def test_a_baseline_can_be_named_or_forgotten(limits: Path) -> None:
+    with play(Faults(noise_from=CHANGE), 110) as engine:
+        watch = opened(engine, limits)
+        at(engine, watch, 38)
+        kept = limits.parent / "kept.json"
+        kept.write_bytes(watch.baseline_file.read_bytes())
+        assert at(engine, watch, 50).verdict == "alarm"
+        anew = open_watch(parse_address(engine.url), None, limits=limits, baseline="new")
+        anew.clock = lambda: engine.now
+        anew.since_file.write_text(json.dumps(engine.now))
+        assert look(anew).verdict == "not enough yet"
+        engine.minute = 55
+        again = opened(engine, limits, baseline=str(kept))
+        assert look(again).verdict == "alarm"
+        with raises_code("bad_baseline"):
+            opened(engine, limits, baseline=str(limits))
