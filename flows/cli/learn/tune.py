@@ -108,6 +108,16 @@ Study = Annotated[
         "--study", help="File of trials to resume or to create; default: the workspace's."
     ),
 ]
+Schedule = Annotated[
+    Path | None,
+    typer.Option(
+        "--schedule",
+        help=(
+            "Draft lengths by load from elsewhere, which are tried beside ours: vLLM's "
+            "speculative config, SGLang's adaptive JSON or TensorRT-LLM's options."
+        ),
+    ),
+]
 
 
 def tune(
@@ -136,6 +146,7 @@ def tune(
     engine: EngineOption = "draftwell",
     methods: Methods = None,
     levels: Levels = "1",
+    schedule: Schedule = None,
     fresh: Fresh = False,
 ) -> None:
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
