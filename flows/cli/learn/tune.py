@@ -151,7 +151,6 @@ def tune(
 ) -> None:
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
     measurably faster. With --engine vllm, vLLM's ways are measured by running it.
-
     Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release
     holds both. Prompts that something was made from are left out. --pad-target saves nothing.
 
