@@ -1,7 +1,7 @@
 """Figures by category of prompts, as SPEED-Bench reports them: the mean acceptance length of a
 category's prompts, its speed, and the macro average, in which every category weighs the same.
 
-The categories of its throughput splits (tiers of entropy) are told apart by input length, too.
+Each category of its throughput splits (a tier of entropy) is one category for each input length.
 Intervals are of Student's t over prompts: a category often has too few for a bootstrap.
 """
 

@@ -167,7 +167,7 @@ def write_profile(folder: Path, profile: SpeculationProfile) -> Path:
 
 
 def read_profile(path: Path) -> SpeculationProfile:
-    """A profile, from its file or from the folder of a checkpoint that it lies in.
+    """A profile, from its file or from the folder of its checkpoint.
 
     Raises:
         DraftwellError: there is none, or it is none of schema 1 (`bad_profile`); rates that cannot

@@ -101,6 +101,14 @@ Exactness = Annotated[
         "it was ended; exit code 1 if one differs.",
     ),
 ]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        help="Compare acceptance with that of a speculation_profile.json, or of the checkpoint "
+        "that it belongs to.",
+    ),
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")]
 MarkdownFile = Annotated[
     Path | None, typer.Option("--markdown", help="Write the tables to this file, as Markdown.")
@@ -139,6 +147,7 @@ def bench(
     concurrency: Concurrency = None,
     check_cpu: CheckCpu = False,
     exactness: Exactness = False,
+    profile: ProfileOption = None,
     out: JsonFile = None,
     markdown: MarkdownFile = None,
     plots: Plots = None,

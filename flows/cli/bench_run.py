@@ -27,6 +27,8 @@ from draftwell.components.bench.report.tables import (
 from draftwell.components.bench.runner import core_plan, labels_of
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.bench.throughput import batch_table, batch_throughput
+from draftwell.components.export.expected import Kept, expected_table
+from draftwell.components.export.profile import read_profile
 from draftwell.components.prompts.prompt import demo_prompts, ids_of, mixed
 from draftwell.components.report.drawing import check_drawing
 from draftwell.flows.cli.options import (
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from draftwell.serving.runtime.strategies import StrategyResources
 
 
-PATHS = ("prompts", "artifacts", "out", "markdown", "plots")
+PATHS = ("prompts", "artifacts", "out", "markdown", "plots", "profile")
 
 
 def bench_pair(context: typer.Context) -> None:
@@ -67,6 +69,7 @@ def bench_pair(context: typer.Context) -> None:
     wanted = parse_wanted(given["strategies"], given["settings"] or [])
     check_wanted(wanted)
     check_files(given["out"], given["markdown"], given["plots"])
+    check_profile(given["profile"])
     check_artifacts(given["artifacts"])
     device = pick_device(given["device"])
     check_peers(
@@ -141,6 +144,12 @@ def check_files(out: Path | None, markdown: Path | None, plots: Path | None) -> 
     if plots is not None:
         check_folder(plots)
         check_drawing()
+
+
+def check_profile(path: Path | None) -> None:
+    """Refuse, before any work, a profile that cannot be compared with."""
+    if path is not None:
+        _ = read_profile(path).expected
 
 
 def check_together(settings: BenchSettings, device: str, given: Mapping[str, Any]) -> None:
@@ -226,6 +235,9 @@ def show(report: BenchReport, given: Mapping[str, Any]) -> None:
     table = category_table(entries_of(report))
     if given["prompts"] is not None and table is not None:
         wide_console().print(table)
+    if given["profile"] is not None:
+        kept = [Kept(label, one.rounds, one.accepted_at) for label, one in entries_of(report)]
+        wide_console().print(expected_table(read_profile(given["profile"]), kept))
     say_left_out(report.left_out)
     if report.cpu_check is not None and not report.cpu_check.passed:
         say(

@@ -22,6 +22,8 @@ from draftwell.components.engines.vllm_methods import (
     parse_method,
     parse_methods,
 )
+from draftwell.components.export.expected import Kept, expected_table
+from draftwell.components.export.profile import read_profile
 from draftwell.components.prompts.prompt import demo_prompts, mixed
 from draftwell.components.report.machine import cpu_model
 from draftwell.components.tune.engines.settings import EngineTuneSettings
@@ -157,6 +159,9 @@ def bench_elsewhere(context: typer.Context, prompts: list[Prompt]) -> None:
     given, out, file = context.params, path_of(context, "out"), path_of(context, "prompts")
     if out is not None:
         check_output(out)
+    profile = None if given["profile"] is None else read_profile(Path(given["profile"]))
+    if profile is not None:
+        _ = profile.expected  # refused before an engine is started
     chosen = (mixed(prompts) if given["mix"] else prompts)[: given["limit"]]
     asked = {name: given[name] for name in ("max_tokens", "temperature", "seed")}
     methods = given["strategies"] if named(context, "strategies") else None
@@ -192,6 +197,10 @@ def bench_elsewhere(context: typer.Context, prompts: list[Prompt]) -> None:
     table = category_table([(figure.label, figure) for figure in figures])
     if file is not None and table is not None:
         wide_console().print(table)
+    if profile is not None:
+        counts = [(one.label, one.acceptance) for one in figures]
+        kept = [Kept(label, counted.rounds, counted.accepted_at) for label, counted in counts]
+        wide_console().print(expected_table(profile, kept))
 
 
 def collect_elsewhere(context: typer.Context, rows: Sequence[Prompt]) -> None:

@@ -48,7 +48,7 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "restart": {
         "collect": ("method", "logprobs"),
-        "tune": ("methods", "levels", "fresh"),
+        "tune": ("methods", "levels", "fresh", "schedule"),
         "demo": (
             "minutes",
             "methods",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,15 +138,7 @@ def export(
     from draftwell.components.export.export import export_config
     from draftwell.flows.steps.exported_weights import Known, pinned, write_draft, write_head
 
-    if out is not None:
-        check_output(out)
-    if measured is not None and save_head is None and save_draft is None:
-        raise DraftwellError(
-            "--measured goes beside the weights that are exported: add --save-head or --save-draft",
-            code="measured_without_weights",
-        )
-    for folder in filter(None, (save_draft, save_head)):
-        check_folder(folder)
+    check_written(out, measured, [one for one in (save_draft, save_head) if one is not None])
     spec = find_pair(pair)
     released: ReleaseVersion | None = None
     with tempfile.TemporaryDirectory() as place:
@@ -184,6 +177,19 @@ def export(
         typer.echo(str(out))
     for note in document["notes"]:
         say(note)
+
+
+def check_written(out: Path | None, measured: Path | None, folders: Sequence[Path]) -> None:
+    """Refuse, before any work, what cannot be written."""
+    if out is not None:
+        check_output(out)
+    if measured is not None and not folders:
+        raise DraftwellError(
+            "--measured goes beside the weights that are exported: add --save-head or --save-draft",
+            code="measured_without_weights",
+        )
+    for folder in folders:
+        check_folder(folder)
 
 
 class ConfigFile(BaseModel):

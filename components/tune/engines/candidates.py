@@ -11,6 +11,15 @@ from draftwell.components.tune.engines.settings import EngineTuneSettings
 NEEDS_PACKAGE = {"suffix": "arctic-inference"}
 """Method → distribution that the engine's environment must have for it."""
 
+LENGTHS = {
+    "ngram": "ngram_k",
+    "suffix": "suffix_k",
+    CASCADE: "cascade_k",
+    "draft_model": "draft_k",
+    "eagle3": "head_k",
+}
+"""Method → the setting of its lengths."""
+
 
 def left_out(
     settings: EngineTuneSettings, files: VllmFiles, lacks: Callable[[str], bool]
@@ -28,13 +37,8 @@ def left_out(
 
 def lengths_of(name: str, settings: EngineTuneSettings) -> Sequence[int]:
     """Draft lengths that are tried."""
-    return {
-        "ngram": settings.ngram_k,
-        "suffix": settings.suffix_k,
-        CASCADE: settings.cascade_k,
-        "draft_model": settings.draft_k,
-        "eagle3": settings.head_k,
-    }[name]
+    found: Sequence[int] = getattr(settings, LENGTHS[name])
+    return found
 
 
 def first_ngram(settings: EngineTuneSettings) -> Method:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, field_validator
 
 from draftwell.components.engines.vllm_methods import METHODS
@@ -46,6 +48,10 @@ class EngineTuneSettings(Settings):
         (1,),
         min_length=1,
         description="requests at once, ascending from 1; several give lengths by load",
+    )
+    schedule: Path | None = Field(
+        None,
+        description="file of draft lengths by load from elsewhere, which are tried beside others",
     )
     groups: int = Field(8, ge=2, description="groups of requests at each level above 1")
     max_tokens: int = Field(64, ge=1, description="tokens to emit per prompt at most")

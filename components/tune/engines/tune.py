@@ -15,6 +15,7 @@ from draftwell.components.tune.engines.budget import NO_TIME
 from draftwell.components.tune.engines.by_load import choose_by_load
 from draftwell.components.tune.engines.candidates import candidates, first_ngram, left_out
 from draftwell.components.tune.engines.choice import EngineChoice
+from draftwell.components.tune.engines.imported import Imported, beside_imported, with_lengths_of
 from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
 from draftwell.components.tune.engines.ngram_replay import Text
 from draftwell.components.tune.engines.settings import EngineTuneSettings
@@ -29,6 +30,7 @@ def tune_engine(
     settings: EngineTuneSettings,
     lacks: Callable[[str], bool] = lambda package: False,
     texts: Sequence[Text] | None = None,
+    imported: Imported | None = None,
 ) -> EngineChoice:
     """Choose how an engine speculates, by running it.
 
@@ -37,49 +39,63 @@ def tune_engine(
         lacks: whether a distribution is missing in the engine's environment.
         texts: greedy texts of the target, which decide which n-grams are looked up; None: those of
             the first measurement do.
+        imported: a schedule that was tuned elsewhere, which is tried beside what is found.
     Raises:
         DraftwellError: what engines raise, but for what only one way to speculate fails with; every
             one that was tried fails (`no_method_runs`). What was finished is in the lab's store.
     """
+    if imported is not None:
+        settings = with_lengths_of(settings, imported)
+    with lab.open():
+        found = search(lab, settings, lacks, texts)
+        return found if imported is None else beside_imported(lab, settings, imported, found)
+
+
+def search(
+    lab: Lab,
+    settings: EngineTuneSettings,
+    lacks: Callable[[str], bool],
+    texts: Sequence[Text] | None,
+) -> EngineChoice:
+    """`tune_engine` in a lab that is open, by the settings alone."""
     lacking = left_out(settings, lab.files, lacks)
     out = dict(lacking)
     names = [name for name in settings.methods if name not in out and name != OFF]
-    with lab.open():
-        explored: dict[Method, Figure] = {}
+    explored: dict[Method, Figure] = {}
 
-        def rung(entrants: Sequence[Method], start: int, end: int) -> list[Method]:
-            explored.update(explore(lab, settings, entrants, out))
-            return finalists_of(explored, settings)
+    def rung(entrants: Sequence[Method], start: int, end: int) -> list[Method]:
+        explored.update(explore(lab, settings, entrants, out))
+        return finalists_of(explored, settings)
 
-        # one rung: starting an engine takes longer than all the prompts of another one
-        finalists = halve(
-            rung,
-            ways(lab, settings, names, out, texts),
-            len(lab.prompts),
-            first=settings.explore,
-            finalists=settings.confirm,
-        )
-        tail = TAIL / max(1, len(finalists))
-        confirmed = confirm(lab, finalists, out, tail)
-        if not confirmed:
-            refuse_if_all_failed({name: why for name, why in out.items() if name not in lacking})
-        contenders = [
-            Contender(method, figure.label, figure.ratio, figure.low, figure.prompts)
-            for method, figure in confirmed.items()
-        ]
-        found = EngineChoice(
-            method=OFF,
-            k=0,
-            n=0,
-            reason=why_plain(contenders, PLAIN),
-            explored=tuple(explored.values()),
-            confirmed=tuple(confirmed.values()),
-            left_out=out,
-        )
-        ranked = [(one.setting, why_chosen(one, PLAIN, tail)) for one in choosable(contenders)]
-        if ranked and len(settings.levels) > 1:
-            return choose_by_load(lab, settings, ranked, found)
-        return found.of(*ranked[0]) if ranked else found
+    # one rung: starting an engine takes longer than all the prompts of another one
+    finalists = halve(
+        rung,
+        ways(lab, settings, names, out, texts),
+        len(lab.prompts),
+        first=settings.explore,
+        finalists=settings.confirm,
+    )
+    tail = TAIL / max(1, len(finalists))
+    confirmed = confirm(lab, finalists, out, tail)
+    if not confirmed:
+        refuse_if_all_failed({name: why for name, why in out.items() if name not in lacking})
+    contenders = [
+        Contender(method, figure.label, figure.ratio, figure.low, figure.prompts)
+        for method, figure in confirmed.items()
+    ]
+    found = EngineChoice(
+        method=OFF,
+        k=0,
+        n=0,
+        reason=why_plain(contenders, PLAIN),
+        explored=tuple(explored.values()),
+        confirmed=tuple(confirmed.values()),
+        left_out=out,
+    )
+    ranked = [(one.setting, why_chosen(one, PLAIN, tail)) for one in choosable(contenders)]
+    if ranked and len(settings.levels) > 1:
+        return choose_by_load(lab, settings, ranked, found)
+    return found.of(*ranked[0]) if ranked else found
 
 
 def ways(

@@ -122,6 +122,16 @@ Study = Annotated[
         "--study", help="File of trials to resume or to create; default: the workspace's."
     ),
 ]
+Schedule = Annotated[
+    Path | None,
+    typer.Option(
+        "--schedule",
+        help=(
+            "Draft lengths by load from elsewhere, which are tried beside ours: vLLM's "
+            "speculative config, SGLang's adaptive JSON or TensorRT-LLM's options."
+        ),
+    ),
+]
 
 
 def tune(
@@ -154,6 +164,7 @@ def tune(
     engine_model: EngineModel = None,
     methods: Methods = None,
     levels: Levels = "1",
+    schedule: Schedule = None,
     fresh: Fresh = False,
     launcher: LaunchCommand = None,
     stop_command: StopCommand = None,
@@ -166,7 +177,6 @@ def tune(
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
     measurably faster. With --engine vllm, vLLM's ways are measured by running it; with --engine URL
     and --launcher, those of an engine that your own command starts.
-
     Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release
     holds both. Prompts that something was made from are left out. --pad-target saves nothing.
 

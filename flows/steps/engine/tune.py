@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from draftwell.components.bench.engines.measure import measurements_of
 from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH
+from draftwell.components.export.schedules import read_schedule
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.candidates import left_out
+from draftwell.components.tune.engines.imported import Imported, with_lengths_of
 from draftwell.components.tune.engines.lab import Lab
 from draftwell.components.tune.engines.regret import grid_regret
 from draftwell.components.tune.engines.settings import DEFAULTS, EngineTuneSettings
@@ -56,6 +58,7 @@ def tune_on_engine(
         served: requests at once that are served whatever is measured: nothing is drafted beyond
             those that were.
     """
+    imported = imported_from(settings)
     say, device = space.workspace.say, space.workspace.device.partition(":")[0]
     take_marked(space.workspace, device, ("eagle3_head", "distilled_draft"))
     space.forget_files()
@@ -67,7 +70,7 @@ def tune_on_engine(
     lab.budget = budget or lab.budget
     if lab.store.read:
         say(f"{lab.store.read} measurements of an earlier run are reused: --fresh measures again")
-    choice = bounded(tune_engine(lab, settings, space.lacks, texts), served)
+    choice = bounded(tune_engine(lab, settings, space.lacks, texts, imported), served)
     save_choice(
         space,
         choice,
@@ -126,6 +129,29 @@ def grid_as(
     assert config is not None
     lab = lab_of(space, prompts, wanted, fresh=False)
     return grid_regret(lab, wanted, choice_of(config), collected_texts(space))
+
+
+def imported_from(settings: EngineTuneSettings) -> Imported | None:
+    """The schedule of another engine or tool that was named, for the loads that are measured; None
+    where none was.
+
+    Raises:
+        DraftwellError: as `read_schedule`; it does not say of which method it is, and several are
+            tuned (`bad_import`).
+    """
+    if settings.schedule is None:
+        return None
+    file, read = settings.schedule, read_schedule(settings.schedule)
+    method = read.method or (settings.methods[0] if len(settings.methods) == 1 else None)
+    if method is None:
+        raise DraftwellError(
+            f"{file} does not say how its tokens are drafted: name that alone with --methods",
+            code="bad_import",
+        )
+    lengths = tuple((load, read.at(load)) for load in settings.levels)
+    found = Imported(f"{file.name} ({read.engine})", method, lengths)
+    with_lengths_of(settings, found)  # a mistake is refused before an engine is started
+    return found
 
 
 def engine_settings(settings: PipelineSettings, temperature: float = 0.0) -> EngineTuneSettings:

@@ -4,7 +4,9 @@ filled."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from draftwell.components.engines.environments import INSTALLED
 from draftwell.components.engines.port import Decoded, EngineSettings
 from draftwell.components.engines.vllm import VllmEngine
 from draftwell.components.engines.vllm_methods import Method, VllmFiles, schedule_of
+from draftwell.components.export.profile import profile_of
 from draftwell.serving.runtime.requests import Sampling
 
 TOKENS = 24
@@ -45,6 +48,38 @@ def test_vllms_own_reader_takes_our_schedules(peers: Path) -> None:
     schedule = [list(part) for part in schedule_of({1: 5, 4: 3, 16: 0})]
     read = module.build_dynamic_sd_schedule_lookup(schedule, 32, 5)
     assert read[1:] == [5] + [3] * 3 + [0] * 28
+
+
+READS = """
+import json, sys
+from vllm.config.speculative import SpeculativeConfig
+given = {"prompt_lookup_max": 3, **json.loads(sys.argv[1])}
+made = SpeculativeConfig(method="ngram", num_speculative_tokens=3, **given)
+print(json.dumps([made.num_speculative_tokens_per_batch_size, made.synthetic_acceptance_rates]))
+"""
+
+
+@pytest.mark.slow  # imports vLLM
+def test_vllms_own_config_takes_our_schedule_and_the_rates_of_our_profiles(peers: Path) -> None:
+    """Its synthetic sampler wants shares of all rounds, which never rise; shares of those that came
+    so far may."""
+    profile = profile_of(10, (5, 4, 4), method="eagle3", k=3)
+    schedule = schedule_of({1: 3, 8: 1})
+
+    def read(rates: list[float] | None) -> subprocess.CompletedProcess[str]:
+        synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+        given = {"num_speculative_tokens_per_batch_size": [list(part) for part in schedule]}
+        asked = json.dumps({**given, **synthetic})
+        python = peers / "vllm" / "bin" / "python"
+        return subprocess.run(
+            [python, "-c", READS, asked], capture_output=True, text=True, timeout=600, check=False
+        )
+
+    done = read(profile.marginal_accept_rates)
+    assert done.returncode == 0, done.stderr
+    taken = json.loads(done.stdout.splitlines()[-1])
+    assert taken == [[[1, 1, 3], [2, 8, 1]], [0.5, 0.4, 0.4]]
+    assert "non-increasing" in read(profile.conditional_accept_rates).stderr
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,43 @@ def test_no_hub_and_no_such_source_are_one_line_each(tmp_path: Path) -> None:
         with raises_code(code, source) as error:
             load_prompts(source)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "categories", "each"),
+    [
+        (
+            "categories",
+            "coding humanities math multilingual qa rag reasoning roleplay stem summarization "
+            "writing",
+            2,
+        ),
+        ("lengths", "low_entropy mixed high_entropy", 4),
+    ],
+)
+def test_the_shipped_sets_have_speed_benchs_categories(
+    name: str, categories: str, each: int
+) -> None:
+    found = load_prompts(f"shipped:{name}")
+    assert Counter(prompt.task for prompt in found) == dict.fromkeys(categories.split(), each)
+    assert len({prompt.prompt for prompt in found}) == len({prompt.id for prompt in found})
+
+
+def test_speed_benchs_own_file_is_read_and_its_placeholders_are_left_out(tmp_path: Path) -> None:
+    """A row of the hub holds no text of another data set; what `prepare_data.py` writes does."""
+    placeholder = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    file = parquet(
+        tmp_path / "test.parquet",
+        question_id=["a", "b"],
+        category=["low_entropy", "mixed"],
+        sub_category=["sort", "qa"],
+        turns=[["Sort these."], [placeholder + " (x)"]],
+        source=["s", "s"],
+        src_id=["1", "2"],
+        difficulty=[None, None],
+        multiturn=[False, False],
+    )
+    left = LeftOut()
+    (found,) = load_prompts(file, left_out=left)
+    assert (found.task, found.turns) == ("low_entropy", ["Sort these."])
+    assert "prepare_data.py" in str(left)

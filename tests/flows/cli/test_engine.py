@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from draftwell.components.engines.texts import rows_of
+from draftwell.components.export.measured import profile_from
+from draftwell.components.export.profile import profile_of, write_profile
 from draftwell.registry.store import Store
 from tests.support.peers.releases import released, tuned, verdict
 
@@ -127,3 +129,44 @@ def test_bench_and_collect(vllm: Callable[..., Any], folder: Path, tmp_path: Pat
     rows = rows_of(folder / "texts.jsonl")
     assert len(rows) == 3
     assert len(rows[0]["top_logprobs"]) == len(rows[0]["tokens"])
+
+
+def test_bench_by_category_beside_a_profile_becomes_a_profile(
+    vllm: Callable[..., Any], tmp_path: Path
+) -> None:
+    file, report = tmp_path / "speed.jsonl", tmp_path / "r.json"
+    rows = [
+        {"question_id": f"q{i}", "category": name, "sub_category": "x", "turns": [f"the {i} man"]}
+        for i, name in enumerate(("coding", "math", "math", "coding"))
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_profile(tmp_path, profile_of(10, (9, 8), method="draft_model", k=2))
+    command = f"bench --strategies draft_model --limit 4 --prompts {file} --json {report}"
+    done = vllm(f"{command} --profile {tmp_path}")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "macro average" in done.stdout
+    assert "0.90 0.80" in done.stdout
+    (figure,) = json.loads(report.read_text())["figures"]
+    found = {one["category"]: one["prompts"] for one in figure["categories"]}
+    assert found == {"coding": 2, "math": 2, "macro average": 4}
+    made, _ = profile_from(report, "draft_model")
+    counted = figure["acceptance"]
+    assert made.expected == tuple(
+        round(count / counted["rounds"], 6) for count in counted["accepted_at"]
+    )
+    conditions = made.measurement_conditions or {}
+    assert all(conditions[name] for name in ("machine", "engine_version", "dtype", "dataset"))
+    assert set(made.per_category or {}) == {"coding", "math"}
+    (tmp_path / "none.json").write_text("{}")
+    assert "no schema_version" in line(vllm(f"{command} --profile {tmp_path}/none.json"))
+
+
+def test_a_schedule_from_elsewhere_is_refused_before_an_engine_starts(
+    vllm: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "wrong.json").write_text("{}")
+    (tmp_path / "nameless.json").write_text("[[1, 4, 2]]")
+    tune = "tune --levels 1,2 --methods draft_model"
+    assert "no schedule" in line(vllm(f"{tune} --schedule {tmp_path}/wrong.json"))
+    nameless = vllm(f"{tune},ngram --schedule {tmp_path}/nameless.json")
+    assert "with --methods" in line(nameless)

@@ -19,6 +19,7 @@ from draftwell.components.tune.engines.budget import NO_TIME, Budget
 from draftwell.components.tune.engines.by_load import choose_by_load
 from draftwell.components.tune.engines.candidates import candidates
 from draftwell.components.tune.engines.choice import EngineChoice
+from draftwell.components.tune.engines.imported import Imported, with_lengths_of
 from draftwell.components.tune.engines.lab import Lab
 from draftwell.components.tune.engines.ngram_replay import best_n, passes, propose
 from draftwell.components.tune.engines.regret import grid_regret
@@ -650,3 +651,58 @@ def test_a_draft_is_what_followed_the_longest_ngram_at_its_first_place(
             best, place = length, i
     start = len(context) - place
     assert propose(context, k, n) == (context[start : start + k] if best else [])
+
+
+LOADED = EngineTuneSettings(methods=("draft_model",), levels=(1, 4))
+
+
+def imported(*lengths: tuple[int, ...], method: str = "draft_model") -> Imported:
+    return Imported("theirs.json (vLLM)", method, tuple(zip((1, 4), lengths, strict=True)))
+
+
+def test_an_imported_schedule_that_is_faster_over_all_loads_is_chosen() -> None:
+    theirs = imported((4,), (1,))
+    ours = {"draft_model": 1.3}
+    found = tune_engine(
+        lab({**ours, "scheduled@1": 1.2, "scheduled@4": 1.9}, slots=4), LOADED, imported=theirs
+    )
+    assert found.chosen == Method("draft_model", 4, schedule=((1, 1, 4), (2, 4, 1)))
+    assert [level.k for level in found.levels] == [4, 1]
+    assert "theirs.json (vLLM)" in found.reason
+    assert EngineChoice.model_validate(json.loads(found.model_dump_json())) == found
+    slower = tune_engine(
+        lab({**ours, "scheduled@1": 1.2, "scheduled@4": 1.3}, slots=4), LOADED, imported=theirs
+    )
+    assert slower.chosen.schedule == ()
+    assert "is not faster over all loads (1.25, ours 1.30)" in slower.reason
+    assert "draft_model(k=4@1-1,1@2-4)" in {figure.label for figure in slower.loads}
+
+
+def test_lengths_of_an_imported_schedule_are_tried_like_ours() -> None:
+    """Nobody here would have tried 4, which is the fastest."""
+    found = tune_engine(
+        lab({"draft_model:4": 2.0, "draft_model": 1.3, "scheduled@1": 1.1}, slots=4),
+        LOADED,
+        imported=imported((4,), (1,)),
+    )
+    assert found.chosen == Method("draft_model", 4)
+
+
+def test_an_imported_schedule_has_to_pay_as_ours_does() -> None:
+    found = tune_engine(lab({"draft_model": 0.9}, slots=4), LOADED, imported=imported((4,), (1,)))
+    assert found.chosen == Method()
+    assert "theirs.json (vLLM)" in found.reason
+
+
+def test_several_lengths_at_a_load_are_tried_and_no_whole_schedule() -> None:
+    found = tune_engine(lab({"draft_model": 1.3}, slots=4), LOADED, imported=imported((4, 6), (0,)))
+    labels = {figure.label for figure in found.explored}
+    assert {"draft_model(k=4)", "draft_model(k=6)"} <= labels
+    assert "theirs" not in found.reason
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with raises_code("bad_import", "--methods"):
+        with_lengths_of(LOADED, imported((4,), (0,), method="eagle3"))
+    with raises_code("bad_import", "--levels"):
+        with_lengths_of(EngineTuneSettings(), imported((4,), (0,)))
