@@ -97,6 +97,22 @@ Junit = Annotated[
     Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML, for CI.")
 ]
 
+EvidenceFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--evidence",
+        help="Judge what a benchmark tool measured with speculation, instead of measuring: a file, "
+        "or the folder that the tool wrote; may be repeated. See docs/registry.md.",
+    ),
+]
+PlainEvidence = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plain-evidence",
+        help="The same of the same engine without speculation; may be repeated.",
+    ),
+]
+
 
 def gate(
     context: typer.Context,
@@ -116,6 +132,8 @@ def gate(
     threads: Threads = None,
     engine: EngineOption = "draftwell",
     sampled: Sampled = False,
+    evidence: EvidenceFiles = None,
+    plain_evidence: PlainEvidence = None,
 ) -> None:
     """Judge a release, or this checkout against its recorded baseline. Exit code: 0 passed, 1
     failed, 2 error, 3 not enough evidence: the intervals leave it open, and the table estimates how
@@ -128,9 +146,12 @@ def gate(
     With --engine vllm, the candidates for greedy and for sampled requests are judged beside vLLM's
     plain decoding, with the same exit codes.
 
+    With --evidence, results of others' benchmark tools are judged. The verdict is kept where
+    --release names a release of --engine vllm.
+
     Example: draftwell gate --pair default
     """
-    from draftwell.flows.cli import engine as elsewhere, gate_run as run
+    from draftwell.flows.cli import engine as elsewhere, evidence as files, gate_run as run
 
     for path in filter(None, (markdown, junit)):
         check_output(path)
@@ -138,12 +159,14 @@ def gate(
     on_other = on_other_engine(context)
     with run.errors_are_reported(markdown, junit):
         set_threads(threads)
-        if record:
+        if evidence or plain_evidence:
+            verdicts = files.gate_on_evidence(context)
+        elif record:
             return run.record_baseline(pair)
-        on = "cpu" if baseline else run.gated_on(pair, dtype, device)
-        if on_other:
+        elif on_other:
             verdicts = elsewhere.gate_elsewhere(context)
         else:
+            on = "cpu" if baseline else run.gated_on(pair, dtype, device)
             settings = GateSettings(
                 device=on,
                 limit=limit,
