@@ -214,7 +214,13 @@ def load_speed(
     low = figure.low if low is None else low
     found = Interval(figure.ratio, low, figure.high, figure.prompts)
     check = speed_check(f"{name}, {figure.at_once} at once", found, least, against)
-    if figure.prompts >= FEWEST_PROMPTS:
+    return few_prompts(check, figure.prompts)
+
+
+def few_prompts(check: Check, prompts: int, at_once: int = 1) -> Check:
+    """A check of a comparison over so many prompts: fewer than `FEWEST_PROMPTS` times those that
+    are decoded at once decide nothing."""
+    if prompts >= (needed := FEWEST_PROMPTS * at_once):
         return check
-    why = f"{check.detail}; fewer than {FEWEST_PROMPTS} prompts decide nothing"
-    return replace(check, passed=False, detail=why, enough=False, prompts_needed=FEWEST_PROMPTS)
+    why = f"{check.detail}; fewer than {needed} prompts decide nothing"
+    return replace(check, passed=False, detail=why, enough=False, prompts_needed=needed)

@@ -22,6 +22,8 @@ FEWEST_PROMPTS = 8
 """Of a comparison that decides for something over plain decoding. A bootstrap knows no slower
 prompt than those it has: of n prompts on which chance decides, all n are faster once in 2ⁿ times,
 and then so is every resample."""
+FEWEST_RUNS = 3
+"""Of each side where whole runs are compared: two have hardly a spread of their own."""
 BEYOND = 50
 """Resamples that should be beyond a bound: with fewer than tens a far quantile is mostly chance."""
 
@@ -143,6 +145,31 @@ def ratio_of(base: Timed, other: Timed, tail: float = TAIL, seed: int = 0) -> Ra
             base.seconds, base.tokens, other.seconds, other.tokens, tail=wider, seed=seed
         )
     )
+
+
+def ratio_of_runs(base: Sequence[float], other: Sequence[float], tail: float = TAIL) -> Ratio:
+    """How many times as fast runs are as others on the same prompts, by the speeds of whole runs:
+    the ratio of geometric means, with Welch's interval of the logarithms.
+
+    It says nothing of other prompts, which differ far more than runs do.
+
+    Args:
+        base, other: speeds above 0, at least two of each.
+
+    >>> found = ratio_of_runs([10.0, 11.0, 12.0], [20.0, 22.0, 24.0])
+    >>> [round(value, 2) for value in found]
+    [2.0, 1.71, 2.34]
+    """
+    from scipy.stats import t
+
+    logs = [np.log(np.asarray(speeds, np.float64)) for speeds in (base, other)]
+    errors = [one.var(ddof=1) / len(one) for one in logs]
+    difference, half = float(logs[1].mean() - logs[0].mean()), 0.0
+    if (error := sum(errors)) > 0:
+        weights = (part**2 / (len(one) - 1) for part, one in zip(errors, logs, strict=True))
+        half = float(t.ppf(1 - tail, error**2 / sum(weights)) * error**0.5)
+    low, ratio, high = np.exp([difference - half, difference, difference + half])
+    return Ratio(float(ratio), float(low), float(high))
 
 
 def jackknife(

@@ -113,6 +113,22 @@ Junit = Annotated[
     Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML, for CI.")
 ]
 
+EvidenceFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--evidence",
+        help="Judge what a benchmark tool measured with speculation, instead of measuring: a file, "
+        "or the folder that the tool wrote; may be repeated. See docs/registry.md.",
+    ),
+]
+PlainEvidence = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plain-evidence",
+        help="The same of the same engine without speculation; may be repeated.",
+    ),
+]
+
 
 def gate(
     context: typer.Context,
@@ -143,6 +159,8 @@ def gate(
     start_minutes: StartMinutes = 30.0,
     engine_draft: EngineDraft = None,
     engine_head: EngineHead = None,
+    evidence: EvidenceFiles = None,
+    plain_evidence: PlainEvidence = None,
 ) -> None:
     """Judge a release, or this checkout against its recorded baseline. Exit code: 0 passed, 1
     failed, 2 error, 3 not enough evidence: the intervals leave it open, and the table estimates how
@@ -156,9 +174,17 @@ def gate(
     plain decoding, with the same exit codes. With --engine URL and --launcher so are those of an
     engine that your own command starts; without, the engine is judged as it runs.
 
+    With --evidence, results of others' benchmark tools are judged. The verdict is kept where
+    --release names a release of --engine vllm.
+
     Example: draftwell gate --pair default
     """
-    from draftwell.flows.cli import engine as elsewhere, gate_run as run, launched
+    from draftwell.flows.cli import (
+        engine as elsewhere,
+        evidence as files,
+        gate_run as run,
+        launched,
+    )
 
     for path in filter(None, (markdown, junit)):
         check_output(path)
@@ -166,14 +192,16 @@ def gate(
     on_other = on_other_engine(context)
     with run.errors_are_reported(markdown, junit):
         set_threads(threads)
-        if record:
+        if evidence or plain_evidence:
+            verdicts = files.gate_on_evidence(context)
+        elif record:
             return run.record_baseline(pair)
-        on = "cpu" if baseline or is_address(engine) else run.gated_on(pair, dtype, device)
-        if is_address(engine):
+        elif is_address(engine):
             verdicts = launched.gate_remote(context)
         elif on_other:
             verdicts = elsewhere.gate_elsewhere(context)
         else:
+            on = "cpu" if baseline else run.gated_on(pair, dtype, device)
             settings = GateSettings(
                 device=on,
                 limit=limit,

@@ -177,6 +177,7 @@ def tune(
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
     measurably faster. With --engine vllm, vLLM's ways are measured by running it; with --engine URL
     and --launcher, those of an engine that your own command starts.
+
     Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release
     holds both. Prompts that something was made from are left out. --pad-target saves nothing.
 
