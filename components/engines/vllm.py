@@ -16,6 +16,7 @@ from draftwell.components.engines.environments import (
 from draftwell.components.engines.failures import tail_of
 from draftwell.components.engines.port import About, EngineSettings
 from draftwell.components.engines.process import EngineProcess
+from draftwell.components.engines.vllm_runner import proposer_objection
 from draftwell.serving.errors import DraftwellError
 
 NAME = "vllm"
@@ -46,8 +47,9 @@ class VllmEngine(EngineProcess):
             CPUs.
     Raises:
         DraftwellError: what `EngineProcess` raises; the environment is missing
-            (`peer_not_installed`); another version (`engine_version`); it computes on another
-            device than what is installed says (`engine_device`).
+            (`peer_not_installed`); another version (`engine_version`); no place for a class of the
+            plug-in (`engine_runner`); it computes on another device than what is installed says
+            (`engine_device`).
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class VllmEngine(EngineProcess):
 
     def start(self, settings: EngineSettings) -> About:
         check_version()
+        if objection := proposer_objection(settings.speculation):
+            raise DraftwellError(f"{self.label}: {objection}", code="engine_runner")
         try:
             about = super().start(settings)
         except DraftwellError as error:

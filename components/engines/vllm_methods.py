@@ -18,6 +18,8 @@ METHODS = (OFF, "ngram", "suffix", CASCADE, "draft_model", "eagle3")
 stop rule, from our plug-in."""
 ONE_LENGTH = ("suffix",)
 """Methods whose longest draft is the same at all loads."""
+CUSTOM = "custom_class"
+"""vLLM's method whose `model` is the path of a class."""
 CASCADE_CLASS = "draftwell_vllm.proposers.Spide"
 NEEDS = {"draft_model": "draft", "eagle3": "head"}
 """Method → what it reads besides the target."""
@@ -119,7 +121,7 @@ class Method:
             return None
         found: dict[str, Any] = {"method": self.name, "num_speculative_tokens": self.k}
         if self.name == CASCADE:
-            found |= {"method": "custom_class", "model": CASCADE_CLASS}
+            found |= {"method": CUSTOM, "model": CASCADE_CLASS}
         if self.name == "ngram":
             found |= {"prompt_lookup_min": 1, "prompt_lookup_max": self.n}
         if self.name == "suffix":

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import typer
 
 from draftwell.components.bench.engines.figures import figure_table
 from draftwell.components.bench.report.tables import category_table
+from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.engines.vllm import device_for
 from draftwell.components.engines.vllm_methods import (
     METHODS,
@@ -47,6 +48,7 @@ from draftwell.flows.steps.engine.gate import gate_on_engine
 from draftwell.flows.steps.engine.monitor import check_engine
 from draftwell.flows.steps.engine.recalibrate import recalibrate
 from draftwell.flows.steps.engine.release import (
+    EngineRelease,
     candidates,
     choice_of,
     find_engine_release,
@@ -59,6 +61,7 @@ from draftwell.flows.steps.engine.space import (
     space_of,
     untouched,
 )
+from draftwell.flows.steps.engine.swap import swap_on_engine
 from draftwell.flows.steps.engine.tune import engine_settings, tune_on_engine
 from draftwell.flows.steps.monitor import load_limits, spool_of
 from draftwell.flows.workspace import Workspace, parse_settings
@@ -240,6 +243,8 @@ def deploy_elsewhere(context: typer.Context) -> Path:
                 f"--temperature {tuned_for:g}",
                 code="tuned_elsewhere",
             )
+        if given["swap"] is not None:
+            return swap_elsewhere(space, released, given)
         bundle = deploy_on_engine(
             space,
             released,
@@ -251,6 +256,21 @@ def deploy_elsewhere(context: typer.Context) -> Path:
     for remark in filter(None, (*remarks(released.choice, bundle), signature_remark(bundle))):
         say(remark)
     return bundle
+
+
+def swap_elsewhere(space: EngineSpace, released: EngineRelease, given: Mapping[str, Any]) -> Path:
+    """`draftwell deploy --engine vllm --swap URL`: the bundle's folder, after what was checked."""
+    others = ("ungated", "with_weights", "options")
+    if named := [name for name in others if given[name]]:
+        option = {"options": "set"}.get(named[0], named[0].replace("_", "-"))
+        raise DraftwellError(
+            f"--swap keeps what is served as it is: leave --{option} out", code="bad_setting"
+        )
+    rows = prompts_from(Path(given["swap_prompts"])) if given["swap_prompts"] else demo_prompts()
+    done = swap_on_engine(space, released, Path(given["out"]), parse_address(given["swap"]), rows)
+    for check in done.checks:
+        say(check.detail)
+    return done.bundle
 
 
 def monitor_elsewhere(context: typer.Context) -> DriftReport:

@@ -62,7 +62,7 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "grid",
             "fresh",
         ),
-        "deploy": ("dtype", "temperature", "options"),
+        "deploy": ("dtype", "temperature", "options", "swap", "swap_prompts"),
         "monitor": (
             "recalibrate",
             "prompts",

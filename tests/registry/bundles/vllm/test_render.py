@@ -647,7 +647,7 @@ def run_bundle(
     (place / "api_server.py").write_text(
         "import json, os, sys\nprint(json.dumps(sys.argv[1:]))\n"
         "shown = ('LD_PRELOAD', 'TORCHINDUCTOR_CACHE_DIR', 'VLLM_CACHE_ROOT', "
-        "'VLLM_CPU_OMP_THREADS_BIND', 'VLLM_USE_AOT_COMPILE')\n"
+        "'VLLM_CPU_OMP_THREADS_BIND', 'VLLM_PLUGINS', 'VLLM_USE_AOT_COMPILE')\n"
         "print(json.dumps({k: v for k, v in os.environ.items() if "
         "k.startswith(('DRAFTWELL_', 'VLLM_API_KEY')) or k in shown}), file=sys.stderr)\n"
     )
@@ -921,6 +921,38 @@ def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(
     assert [one.get(name) for one in given] == ["0", None]
     assert given[1]["VLLM_CACHE_ROOT"] == "${HOME}/.cache/vllm/draftwell-my.pair-7-cuda"
     assert given[1]["TORCHINDUCTOR_CACHE_DIR"] == "${HOME}/.cache/vllm/inductor"
+
+
+def test_with_a_key_of_its_own_a_server_takes_other_weights_of_its_draft(
+    bundle: Path, tmp_path: Path
+) -> None:
+    done = run_bundle(bundle, tmp_path)
+    assert "--weight-transfer-config" not in json.loads(done.stdout)
+    assert "DRAFTWELL_DRAFTS" not in variables_of(done), "nothing is open without the key"
+    done = run_bundle(bundle, tmp_path, DRAFTWELL_SWAP_KEY="secret", VLLM_PLUGINS="mine")
+    words = json.loads(done.stdout)
+    named = json.loads(words[words.index("--weight-transfer-config") + 1])
+    assert named == {"backend": "draftwell"}
+    assert variables_of(done)["DRAFTWELL_DRAFTS"] == str(bundle.parent)
+    assert variables_of(done)["VLLM_PLUGINS"].split(",") == [
+        "mine",
+        "draftwell",
+        "draftwell_acceptance",
+        "draftwell_draft",
+    ]
+
+
+def test_a_class_of_the_plug_in_is_not_started_on_vllms_second_runner(tmp_path: Path) -> None:
+    drafts = {"method": "custom_class", "model": "draftwell_vllm.proposers.Spide"}
+    wheel, folder = "plugin-1-py3-none-any.whl", tmp_path / "served"
+    folder.mkdir()
+    (folder / wheel).write_text("wheel")
+    gate = {**GATE, "settings": drafts}
+    write_bundle(serving(speculative=drafts, gate=gate, plugins=(wheel,)), folder)
+    assert run_bundle(folder, tmp_path).returncode == 0
+    done = run_bundle(folder, tmp_path, VLLM_USE_V2_MODEL_RUNNER="1")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "second model runner" in done.stderr
 
 
 @pytest.mark.parametrize(

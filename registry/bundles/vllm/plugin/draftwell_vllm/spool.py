@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
+BUNDLE = "DRAFTWELL_BUNDLE"
+"""Variable with the bundle that is served."""
 SECONDS = 60.0
 KEEP = 400
 """Files that stay; the oldest are removed."""

@@ -16,9 +16,9 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from . import installed_version
-from .spool import SECONDS, AcceptanceSpool
+from .spool import BUNDLE, SECONDS, AcceptanceSpool
 
-FOLDER, BUNDLE, EVERY = "DRAFTWELL_SPOOL", "DRAFTWELL_BUNDLE", "DRAFTWELL_SPOOL_SECONDS"
+FOLDER, EVERY = "DRAFTWELL_SPOOL", "DRAFTWELL_SPOOL_SECONDS"
 
 
 class AcceptanceLogger(StatLoggerBase):
@@ -44,6 +44,7 @@ class AcceptanceLogger(StatLoggerBase):
         """What vLLM counted in a step; either may be None."""
         if self.spool is None:
             return
+        self._follow_bundle(self.spool)
         drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
         counted: dict[str, Any] = (
             {}
@@ -63,6 +64,13 @@ class AcceptanceLogger(StatLoggerBase):
         if counted.get("tokens") or counted.get("rounds"):
             self.spool.add(**counted, running=getattr(scheduler_stats, "num_running_reqs", 0))
             self.spool.write_if_due()
+
+    def _follow_bundle(self, spool: AcceptanceSpool) -> None:
+        """Another draft may have been loaded (`draft_route`): what is counted from now on is of
+        another bundle."""
+        if spool.about["bundle"] != os.environ.get(BUNDLE):
+            spool.write()
+            spool.about["bundle"] = os.environ.get(BUNDLE)
 
     def log(self) -> None:
         """vLLM calls this every few seconds."""
