@@ -26,6 +26,7 @@ from draftwell.registry.releases import (
     suppress_gone,
 )
 from draftwell.registry.store import Store
+from draftwell.registry.webhooks_out import send_event
 from draftwell.serving.errors import DraftwellError
 
 CHAMPION_SINCE, ROLLED_BACK = "champion_since", "rolled_back"
@@ -254,6 +255,7 @@ def adopt(store: Store, pair: str, device: str) -> History:
             if release is not None:
                 move_alias(store, release, "champion")
             store.set_tag(last.kept, DONE, "yes")
+            _tell(pair, device, last)
             moved = last.number
             continue
         # Read after the record: an alias that another has moved since belongs to a later change.
@@ -261,6 +263,25 @@ def adopt(store: Store, pair: str, device: str) -> History:
         if alias in (None, seen.champion):
             return seen
         append(store, find_release(store, pair, device, alias), seen, "by hand")
+
+
+def _tell(pair: str, device: str, entry: Entry) -> None:
+    """Send the webhook of a change that is finished; the change's own mark is its id, because two
+    processes may finish one."""
+    change = entry.change
+    send_event(
+        "release.rolled_back" if change.what == "rollback" else "release.promoted",
+        {
+            "pair": pair,
+            "device": device,
+            "release": change.release,
+            "before": entry.before,
+            "what": change.what,
+            "by": change.by,
+            "reason": change.reason,
+        },
+        change.mark,
+    )
 
 
 def _change(

@@ -26,9 +26,11 @@ from draftwell.registry.gates import GateRecord, thresholds_digest
 from draftwell.registry.record_signature import check_record, sign_record
 from draftwell.registry.store import Published, Store
 from draftwell.registry.strict import Strict, validate
+from draftwell.registry.webhooks_out import send_event
 from draftwell.serving.artifacts.base import Artifact, Provenance
 from draftwell.serving.artifacts.kinds import find_kind, refuse_other_device
 from draftwell.serving.bundle.bundle import ModelRecord
+from draftwell.serving.bundle.verdict import PASSED
 from draftwell.serving.device import DEVICES
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Role
@@ -369,6 +371,23 @@ def record_gate(
     store.set_tag(release.published, "gate_record", text)
     if record.objection(release.version, release.pins, release.published.digest) is None:
         move_alias(store, release, "challenger")
+    if record.result != PASSED:
+        tell_refused(release, record.result, [check.name for check in record.unmet])
+
+
+def tell_refused(release: ReleaseVersion, why: str, checks: Iterable[str] = ()) -> None:
+    """Send the webhook of a release that a gate, or a deployment, did not let pass."""
+    send_event(
+        "release.refused",
+        {
+            "pair": release.pair,
+            "device": release.device,
+            "release": release.version,
+            "digest": release.published.digest,
+            "why": why,
+            "checks": list(checks),
+        },
+    )
 
 
 def reports_folder(record: GateRecord) -> str:

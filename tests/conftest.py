@@ -26,6 +26,8 @@ FOREIGN = (
     "MLFLOW_RUN_ID",
     "MLFLOW_EXPERIMENT_NAME",
     "DRAFTWELL_PEERS",
+    "DRAFTWELL_WEBHOOKS",
+    "DRAFTWELL_WEBHOOK_SECRET",
 )
 
 # No deadline: a busy machine is slow, not wrong. Derandomised: a red run can be repeated.

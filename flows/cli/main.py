@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollback": ("release", "Make the previous champion the champion again."),
     "deploy": ("release", "Build the bundle of a release, and point `current` at it."),
     "sync": ("steer", "Deploy the champion that the alias names now."),
+    "webhook": ("webhook", "Deploy the champion when MLflow says that its alias was moved."),
     "serve": ("decode", "Serve a deployed bundle over the OpenAI API."),
     "prune": ("release", "Remove a pair's old bundles."),
     "monitor": ("monitor", "Compare served traffic with what the champion was calibrated on."),

@@ -17,7 +17,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.build import build_bundle, relink
 from draftwell.registry.bundles.judged import deviation
 from draftwell.registry.promotion import adopt, deployment_objection, promote, withdrawal
-from draftwell.registry.releases import find_release
+from draftwell.registry.releases import find_release, tell_refused
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
@@ -129,6 +129,7 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
         announce(f"{champion.name} is the champion, and `current` leads to it: nothing to do")
         return Synced("unchanged", number, current.resolve())
     if why := deployment_objection(store, champion) or withdrawal(store, champion):
+        tell_refused(champion, why)
         stays = f"release {served.release_version} stays" if served else "nothing is served"
         raise DraftwellError(
             f"the alias champion names {champion.name}, which is not deployed, {why}; "

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from draftwell.registry.webhooks_out import send_event
 from draftwell.serving.files import file_lock, make_folder, write_link
 
 UNFINISHED = ".build."
@@ -72,8 +73,23 @@ def set_rights(place: Path) -> None:
 
 
 def link_current(home: Path, bundle: Path) -> None:
-    """Let `home/current` lead to a bundle in the same folder."""
-    write_link(home / "current", bundle.name)
+    """Let `home/current` lead to a bundle in the same folder; where that is another than before, a
+    webhook tells."""
+    link = home / "current"
+    before = link.readlink().name if link.is_symlink() else None
+    write_link(link, bundle.name)
+    if bundle.name != before:
+        name = NAME.fullmatch(bundle.name)
+        send_event(
+            "release.deployed",
+            {
+                "pair": home.name,
+                "device": name[2] if name else None,
+                "bundle": bundle.name,
+                "before": before,
+                "folder": str(home),
+            },
+        )
 
 
 def bundle_bytes(bundle: Path) -> int:

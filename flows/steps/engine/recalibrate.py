@@ -28,6 +28,7 @@ from draftwell.flows.steps.monitor import load_limits, spool_of
 from draftwell.flows.steps.verdict import sentence
 from draftwell.registry.bundles.vllm.build import bundles_of
 from draftwell.registry.bundles.vllm.render import MANIFEST
+from draftwell.registry.webhooks_out import send_event
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, write_json
 
@@ -146,6 +147,8 @@ class Recalibration:
         self.refuse_several_gpus()
         job = self.begin(last)
         self.note(job)
+        about = {"pair": self.pair, "device": self.settings.device, "reasons": [reason]}
+        send_event("traffic.drifted", {**about, "champion": named(str(self.served()))})
         prompts = self.space.folder / PROMPTS
         settings = {"source": "drift", "prompts": prompts, "drift": reason}
         try:

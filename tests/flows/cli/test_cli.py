@@ -49,6 +49,7 @@ COMMANDS = (
     "export",
     "release",
     "sync",
+    "webhook",
     "papers",
     "gpu",
     "import-results",
