@@ -248,6 +248,14 @@ def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
     return next(differing, min(len(one), len(other)))
 
 
+def starts_of_turns(messages: Sequence[Message]) -> list[int]:
+    """Places at which turns begin: of users' messages, and of the first one that is no system
+    message; of the last one where there is neither."""
+    others = [place for place, one in enumerate(messages) if one["role"] != "system"]
+    users = [place for place in others if messages[place]["role"] == "user"]
+    return sorted({*others[:1], *users}) or [len(messages) - 1]
+
+
 def cut_messages(
     pair: LoadedPair,
     messages: Sequence[Message],
@@ -256,9 +264,10 @@ def cut_messages(
 ) -> tuple[list[int], int]:
     """Ids of a conversation in at most `room` tokens, and how many tokens were left out.
 
-    The chat template stays complete, as a model expects it: first the oldest turns are removed,
-    except a system message, then the beginning of the last message. Plain text keeps its end, after
-    a special token at its start.
+    The chat template stays complete, as a model expects it: first the turns before the last one are
+    removed, the oldest first, except a system message, then the beginnings of the longest messages
+    of the last turn, which a user's message begins. Plain text keeps its end, after a special token
+    at its start.
     """
     ids = pair.encode_messages(messages, tools)
     total = len(ids)
@@ -266,25 +275,25 @@ def cut_messages(
         return ids, 0
     if pair.in_chat_template:
         kept = list(messages)
-        while len(ids) > room and (
-            earlier := [i for i, message in enumerate(kept[:-1]) if message["role"] != "system"]
-        ):
-            following = next(
-                i
-                for i, message in enumerate(kept)
-                if i > earlier[0] and (message["role"] == "user" or i == len(kept) - 1)
-            )
-            # the rest begins with a user again: templates require that
-            del kept[earlier[0] : following]
+        while len(ids) > room and (turns := starts_of_turns(kept))[:-1]:
+            kept = [
+                one
+                for place, one in enumerate(kept)
+                if one["role"] == "system" or place >= turns[1]
+            ]
             ids = pair.encode_messages(kept, tools)
-        content = pair.encode(kept[-1]["content"])
-        left = len(content)
-        while len(ids) > room and (left := left - (len(ids) - room)) > 0:
-            # half a character
-            text = pair.decode(content[-left:]).lstrip("\N{REPLACEMENT CHARACTER}")
-            ids = pair.encode_messages([*kept[:-1], {**kept[-1], "content": text}], tools)
-        if len(ids) <= room:
-            return ids, total - len(ids)
+        last = starts_of_turns(kept)[-1]
+        written = [place for place in range(last, len(kept)) if kept[place].get("content")]
+        for place in sorted(written, key=lambda place: len(kept[place]["content"]), reverse=True):
+            content = pair.encode(kept[place]["content"])
+            left = len(content)
+            while len(ids) > room and (left := max(0, left - (len(ids) - room))) > 0:
+                # half a character
+                text = pair.decode(content[-left:]).lstrip("\N{REPLACEMENT CHARACTER}")
+                kept[place] = {**kept[place], "content": text}
+                ids = pair.encode_messages(kept, tools)
+            if len(ids) <= room:
+                return ids, total - len(ids)
     ids, _ = keep_end(pair, ids, room)
     return ids, total - room
 

@@ -102,6 +102,18 @@ def test_a_cut_in_the_second_of_three_turns_keeps_the_template_and_the_latest_wo
     assert third.cut_tokens > 0
 
 
+def test_the_call_and_the_question_stay_before_a_tools_result(pair: LoadedPair) -> None:
+    call = {"role": "assistant", "content": "calls ls"}
+    asked = [user("one"), call, user("two"), call, {"role": "tool", "content": "abc" * 200 + "end"}]
+    ids, left_out = cut_messages(pair, asked, ROOM + 60)
+    said = spelt(pair, ids)
+    assert len(ids) <= ROOM + 60
+    assert left_out == len(pair.encode_messages(asked)) - len(ids)
+    assert "user\ntwo<|end|><|start|>assistant\ncalls ls<|end|>" in said
+    assert "abcend\n" in said
+    assert "one" not in said
+
+
 def test_what_a_template_alone_does_not_leave_room_for_keeps_its_end(pair: LoadedPair) -> None:
     ids = pair.encode_messages([user("hello")])
     assert cut_messages(pair, [user("hello")], 4) == (ids[-4:], len(ids) - 4)
