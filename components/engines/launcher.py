@@ -69,6 +69,8 @@ class Launcher:
         address: where an engine answers.
         folder: for logs, and for files that commands read.
         stop: ends what `command` started; None: the end of the command's process group does.
+        rests: engines compute with this machine's cores, so that one that nobody asks is stopped
+            (`rest`): some look for requests without a pause.
         start_seconds: bound for an engine to answer.
         say: takes lines of progress.
         connect: makes a client of an address; tests replace it.
@@ -86,11 +88,13 @@ class Launcher:
         folder: Path,
         *,
         stop: LaunchTemplate | None = None,
+        rests: bool = False,
         start_seconds: float = 1800.0,
         say: Callable[[str], None] = lambda line: None,
         connect: Callable[[EngineAddress], EngineClient] = EngineClient,
     ):
         self.command, self.stop, self.folder = command, stop, folder
+        self._rests = rests and stop is None
         self.start_seconds, self._say, self._connect = start_seconds, say, connect
         self.addresses = [address]
         if command.takes_address:
@@ -132,8 +136,14 @@ class Launcher:
         self._count += 1
         if (found := self.running(options)) is None:
             found = self._start(label, options, self._free())
+        found.group.signal(signal.SIGCONT)
         found.used = self._count
         return found
+
+    def rest(self, one: Running) -> None:
+        """Let an engine rest until it is asked for again."""
+        if self._rests:
+            one.group.signal(signal.SIGSTOP)
 
     def end(self, options: Options) -> None:
         """End the engine with these options; harmless where none runs."""
@@ -336,7 +346,8 @@ def cause_of(log: Path) -> str | None:
 def end_gently(one: Running) -> None:
     """Ask all of a group to end, because a shell that waits for its command does not pass a signal
     on, and wait until it serves no more."""
-    one.group.signal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        one.group.signal(number)
     end = time.monotonic() + END_SECONDS
     while one.group.exit_code(0.1) is None or listens(one.address.url):
         if time.monotonic() > end:
