@@ -131,10 +131,12 @@ class EngineClient:
         """What a request is answered with, event by event (SSE); one JSON object is one event."""
         begun = time.perf_counter()
         with self._asked(path, body) as (response, deadline):
-            if "json" in response.headers.get("content-type", ""):
-                found = object_in(self._read(response, deadline))
-                if found is not None:
-                    yield time.perf_counter() - begun, found
+            if "event-stream" not in response.headers.get("content-type", ""):
+                text = self._read(response, deadline)
+                found = object_in(text)
+                if found is None:
+                    raise self._no_json(text)
+                yield time.perf_counter() - begun, found
                 return
             for line in self._lines(response, deadline):
                 if not line.startswith("data:"):

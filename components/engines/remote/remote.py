@@ -88,6 +88,13 @@ class RemoteEngine:
             )
         self.stop()
         self._client = self._connect(self.address)
+        try:
+            return self._ask_what_it_is()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _ask_what_it_is(self) -> About:
         dialect = find_dialect(self.client)
         if not self.speculate and not dialect.switches_off:
             raise DraftwellError(

@@ -1,0 +1,201 @@
+"""Every dialect: found out by itself, the engine's own tokens, what became of drafts, likeliest
+tokens, counters; and what each of them cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from draftwell.components.engines.port import Acceptance, EngineSettings
+from draftwell.components.engines.remote.counters import Counters
+from draftwell.serving.runtime.requests import Sampling
+from tests.components.engines.remote.conftest import EngineAt
+from tests.support.engines.server import EngineServer, serving
+from tests.support.engines.simulated import SimulatedEngine, letters
+from tests.support.errors import raises_code
+
+PROMPTS = [[5, 9, 3], [7, 1], [2, 2, 2, 8]]
+TOKENS = 24
+SPEAKING = ("vllm", "sglang", "llama.cpp", "draftwell")
+"""Dialects that say what became of drafts."""
+
+
+def expected(engine: SimulatedEngine) -> Acceptance:
+    """What the simulated engine has counted."""
+    return Acceptance(
+        rounds=engine.rounds,
+        drafted=engine.drafted,
+        accepted=engine.accepted,
+        accepted_at=tuple(engine.accepted_at),
+    )
+
+
+@pytest.mark.parametrize("speaks", [*SPEAKING, "openai"])
+def test_each_is_found_and_says_its_version(speaks: str, engine_at: EngineAt) -> None:
+    with serving(EngineServer(SimulatedEngine(version="9.8.7"), speaks)) as url:
+        engine = engine_at(f"{url}/v1/")
+        about = engine.start(EngineSettings())
+        assert engine.dialect.name == speaks
+        assert ("9.8.7" in about.version) == (speaks != "openai")
+        told = engine.dialect.tokens_of(engine.client, "abc")
+        assert told == (None if speaks == "openai" else letters("abc"))
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("speaks", SPEAKING)
+def test_tokens_and_acceptance_of_requests_at_once(
+    speaks: str, counted: bool, engine_at: EngineAt
+) -> None:
+    simulated = SimulatedEngine()
+    with serving(EngineServer(simulated, speaks, counted=counted)) as url:
+        engine = engine_at(url)
+        found = engine.decode(PROMPTS, Sampling(max_tokens=TOKENS, logprobs=2))
+        assert [answer.tokens for answer in found.answers] == [
+            simulated.text(ids, TOKENS) for ids in PROMPTS
+        ]
+        total = Acceptance.total(answer.acceptance for answer in found.answers)
+        assert total.model_copy(update={"each": ()}) == expected(simulated)
+        assert simulated.accepted_at[0] > simulated.accepted_at[2] > 0
+        for answer in found.answers:
+            assert answer.top_logprobs is not None
+            assert answer.top_logprobs == [
+                [(token, -0.1), (token + 1, -2.5)] for token in answer.tokens
+            ]
+            assert 0 < answer.first_token_seconds < answer.seconds <= found.seconds
+
+
+@pytest.mark.parametrize("speaks", SPEAKING)
+def test_others_requests_are_not_taken_for_ours(speaks: str, engine_at: EngineAt) -> None:
+    """Where answers say nothing, counters that gained more than these answers say nothing
+    either."""
+    simulated = SimulatedEngine()
+    plays = EngineServer(simulated, speaks, counted=False)
+    with serving(plays) as url:
+        engine = engine_at(url)
+        before = engine.dialect.counters(engine.client)
+        first = engine.decode(PROMPTS[:1], Sampling(max_tokens=TOKENS))
+        own = first.answers[0].acceptance.accepted_at
+        decode = plays.engine.decode
+
+        def with_another(ids: Any, *more: Any, **named: Any) -> Any:
+            decode([1, 2, 3, 4], 40)
+            return decode(ids, *more, **named)
+
+        simulated.decode = with_another  # type: ignore[method-assign]
+        again = engine.decode(PROMPTS[:1], Sampling(max_tokens=TOKENS))
+        gained = engine.dialect.counters(engine.client).since(before)
+    assert gained is not None
+    assert gained.new_tokens == 2 * TOKENS + 40
+    said = again.answers[0].acceptance.accepted_at
+    assert said == (own if speaks in ("sglang", "draftwell") else ())
+
+
+def test_plain_decoding_by_request(engine_at: EngineAt) -> None:
+    sampling = Sampling(max_tokens=TOKENS)
+    for plays, off in (
+        (EngineServer(SimulatedEngine(), "draftwell"), True),
+        (EngineServer(SimulatedEngine(), "llama.cpp", lengths_by_request=True), True),
+        (EngineServer(SimulatedEngine(), "llama.cpp"), False),
+        (EngineServer(SimulatedEngine(), "vllm"), False),
+        (EngineServer(SimulatedEngine(), "sglang"), False),
+    ):
+        with serving(plays) as url:
+            assert engine_at(url).dialect.switches_off == off
+            if not off:
+                with raises_code("engine_always_speculates", "--plain", url):
+                    engine_at(url, speculate=False)
+                continue
+            [answer] = engine_at(url, speculate=False).decode(PROMPTS[:1], sampling).answers
+            assert (answer.tokens, plays.engine.drafted) == (
+                plays.engine.text(PROMPTS[0], TOKENS),
+                0,
+            )
+
+
+def test_an_api_without_token_ids_is_one_line(engine_at: EngineAt) -> None:
+    with (
+        serving(EngineServer(SimulatedEngine(), "openai")) as url,
+        raises_code("engine_no_tokens", url),
+    ):
+        engine_at(url).decode(PROMPTS[:1], Sampling(max_tokens=4))
+
+
+def test_a_text_that_ends_early(engine_at: EngineAt) -> None:
+    for speaks in SPEAKING:
+        simulated = SimulatedEngine()
+        simulated.stop = simulated.text(PROMPTS[0], 6)[5]
+        wanted = simulated.text(PROMPTS[0], TOKENS)
+        assert len(wanted) < TOKENS
+        sampling = Sampling(max_tokens=TOKENS, stop_token_ids=frozenset({simulated.stop}))
+        with serving(EngineServer(simulated, speaks)) as url:
+            [answer] = engine_at(url).decode(PROMPTS[:1], sampling).answers
+        assert answer.tokens == wanted
+
+
+@pytest.mark.parametrize("speaks", SPEAKING)
+def test_counters(speaks: str, engine_at: EngineAt) -> None:
+    simulated = SimulatedEngine(cached=0.5)
+    with serving(EngineServer(simulated, speaks)) as url:
+        engine = engine_at(url)
+        before = engine.dialect.counters(engine.client)
+        engine.decode(PROMPTS, Sampling(max_tokens=TOKENS))
+        gained = engine.dialect.counters(engine.client).since(before)
+        simulated.running = 4
+        after = engine.dialect.counters(engine.client)
+    assert gained is not None
+    assert gained.new_tokens == len(PROMPTS) * TOKENS
+    assert (gained.rounds, gained.accepted is not None) == (simulated.rounds, True)
+    # SGLang's follows from other counts; here a last token that needs no draft is no verification
+    slack = len(PROMPTS) if speaks == "sglang" else 0
+    assert 0 <= (gained.accepted or 0) - simulated.accepted <= slack
+    assert gained.cached_prompt_tokens == simulated.cached_tokens
+    assert gained.requests == (None if speaks == "llama.cpp" else len(PROMPTS))
+    assert gained.accepted_at == (() if speaks == "sglang" else tuple(simulated.accepted_at))
+    assert gained.decode_seconds == pytest.approx(simulated.decode_seconds)
+    assert gained.first_token_seconds == pytest.approx(0.01 * len(PROMPTS))
+    if speaks != "llama.cpp":
+        assert gained.prompt_length_buckets[0] == (10.0, len(PROMPTS))
+    assert (after.running, after.waiting) == (4, 0)
+    assert after.started == (simulated.start_seconds if speaks in ("vllm", "draftwell") else None)
+
+
+def test_prompts_are_read_anew_and_defaults_undone(engine_at: EngineAt) -> None:
+    """Else a prompt that comes twice is faster the second time, and a model's own defaults would
+    sample greedy requests with penalties."""
+    wanted: dict[str, Callable[[dict[str, Any]], object]] = {
+        "vllm": lambda body: (body["cache_salt"], body["repetition_penalty"] == 1.0),
+        "sglang": lambda body: (body["extra_key"], body["sampling_params"]["top_p"] == 1.0),
+        "draftwell": lambda body: (body["cache_salt"], body["temperature"] == 0.0),
+    }
+    for speaks, read in wanted.items():
+        plays = EngineServer(SimulatedEngine(), speaks)
+        with serving(plays) as url:
+            engine = engine_at(url)
+            for _ in range(2):
+                engine.decode(PROMPTS[:1], Sampling(max_tokens=4))
+        (first, one), (second, two) = [read(body) for _, body in plays.asked]  # type: ignore[misc]
+        assert first != second
+        assert one
+        assert two
+    plays = EngineServer(SimulatedEngine(), "llama.cpp")
+    with serving(plays) as url:
+        engine_at(url).decode(PROMPTS[:1], Sampling(max_tokens=4))
+    assert plays.asked[0][1]["cache_prompt"] is False
+
+
+def test_a_difference_is_none_after_a_restart() -> None:
+    before = Counters(at=1.0, started=5.0, rounds=10, accepted_at=(4, 2), running=3)
+    later = before.model_copy(
+        update={"at": 2.0, "rounds": 15, "accepted_at": (6, 3, 1), "running": 1}
+    )
+    gained = later.since(before)
+    assert gained is not None
+    assert (gained.rounds, gained.accepted_at, gained.running) == (5, (2, 1, 1), 1)
+    assert later.model_copy(update={"started": 6.0}).since(before) is None
+    assert later.model_copy(update={"version": "2"}).since(before) is None
+    assert before.since(later) is None
+    unsaid = later.model_copy(update={"rounds": None, "accepted_at": ()}).since(before)
+    assert unsaid is not None
+    assert (unsaid.rounds, unsaid.accepted_at) == (None, ())

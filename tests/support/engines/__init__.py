@@ -1,0 +1,2 @@
+"""Servers that play engines at addresses: their APIs and metrics, with texts and acceptance of a
+simulated law."""
