@@ -70,7 +70,7 @@ class Launcher:
         folder: for logs, and for files that commands read.
         stop: ends what `command` started; None: the end of the command's process group does.
         rests: engines compute with this machine's cores, so that one that nobody asks is stopped
-            (`rest`): some look for requests without a pause.
+            (`rest`): vLLM's workers keep a core busy for a second after each answer.
         start_seconds: bound for an engine to answer.
         say: takes lines of progress.
         connect: makes a client of an address; tests replace it.
