@@ -183,6 +183,16 @@ def test_an_engine_that_was_started_elsewhere_ends_by_its_own_command(tmp_path: 
     wait_until(lambda: not listens(one.address.url), "it goes on")
 
 
+def test_a_setting_that_fails_is_named_also_where_there_is_nothing_to_end(tmp_path: Path) -> None:
+    said: list[str] = []
+    with made(command("--refuse ngram"), tmp_path, stop="exit 3") as launcher:
+        launcher._say = said.append
+        with raises_code("engine_failed", "no such method here"):
+            launcher.start("ngram", launch_options("vllm", NGRAM))
+        assert not launcher._running
+    assert "exit code 3" in said[0]
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
