@@ -52,9 +52,12 @@ class LaunchedEngine:
         return self._remote
 
     def start(self, settings: EngineSettings) -> About:
-        """Start it, unless one with these options runs."""
+        """Start it, unless one with these options runs; afterwards it rests."""
         self._options, self._settings = self.options_of(settings.speculation), settings
-        return self._connect(self.launcher.start(self.label, self._options))
+        running = self.launcher.start(self.label, self._options)
+        about = self._connect(running)
+        self.launcher.rest(running)
+        return about
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Decoded:
         """Decode prompts that are sent at once."""
@@ -63,7 +66,9 @@ class LaunchedEngine:
         if running is not self._running:  # it had ended for another one
             self._connect(running)
             self._asked(prompts, replace(sampling, max_tokens=WARMUP_TOKENS, logprobs=None))
-        return self._asked(prompts, sampling)
+        found = self._asked(prompts, sampling)
+        self.launcher.rest(running)
+        return found
 
     def _asked(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Decoded:
         try:

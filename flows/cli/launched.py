@@ -27,7 +27,7 @@ from draftwell.flows.cli.options import (
 )
 from draftwell.flows.cli.remote import address_of, open_at_address
 from draftwell.flows.context import take_untouched, training_prompts
-from draftwell.flows.steps.engine.launched import LaunchedSpace, place_of
+from draftwell.flows.steps.engine.launched import LaunchedSpace, is_local, place_of
 from draftwell.flows.steps.engine.release import publish_on_engine
 from draftwell.flows.steps.engine.tune import lab_of, tune_on_engine
 from draftwell.flows.steps.remote.gate import gate_as_it_runs
@@ -61,6 +61,7 @@ def open_launched(title: str, context: typer.Context) -> Iterator[LaunchedSpace]
         address,
         place_of(workspace, address),
         stop=None if stop is None else LaunchTemplate(stop, stops=True),
+        rests=workspace.device == "cpu" and is_local(address.url),
         start_seconds=given["start_minutes"] * 60,
         say=say,
     )

@@ -61,10 +61,12 @@ class LaunchedSpace(EngineSpace):
         """
         engine = LaunchedEngine(f"engine/{OFF}", self.launcher, lambda speculation: {})
         about = engine.start(EngineSettings())
+        running = self.launcher.start(engine.label, {})  # it may rest
         name = engine.remote.dialect.name
         for remark in check_tokens(self.pair, engine.remote):
             self.workspace.say(remark)
         engine.disconnect()
+        self.launcher.rest(running)
         if name not in LAUNCHED:
             raise DraftwellError(
                 f"{self.option} answers as {name}, and a launcher can tell only "
@@ -83,7 +85,7 @@ class LaunchedSpace(EngineSpace):
 
     @cached_property
     def version(self) -> str:
-        return self.said[1].version
+        return self.said[1].version.removeprefix(f"{self.name} ")
 
     @cached_property
     def here(self) -> dict[str, Any]:
@@ -101,7 +103,7 @@ class LaunchedSpace(EngineSpace):
     def device_class(self) -> str:
         """This machine's where the engine answers on it; else the device alone."""
         device = self.workspace.device
-        here = urlsplit(self.option).hostname in LOCAL and (device == "cpu" or cuda_available())
+        here = is_local(self.option) and (device == "cpu" or cuda_available())
         return device_class(device) if here else f"{device.partition(':')[0]}-elsewhere"
 
     @property
@@ -176,3 +178,8 @@ class LaunchedSpace(EngineSpace):
 def place_of(workspace: Workspace, address: EngineAddress) -> Path:
     """Where logs, measurements and reports of engines at an address are kept."""
     return workspace.device_root / FOLDER / folder_name(address)
+
+
+def is_local(url: str) -> bool:
+    """Whether an address is this machine's own."""
+    return urlsplit(url).hostname in LOCAL

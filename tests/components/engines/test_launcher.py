@@ -22,7 +22,7 @@ from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.launching.ports import two_free_ports
 from tests.support.paths import REPO
-from tests.support.peers.environments import in_group
+from tests.support.peers.environments import in_group, is_stopped
 from tests.support.server.server_process import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -48,7 +48,14 @@ def asked_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ENGINES.pop().disconnect()
 
 
-def made(text: str, folder: Path, *, stop: str | None = None, seconds: float = 20.0) -> Launcher:
+def made(
+    text: str,
+    folder: Path,
+    *,
+    stop: str | None = None,
+    seconds: float = 20.0,
+    rests: bool = False,
+) -> Launcher:
     port = two_free_ports()
     return Launcher(
         LaunchTemplate(text.replace("PORT", str(port))),
@@ -56,6 +63,7 @@ def made(text: str, folder: Path, *, stop: str | None = None, seconds: float = 2
         folder,
         stop=None if stop is None else LaunchTemplate(stop, stops=True),
         start_seconds=seconds,
+        rests=rests,
     )
 
 
@@ -105,6 +113,20 @@ def test_at_one_address_engines_take_turns_and_each_answers_as_itself(tmp_path: 
         ]
         assert rounds == [0, 2, 0]
         assert len(launcher._running) == 1
+
+
+def test_one_that_nobody_asks_rests_and_answers_again_and_ends(tmp_path: Path) -> None:
+    with made(f"exec {command()}", tmp_path, rests=True) as launcher:
+        plain, other = engine(launcher, "plain"), engine(launcher, "ngram")
+        plain.start(EngineSettings())
+        running = launcher.running({})
+        assert running is not None
+        wait_until(lambda: is_stopped(running.group.pid), "it does not rest")
+        other.start(EngineSettings(speculation=NGRAM))
+        for one in (plain, other, plain):
+            assert len(one.decode([[5]], Sampling(max_tokens=2)).answers[0].tokens) == 2
+        wait_until(lambda: is_stopped(running.group.pid), "it does not rest")
+    assert not in_group(running.group.pid)
 
 
 def test_one_that_never_answers_is_ended_in_time_and_its_log_is_quoted(tmp_path: Path) -> None:
@@ -159,6 +181,16 @@ def test_an_engine_that_was_started_elsewhere_ends_by_its_own_command(tmp_path: 
         assert one.group.exit_code(5) == 0
         assert listens(one.address.url)
     wait_until(lambda: not listens(one.address.url), "it goes on")
+
+
+def test_a_setting_that_fails_is_named_also_where_there_is_nothing_to_end(tmp_path: Path) -> None:
+    said: list[str] = []
+    with made(command("--refuse ngram"), tmp_path, stop="exit 3") as launcher:
+        launcher._say = said.append
+        with raises_code("engine_failed", "no such method here"):
+            launcher.start("ngram", launch_options("vllm", NGRAM))
+        assert not launcher._running
+    assert "exit code 3" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_tune_gate_and_promote_at_an_address(
     release = find_release(Store(), "tiny", "cpu-vllm", "candidate")
     home = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "cpu"
     config = EngineConfig.load(home / "artifacts" / "engine_config")
-    assert (config.contents.engine, config.contents.version) == ("vllm", "vllm 0.32.0")
+    assert (config.contents.engine, config.contents.version) == ("vllm", "0.32.0")
     assert config.contents.settings is not None
     assert config.contents.settings["num_speculative_tokens"] == 3
     assert COMMAND not in config.contents.model_dump_json()
@@ -134,6 +134,7 @@ def test_other_outputs_than_plain_decodings_fail(
         ("tune --trials 3", ("--launcher", COMMAND), "--trials"),
         ("gate --plain http://127.0.0.1:1", ("--launcher", COMMAND), "--plain"),
         ("gate --release candidate", (), "--launcher"),
+        ("gate --start-minutes 2", (), "--start-minutes"),
         ("tune --methods ngram", ("--launcher", "exit 3; {speculation}"), "exit code 3"),
     ],
 )
