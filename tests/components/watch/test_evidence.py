@@ -19,7 +19,9 @@ def test_the_permitted_rate_holds_at_every_look() -> None:
     rng = np.random.default_rng(0)
     alpha, windows, runs = 1e-3, 100, 1000
     alarms = sum(
-        bool(episodes(rng.normal(LIMIT / 2, 0.05, windows), NORMAL, LIMIT, -math.log(alpha)))
+        bool(
+            episodes(rng.normal(LIMIT / 2, 0.05, windows).tolist(), NORMAL, LIMIT, -math.log(alpha))
+        )
         for _ in range(runs)
     )
     assert alarms <= runs * alpha * windows
@@ -32,12 +34,16 @@ def test_from_a_known_beginning_alpha_is_that_of_all_windows() -> None:
     alarms = sum(
         bool(
             episodes(
-                rng.normal(LIMIT / 2, 0.05, 200), NORMAL, LIMIT, math.log(100), from_first=True
+                rng.normal(LIMIT / 2, 0.05, 100).tolist(),
+                NORMAL,
+                LIMIT,
+                math.log(100),
+                from_first=True,
             )
         )
         for _ in range(1000)
     )
-    assert alarms <= 20
+    assert alarms <= 10
 
 
 def test_windows_that_are_alike_in_time_have_a_larger_spread() -> None:
@@ -45,7 +51,7 @@ def test_windows_that_are_alike_in_time_have_a_larger_spread() -> None:
     truth = math.sqrt((1 + 0.8) / (1 - 0.8))
     found = [Normal.of(ar1(rng, 120, 0.8).tolist()).spread for _ in range(200)]
     # a spread that takes windows for independent is 1, a third of the truth
-    assert np.mean(np.array(found) > truth) > 0.8
+    assert np.mean(np.array(found) > truth) > 0.7
     assert np.median(found) < 2 * truth
 
 
@@ -53,7 +59,7 @@ def test_a_shift_is_found_where_it_began_and_ends() -> None:
     rng = np.random.default_rng(3)
     effects = rng.normal(0, 0.03, 200)
     effects[80:140] += 0.2
-    (found,) = episodes(effects, NORMAL, LIMIT, 12.0)
+    (found,) = episodes(effects.tolist(), NORMAL, LIMIT, 12.0)
     assert 78 <= found.since <= 81
     assert found.seen <= 88
     assert found.until is not None
@@ -64,7 +70,7 @@ def test_a_shift_is_found_where_it_began_and_ends() -> None:
 def test_a_real_change_below_the_limit_is_no_alarm() -> None:
     rng = np.random.default_rng(4)
     sharp = NORMAL.model_copy(update={"spread": 0.01})
-    assert episodes(rng.normal(0.06, 0.01, 300), sharp, LIMIT, 12.0) == []
+    assert episodes(rng.normal(0.06, 0.01, 300).tolist(), sharp, LIMIT, 12.0) == []
 
 
 @pytest.mark.parametrize("size", [0.5, 50.0])
