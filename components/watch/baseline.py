@@ -31,14 +31,15 @@ class StepTime(Message):
     @classmethod
     def of(cls, windows: Sequence[Window]) -> StepTime | None:
         """Fitted by relative least squares; None where too few windows are timed."""
-        from scipy.optimize import nnls
-
         pairs = [(w.at_once, w.step_seconds) for w in windows]
         timed = [(load, step) for load, step in pairs if load and step]
         if len(timed) < FEWEST:
             return None
         loads, steps = np.array(timed).T
-        (base, each), _ = nnls(np.stack([1 / steps, loads / steps], 1), np.ones(len(steps)))
+        columns = np.stack([1 / steps, loads / steps], 1)
+        (base, each), *_ = np.linalg.lstsq(columns, np.ones(len(steps)), rcond=None)
+        if base <= 0 or each < 0:  # a load that hardly varies says nothing of its cost
+            base, each = 1 / np.mean(1 / steps), 0.0
         error = Normal.of(np.log(steps / (base + each * loads)).tolist())
         load = Normal.of(np.log2(loads).tolist())
         return cls(base=float(base), each=float(each), error=error, load=load)

@@ -170,7 +170,7 @@ def lost_acceptance(case: Case) -> Alarm:
     if changed is not None:
         return case.alarm("build_change", since=changed)
     left = share_left(case)
-    if left is not None and left <= case.limits.dead and fixed != "same" and at_once(case):
+    if left is not None and left <= case.limits.dead and fixed != "same" and abrupt(case):
         sure = fixed == "fell" or left <= case.limits.dead / 2
         return case.alarm("dead_draft", *(() if sure else ("drift_of_traffic",)))
     if longer_now(case) >= case.limits.longer and fixed != "fell":
@@ -185,7 +185,7 @@ def share_left(case: Case) -> float | None:
     return float(np.mean(shares[-FEW:])) / usual if shares and usual else None
 
 
-def at_once(case: Case) -> bool:
+def abrupt(case: Case) -> bool:
     """Whether most of the fall came from one window to the next, as when weights are replaced,
     and not little by little."""
     known = [-math.log(w.length) for w in case.windows if w.length]

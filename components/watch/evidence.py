@@ -73,20 +73,20 @@ def long_run_variance(x: np.ndarray) -> float:
     That of an AR(1) process is exact for what it knows, but noise of single windows hides a slow
     wander from it; batch means show the wander, and are few.
     """
-    from scipy.stats import chi2
+    from scipy.special import chdtri  # scipy.stats takes a second to import
 
     n, centred = len(x), x - x.mean()
     square = float(centred @ centred)
     rho = float(centred[1:] @ centred[:-1]) / max(square, 1e-30)
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # its bias in short series
     freedom = max(n * (1 - rho) / (1 + rho), 5) - 1
-    of_ar1 = square / (n - 1) * (1 + rho) / (1 - rho) * freedom / float(chi2.ppf(0.1, freedom))
+    of_ar1 = square / (n - 1) * (1 + rho) / (1 - rho) * freedom / float(chdtri(freedom, 0.9))
     batches = n // BATCH
     if batches < 4:
         return of_ar1
     means = x[: batches * BATCH].reshape(batches, BATCH).mean(1)
     freedom = batches - 1
-    return max(of_ar1, BATCH * float(means.var()) * batches / float(chi2.ppf(0.1, freedom)))
+    return max(of_ar1, BATCH * float(means.var()) * batches / float(chdtri(freedom, 0.9)))
 
 
 @dataclass(frozen=True)

@@ -78,13 +78,13 @@ def logs(
 def of_prompts(changes: Sequence[float]) -> Change | None:
     """Mean and interval over prompts, by Student's t; a prompt's own noise is taken for at least
     2 %."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     if len(changes) < 2:
         return None
     mean = float(np.mean(changes))
     spread = max(float(np.std(changes, ddof=1)), 0.02) / math.sqrt(len(changes))
-    half = float(t.ppf(0.975, max(len(changes) - 1, 3))) * spread
+    half = float(stdtrit(max(len(changes) - 1, 3), 0.975)) * spread
     return Change(mean, mean - half, mean + half, len(changes))
 
 
@@ -161,14 +161,14 @@ def crossing(measured: Sequence[Versus]) -> Crossing | None:
     """Where seconds with and without speculation are equal.
 
     A step's seconds grow linearly with the requests at once, so their difference does too:
-    seconds − plain = A + B · load, fitted relative to `plain`; it is 0 at −A / B. The interval is a
-    jackknife over blocks of successive measurements, on the logarithm.
+    seconds − plain = A + B · load, fitted relative to `plain`; it is 0 at −A / B. The interval is
+    a jackknife over blocks of successive measurements, on the logarithm.
 
     Returns:
         None where fewer than ten measurements or one load is there, or the difference does not
         grow with load.
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     table = np.array([(v.load, v.seconds, v.plain) for v in measured])
     if len(table) < BLOCKS or np.ptp(table[:, 0]) == 0:
@@ -182,7 +182,7 @@ def crossing(measured: Sequence[Versus]) -> Crossing | None:
     if len(logs) < BLOCKS:
         return Crossing(found, 1.0, math.inf)
     spread = math.sqrt((BLOCKS - 1) / BLOCKS * float(((logs - logs.mean()) ** 2).sum()))
-    half = float(t.ppf(0.975, BLOCKS - 1)) * spread
+    half = float(stdtrit(BLOCKS - 1, 0.975)) * spread
     return Crossing(found, found * math.exp(-half), found * math.exp(half))
 
 

@@ -89,7 +89,7 @@ class Faults:
     """Traffic changes to a kind that the draft has never seen."""
     drift_minutes: int = 60
     drift_share: float = 0.6
-    recovers_from: int = 10**9
+    recovers_from: int = -1
     """The traffic slowly becomes what it was, in `drift_minutes`."""
     sampled_from: int = -1
     """All requests are sampled."""
@@ -230,11 +230,13 @@ def harm(
 
 def ar1(rng: np.random.Generator, n: int, rho: float) -> np.ndarray:
     """A stationary AR(1) series with unit variance."""
-    from scipy.signal import lfilter
-
-    noise = rng.normal(size=n) * np.sqrt(1 - rho**2)
-    noise[0] = rng.normal()
-    return np.asarray(lfilter([1], [1, -rho], noise))
+    noise = rng.normal(size=n)
+    noise[1:] *= np.sqrt(1 - rho**2)
+    series, last = [], 0.0
+    for shock in noise.tolist():
+        last = rho * last + shock
+        series.append(last)
+    return np.array(series)
 
 
 def arrivals(law: Law, faults: Faults, minutes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -257,6 +259,68 @@ def arrivals(law: Law, faults: Faults, minutes: np.ndarray, rng: np.random.Gener
     return np.asarray(count)
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """Requests of a run, one entry each, and how their drafts fared."""
+
+    minute: np.ndarray
+    prompt: np.ndarray
+    rounds: np.ndarray
+    at: np.ndarray
+    """`[requests, width]`: rounds that accepted each position."""
+
+    @property
+    def new(self) -> np.ndarray:
+        """Output tokens."""
+        return np.asarray(self.rounds + self.at.sum(1))
+
+
+def kinds_of(
+    law: Law, faults: Faults, time: np.ndarray, minute: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Log odds of each request's kind: by a mixture that wanders, and by drift."""
+    kinds = np.array(list(KINDS.values()))
+    wander = np.stack([ar1(rng, len(time), 0.98) for _ in kinds], 1)
+    share = np.exp(np.log(law.mixture) + 0.2 * wander)
+    share /= share.sum(1, keepdims=True)
+    drawn = rng.random(len(minute))[:, None]
+    kind = kinds[(drawn > share.cumsum(1)[minute]).sum(1).clip(0, 2)]
+    drift = growth(time, faults.drift_from, faults.drift_minutes) * faults.drift_share
+    drift = drift * (1 - growth(time, faults.recovers_from, faults.drift_minutes))
+    return np.where(rng.random(len(minute)) < drift[minute], HARD, kind)
+
+
+def traffic(
+    law: Law, faults: Faults, time: np.ndarray, uptime: np.ndarray, rng: np.random.Generator
+) -> Traffic:
+    """Requests, their prompts and answers, and what their drafts got."""
+    minute = np.repeat(time, arrivals(law, faults, time, rng))
+    n = len(minute)
+    kind = kinds_of(law, faults, time, minute, rng)
+    longer = growth(time, faults.context_from, faults.context_minutes)
+    middle = law.prompt * (faults.context_to / law.prompt) ** longer
+    prompt = np.maximum(law.shared + 1, middle[minute] * np.exp(0.5 * rng.normal(size=n)))
+    answer = np.maximum(8, law.answer * np.exp(0.6 * rng.normal(size=n)))
+    sampled = (rng.random(n) < law.sampled) | after(minute, faults.sampled_from)
+    talent = law.talent * rng.normal(size=n)
+    odds = kind + talent - 0.8 * sampled - harm(law, faults, prompt, minute, uptime)
+    p = np.where(dead(faults, minute), 0.01, expit(odds))
+    p = np.where(silent(faults, minute), 0.0, p)
+    reach = p[:, None] ** np.arange(1, law.width + 1)
+    rounds = np.maximum(1, np.round(answer / (1 + reach.sum(1)))).astype(int)
+    at = np.minimum.accumulate(rng.binomial(rounds[:, None], reach), axis=1)
+    return Traffic(minute, prompt, rounds, at)
+
+
+def machine_of(faults: Faults, time: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """How many times as slow the machine and the build are, by minute."""
+    until = faults.neighbour_from + faults.neighbour_minutes
+    near = after(time, faults.neighbour_from) & (time < until)
+    slow = np.where(near, faults.neighbour_slower, 1.0)
+    slow = slow * np.where(after(time, faults.build_from), faults.build_slower, 1.0)
+    return np.asarray(slow * np.exp(0.015 * ar1(rng, len(time), 0.8)))
+
+
 def simulate(
     minutes: int,
     seed: int,
@@ -268,81 +332,37 @@ def simulate(
     time = np.arange(minutes)
     starts = sorted({0, *faults.restarts, *([faults.build_from] if faults.build_from >= 0 else [])})
     life = np.searchsorted(starts, time, side="right") - 1
-    # the first start lies hours back
-    uptime = np.where(life == 0, time + 300, time - np.asarray(starts)[life])
-    uptime = (
-        uptime
-        if faults.stale_from < 0
-        else np.where(
-            life == 0, np.maximum(time - faults.stale_from, 0), time - np.asarray(starts)[life]
-        )
-    )
-    count = arrivals(law, faults, time, rng)
-    minute = np.repeat(time, count)
-    n = len(minute)
-    kinds = np.array(list(KINDS.values()))
-    logit = np.log(law.mixture) + 0.2 * np.stack([ar1(rng, minutes, 0.98) for _ in kinds], 1)
-    share = np.exp(logit) / np.exp(logit).sum(1, keepdims=True)
-    kind = kinds[(rng.random(n)[:, None] > share.cumsum(1)[minute]).sum(1).clip(0, 2)]
-    drift = growth(time, faults.drift_from, faults.drift_minutes) * faults.drift_share
-    drift = drift - growth(time, min(faults.recovers_from, 10**8), faults.drift_minutes) * drift
-    kind = np.where(rng.random(n) < drift[minute], HARD, kind)
-    middle = np.exp(
-        np.log(law.prompt)
-        + growth(time, faults.context_from, faults.context_minutes)
-        * np.log(faults.context_to / law.prompt)
-    )
-    prompt = np.maximum(law.shared + 1, middle[minute] * np.exp(0.5 * rng.normal(size=n)))
-    answer = np.maximum(8, law.answer * np.exp(0.6 * rng.normal(size=n)))
-    sampled = (rng.random(n) < law.sampled) | after(minute, faults.sampled_from)
-    odds = (
-        kind
-        + law.talent * rng.normal(size=n)
-        - 0.8 * sampled
-        - harm(law, faults, prompt, minute, uptime)
-    )
-    p = np.where(dead(faults, minute), 0.01, expit(odds))
-    quiet = silent(faults, minute)
-    p = np.where(quiet, 0.0, p)
-    reach = p[:, None] ** np.arange(1, law.width + 1)
-    rounds = np.maximum(1, np.round(answer / (1 + reach.sum(1)))).astype(int)
-    at = np.minimum.accumulate(rng.binomial(rounds[:, None], reach), axis=1)
-    new = rounds + at.sum(1)
-    machine = np.exp(0.015 * ar1(rng, minutes, 0.8))
-    near = after(time, faults.neighbour_from) & (
-        time < faults.neighbour_from + faults.neighbour_minutes
-    )
-    machine = machine * np.where(near, faults.neighbour_slower, 1.0)
-    machine = machine * np.where(after(time, faults.build_from), faults.build_slower, 1.0)
-    hot = ~(after(minute, faults.cache_from))
-    cold = uptime[minute] < 2
-    cached = np.where(hot & ~(cold & (minute > 5)), law.shared * (rng.random(n) < 0.9), 0).astype(
-        int
-    )
-    rounds_minute = np.bincount(minute, rounds, minutes)
-    long = np.bincount(minute, prompt, minutes) / np.maximum(count, 1)
-    slow = machine * (1 + long / 102_400)
+    # the first start lies hours back; a draft becomes stale from the fault on
+    first = time + 300 if faults.stale_from < 0 else np.maximum(time - faults.stale_from, 0)
+    uptime = np.where(life == 0, first, time - np.asarray(starts)[life])
+    sent = traffic(law, faults, time, uptime, rng)
+    minute, n, quiet = sent.minute, len(sent.minute), silent(faults, sent.minute)
+    machine = machine_of(faults, time, rng)
+    cold = (uptime[minute] < 2) & (minute > 5)
+    hit = (rng.random(n) < 0.9) & ~cold & ~after(minute, faults.cache_from)
+    cached = np.where(hit, law.shared, 0)
+    count = np.maximum(np.bincount(minute, minlength=minutes), 1)
+    slow = machine * (1 + np.bincount(minute, sent.prompt, minutes) / count / 102_400)
     # Little's law: at_once = rounds / 60 · (base + each · at_once) · slow
-    busy = rounds_minute / 60 * slow
+    busy = np.bincount(minute, sent.rounds, minutes) / 60 * slow
     at_once = np.minimum(busy * law.step_base / np.maximum(1 - busy * step_each(law), 0.05), 64.0)
     step = (law.step_base + step_each(law) * at_once) * slow
-    seconds = rounds * step[minute] / new
     table = {
         "requests": np.ones(n),
-        "prompt_tokens": prompt.astype(int),
+        "prompt_tokens": sent.prompt.astype(int),
         "cached_prompt_tokens": cached,
-        "new_tokens": new,
-        "rounds": np.where(quiet, 0, rounds),
-        "drafted": np.where(quiet, 0, rounds * law.width),
-        "accepted": at.sum(1),
-        "decode_seconds": seconds,
+        "new_tokens": sent.new,
+        "rounds": np.where(quiet, 0, sent.rounds),
+        "drafted": np.where(quiet, 0, sent.rounds * law.width),
+        "accepted": sent.at.sum(1),
+        "decode_seconds": sent.rounds * step[minute] / sent.new,
         "decode_steps": np.ones(n),
-        "first_token_seconds": 0.02 + (prompt - cached) * 1e-4,
+        "first_token_seconds": 0.02 + (sent.prompt - cached) * 1e-4,
     }
     replica = rng.integers(faults.replicas, size=n)
     which = rng.integers(faults.replicas, size=minutes)
-    inside = np.stack([prompt <= edge for edge in BUCKETS], 1)
-    columns = [*table.values(), *(at[:, i] for i in range(law.width)), *inside.T]
+    inside = np.stack([sent.prompt <= edge for edge in BUCKETS], 1)
+    columns = [*table.values(), *(sent.at[:, i] for i in range(law.width)), *inside.T]
     samples = read(columns, list(table), law, faults, minute, replica, which, life, starts, at_once)
     return Run(law, faults, samples, at_once, machine, uptime, rng)
 
