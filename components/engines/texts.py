@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from draftwell.components.engines.port import Acceptance, Engine, EngineSettings
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.results import Results
+from draftwell.components.results import Results, object_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 
@@ -86,6 +85,6 @@ def write_texts(
 
 
 def rows_of(file: Path) -> list[Row]:
-    """The rows of a file of texts."""
-    lines = file.read_text(encoding="utf-8").splitlines()[1:]
-    return [json.loads(line)["value"] for line in lines]
+    """The rows of a file of texts, without lines that a kill cut short."""
+    rows = map(object_of, file.read_bytes().split(b"\n")[1:])
+    return [row["value"] for row in rows if "value" in row]

@@ -32,7 +32,7 @@ MOST_BYTES = 64 << 20
 ABSENT = (404, 405, 501)
 """Statuses of a path that a server does not have."""
 PASSING = (502, 503, 504)
-"""Statuses of a proxy whose server is away, or of a server that does not serve yet."""
+"""Statuses of a proxy whose server is unavailable, or of a server that does not serve yet."""
 TOO_LONG = ("context length", "context size", "maximum context", "max_model_len", "longer than the")
 """How engines word a prompt that they have no room for."""
 

@@ -44,7 +44,7 @@ class Counters(Message):
 
     def since(self, before: Counters) -> Counters | None:
         """What was added since `before`: its sums are differences, its times, version and gauges
-        are those of now. None where the engine was started anew or a sum fell; where only one
+        are those of now. None where the engine was started again or a sum fell; where only one
         side says something, it is not said.
 
         >>> Counters(at=9.0, rounds=7).since(Counters(at=5.0, rounds=4)).rounds

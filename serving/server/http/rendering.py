@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -22,7 +22,7 @@ from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.server.http.conversation import AnswerChoice, Conversation
 from draftwell.serving.server.http.errors import APIError
 from draftwell.serving.server.http.prompts import on_thread
-from draftwell.serving.server.http.requests import ChatRequest, Generation
+from draftwell.serving.server.http.requests import ChatRequest, CompletionRequest, Generation
 from draftwell.serving.server.http.tool_calls import Piece, TextPiece, joined
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.scheduling.detokenize import TokenInfo
@@ -95,6 +95,10 @@ def speculation_of(strategy: str, parts: Sequence[Stats]) -> Json:
         "predicted_accepted": total.predicted_accepted,
         "forced": total.forced,
         "accepted_by": accepted_by,
+        # that verified a draft, and how many of them accepted the token at each position; those of
+        # a prediction or a format are among them
+        "rounds": total.rounds,
+        "accepted_at": [total.accepted_at[place] for place in sorted(total.judged_at)],
         # after the prompt's pass, and that if it verifies too
         "target_calls": total.target_calls,
         "acceptance_rate": own.acceptance_rate,
@@ -244,7 +248,8 @@ class Answer:
         for choice in self.conversation.choices:
             own = tokens[choice.index]
             logprobs = self._logprobs(choice, self._rated(choice, own, first=True))
-            choices.append(self._choice(choice, choice.before + texts[choice.index], logprobs))
+            whole = self._choice(choice, choice.before + texts[choice.index], logprobs)
+            choices.append(whole | self._ids(own))
             trace += trace_of(own, choice.index)
         fields = self._extension(self._stats() | ({"tokens": trace} if self.traced else {}))
         return self._envelope(self.object, choices) | {"usage": self._usage()} | fields
@@ -308,11 +313,13 @@ class Answer:
             text = choice.before + text
         rated = self._rated(choice, tokens, first=first)
         chunks = self._start(choice) if first else []
-        if text or rated or (tokens and self.traced):
+        if text or rated or (tokens and (self.traced or self.body.lists_token_ids)):
             trace = {"tokens": trace_of(tokens, choice.index)} if self.traced else {}
             said = self._said(choice, text, self._logprobs(choice, rated), bool(trace))
             for position, piece in enumerate(said):
-                chunks.append(self._chunk(piece) | ({} if position else self._extension(trace)))
+                ids = {} if position else self._ids(tokens)
+                extension = {} if position else self._extension(trace)
+                chunks.append(self._chunk(piece | ids) | extension)
         if isinstance(event, End):
             chunks += [self._chunk(piece) for piece in self._rest(choice)]
             fields = self._extension(self._stats() if self.conversation.over else {})
@@ -320,6 +327,10 @@ class Answer:
                 self._chunk(piece_of(choice, self._text(None), self._reason(choice))) | fields
             )
         return chunks
+
+    def _ids(self, tokens: Sequence[TokenInfo]) -> Json:
+        """The ids of tokens, if they were asked for."""
+        return {"token_ids": [token.id for token in tokens]} if self.body.lists_token_ids else {}
 
     def _start(self, choice: AnswerChoice) -> list[Json]:
         """Chunks before a choice's first text."""
@@ -420,7 +431,9 @@ class CompletionAnswer(Answer):
     def _logprobs(self, choice: AnswerChoice, tokens: Sequence[RatedToken]) -> Json | None:
         if not self.rated:
             return None
-        listed = plain_logprobs(tokens, self.served.token_text, choice.listed_characters)
+        by_id = cast(CompletionRequest, self.body).return_tokens_as_token_ids
+        spell = "token_id:{}".format if by_id else self.served.token_text
+        listed = plain_logprobs(tokens, spell, choice.listed_characters)
         choice.listed_characters += sum(map(len, listed["tokens"]))
         return listed
 

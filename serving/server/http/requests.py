@@ -1056,6 +1056,11 @@ class Generation(OpenAIFields):
         """Whether the prompt's tokens get log-probs too."""
         return False
 
+    @property
+    def lists_token_ids(self) -> bool:
+        """Whether choices name their tokens by ids."""
+        return False
+
     def sampling_settings(self) -> dict[str, Any]:
         """Keyword arguments for `Sampling`, with OpenAI's defaults."""
         return {
@@ -1198,6 +1203,15 @@ class CompletionRequest(Generation):
         None, description="begin the answer with the prompt, and its log-probs if requested"
     )
 
+    return_token_ids: bool | None = Field(
+        None,
+        description="true: `token_ids` of each choice are the tokens of its text, one that ended "
+        "it included (vLLM's)",
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="true: log-probs name tokens as token_id:5 (vLLM's)"
+    )
+
     OFF = Generation.OFF | OTHER_FIELDS["completion"]
 
     @model_validator(mode="after")
@@ -1213,6 +1227,10 @@ class CompletionRequest(Generation):
     @property
     def rates_prompt(self) -> bool:
         return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def lists_token_ids(self) -> bool:
+        return self.return_token_ids is True
 
     @property
     def prompts(self) -> list[str | list[int]]:

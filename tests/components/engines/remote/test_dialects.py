@@ -161,7 +161,7 @@ def test_counters(speaks: str, engine_at: EngineAt) -> None:
     assert after.started == (simulated.start_seconds if speaks in ("vllm", "draftwell") else None)
 
 
-def test_prompts_are_read_anew_and_defaults_undone(engine_at: EngineAt) -> None:
+def test_prompts_are_read_again_and_defaults_undone(engine_at: EngineAt) -> None:
     """Else a prompt that comes twice is faster the second time, and a model's own defaults would
     sample greedy requests with penalties."""
     wanted: dict[str, Callable[[dict[str, Any]], object]] = {

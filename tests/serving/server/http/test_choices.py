@@ -342,6 +342,8 @@ def test_stats_are_told_unless_unwanted(http: httpx.Client) -> None:
         "predicted_accepted",
         "forced",
         "accepted_by",
+        "rounds",
+        "accepted_at",
         "target_calls",
         "acceptance_rate",
         "mean_acceptance_length",
@@ -352,12 +354,36 @@ def test_stats_are_told_unless_unwanted(http: httpx.Client) -> None:
     assert stats["drafted"] >= stats["judged"] >= stats["accepted"]
     assert stats["accepted_by"] == {stats["strategy"]: stats["accepted"]}
     assert stats["mean_acceptance_length"] > 1
+    assert stats["accepted"] == sum(stats["accepted_at"])
+    assert stats["mean_acceptance_length"] == 1 + stats["accepted"] / stats["rounds"]
     assert 0 < stats["first_token_seconds"] < 24 / stats["tokens_per_second"]
     assert "speculation" not in complete(http, speculation={"stats": False})
     assert all(
         "speculation" not in chunk
         for chunk in stream(http, "/v1/completions", prompt="hi", speculation={"stats": False})
     )
+
+
+def test_token_ids_of_a_whole_answer_and_of_a_stream(
+    http: httpx.Client, served: ServedModel
+) -> None:
+    """Also those without text, and the token that ended the answer."""
+    asked = {"temperature": 0, "return_token_ids": True, "max_tokens": 24}
+    whole = complete(http, **asked)
+    [choice] = whole["choices"]
+    ids = choice["token_ids"]
+    assert len(ids) == whole["usage"]["completion_tokens"] == 24
+    # bytes at the end that may begin a character are no text
+    assert served.decode(ids).rstrip("\ufffd") == choice["text"].rstrip("\ufffd")
+    chunks = stream(http, "/v1/completions", prompt="hello there", **asked)
+    assert [
+        token for chunk in chunks for one in chunk["choices"] for token in one.get("token_ids", ())
+    ] == ids
+    stopped = complete(http, **asked, stop_token_ids=[ids[9]])["choices"][0]
+    assert stopped["token_ids"] == ids[: ids.index(ids[9]) + 1]
+    rated = complete(http, **asked, logprobs=1, return_tokens_as_token_ids=True)["choices"][0]
+    assert rated["logprobs"]["tokens"] == [f"token_id:{token}" for token in ids]
+    assert "token_ids" not in complete(http)["choices"][0]
 
 
 def test_a_trace_colours_the_whole_text(http: httpx.Client) -> None:
