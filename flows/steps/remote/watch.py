@@ -210,6 +210,8 @@ def judged(watch: Watch, counters: Counters | None, notes: Sequence[str]) -> Wat
     windows = windows_of(sample for sample in watch.series.samples if sample.at >= since)
     probes = [probe for probe in watch.series.probes if probe.at >= since]
     baseline = baseline_of(watch, windows)
+    if baseline is not None:  # one of another day says nothing of the time since then
+        baseline = baseline.model_copy(update={"end": max(baseline.end, since)})
     last = windows[-1].end if windows else since
     # without a baseline nothing but silence can be judged
     judge_by = baseline or Baseline.expected((), at=last, source="")
