@@ -83,7 +83,8 @@ def probe_prompts(
     for kind, (part, question) in KINDS.items():
         end = list(encode(question))
         # no tokenizer joins more than eight of these letters to a token on average
-        letters, parts = 0, []
+        parts: list[str] = []
+        letters = 0
         while letters < 8 * max(lengths):
             parts.append(part(len(parts)))
             letters += len(parts[-1])

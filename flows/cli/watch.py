@@ -47,7 +47,7 @@ def watch_once(watch: Watch, metrics_file: Path | None, as_json: bool) -> NoRetu
 
 def watch_on(watch: Watch, seconds: float, metrics_file: Path | None, as_json: bool) -> NoReturn:
     """Look again and again until this process is asked to end: a line for each alarm that begins or
-    ends, and progress on stderr. Whatever the engine answers, it goes on.
+    ends, and progress on stderr. Whatever the engine answers, it continues.
 
     The exit code is that of the last look.
     """

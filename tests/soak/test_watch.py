@@ -1,9 +1,9 @@
-"""The watchdog on live engines: silences are planted in our server with the default pair, and in
+"""The watchdog on live engines: silences are planted in our server with a tiny pair, and in
 llama.cpp's server where one can be started, and each has to be named with its cause.
 
-About 40 minutes on two idle cores; `make soak` runs it, `-s` shows what was found when. Time is
-compressed: a look every eight seconds, and a baseline of 30 looks. DRAFTWELL_TEST_LLAMA names the
-Python of an environment with xllamacpp, and is left out without it.
+Some minutes; `make soak` runs it, `-s` shows what was found when. Time is compressed: a look every
+second and a half. DRAFTWELL_TEST_LLAMA names the Python of an environment with xllamacpp;
+llama.cpp is left out without it.
 """
 
 from __future__ import annotations
@@ -22,39 +22,30 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from draftwell.components.engines.remote.address import parse_address
-from draftwell.components.watch.probes import code, prose, records
+from draftwell.components.watch.probes import code, prose
 from draftwell.components.watch.report import alarm_line
 from draftwell.flows.steps.remote.watch import Watch, look, open_watch
-from tests.support.server.soak import default_bundle, served_bundle
+from draftwell.serving.runtime.strategies import build_strategy
+from tests.support.server.served_pair import TunedModel, serving, tiny_pair
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
-SECONDS = float(os.environ.get("DRAFTWELL_TEST_WINDOW_SECONDS", "8"))
-LIMITS = "baseline_windows: 30\nwarm_up_seconds: 0\nquiet_days: 1\nlost_seconds: 30\n"
+SECONDS = float(os.environ.get("DRAFTWELL_TEST_WINDOW_SECONDS", "1.5"))
+LIMITS = "baseline_windows: 70\nwarm_up_seconds: 0\nquiet_days: 1\nlost_seconds: 30\n"
 LOOKS = 30
 """Within which a planted silence has to be named."""
 SHARED = "You answer briefly, in plain words, and never make anything up. " * 8
-LETTERS_PER_TOKEN = 4
 MOST_CLIENTS = 32
 
 
-def ordinary(order: random.Random, length: int = 0) -> dict[str, Any]:
-    """A request of the usual traffic, with a prompt of about so many tokens more."""
-    part = order.choice((prose, code))
-    place, text = order.randrange(1000), ""
-    while len(text) < LETTERS_PER_TOKEN * max(length, 60):
-        place += 1
-        text += part(place)
-    return {"prompt": SHARED + text, "max_tokens": 32, "temperature": 0}
-
-
-def strange(order: random.Random) -> dict[str, Any]:
-    """A request that drafts fare badly on: random words, sampled hot."""
-    words = "".join(records(order.randrange(10**6)) for _ in range(6))
-    seed = order.randrange(10**6)
-    return {"prompt": SHARED + words, "max_tokens": 32, "temperature": 1.6, "seed": seed}
+def ordinary(order: random.Random) -> dict[str, Any]:
+    """A request to the default pair."""
+    part, place = order.choice((prose, code)), order.randrange(1000)
+    text = "".join(part(place + i) for i in range(2))
+    return {"prompt": SHARED + text, "max_tokens": 16, "temperature": 0}
 
 
 @dataclass
@@ -125,7 +116,7 @@ def looks(
 
 def learn(watch: Watch) -> Path:
     """Look until there is a baseline."""
-    for _ in range(3 * LOOKS):
+    for _ in range(6 * LOOKS):
         looks(watch, 1)
         if watch.baseline_file.exists():
             return watch.baseline_file
@@ -137,61 +128,45 @@ def say(line: object) -> None:
     print(f"\n{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle")
-    return default_bundle(folder, "bfloat16", "vanilla_sd", {"num_speculative_tokens": 4})
+def small(order: random.Random, shared: str = "You are brief. " * 6) -> dict[str, Any]:
+    """A request to the tiny pair."""
+    letters = "".join(order.choice("abcdefghij klm") for _ in range(40))
+    return {"prompt": shared + letters, "max_tokens": 24, "temperature": 0}
 
 
-OPTIONS = ("--slots", "4", "--max-context", "4608")
+def unlike(order: random.Random) -> dict[str, Any]:
+    """A request that begins as no other."""
+    return small(order, "".join(order.choice("xyz QWERT") for _ in range(90)))
 
 
-def test_our_server(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quiet traffic, contexts that grow, traffic that changes, and a cache that is off."""
-    found: dict[str, str | None] = {}
+def test_our_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quiet traffic, prompts that no cache holds, and a draft that becomes noise."""
+    pair = tiny_pair(4, context=1024)
+    strategy = build_strategy("vanilla_sd", {"num_speculative_tokens": 4})
 
-    def planted(name: str, cause: str, url: str, *, more: Any = None, **traffic: Any) -> None:
-        watch = watch_of(url, tmp_path / name, monkeypatch, baseline=str(baseline))
-        with Traffic(url, **traffic).running() as clients:
-            grow = None if more is None else (lambda place: more(clients, place))
-            found[cause] = looks(watch, LOOKS, cause, grow)
-        say(f"{name}: {found[cause]}")
+    def noise(place: int) -> None:
+        if place == 8:
+            with torch.no_grad():
+                for weight in pair.modules["draft"].parameters():
+                    weight.copy_(0.35 * torch.randn_like(weight))
 
-    def longer(clients: Traffic, place: int) -> None:
-        length = int(200 * 20 ** min(1.0, place / 10))
-        clients.make = lambda order: ordinary(order, length)
-
-    with served_bundle(bundle, *OPTIONS) as server:
-        with Traffic(server.url).running():
-            watch = watch_of(server.url, tmp_path / "baseline", monkeypatch)
-            baseline = learn(watch)
-            say(baseline.read_text())
+    with serving(TunedModel("tiny", pair, strategy, 4)) as (url, _):
+        with Traffic(url, small).running():
+            watch = watch_of(url, tmp_path / "quiet", monkeypatch)
+            baseline = str(learn(watch))
             quiet = looks(watch, LOOKS)
-            say(f"quiet: {quiet}")
-        planted("context", "context_length", server.url, more=longer)
-        planted("drift", "drift_of_traffic", server.url, make=strange)
-    with served_bundle(bundle, *OPTIONS, "--prefix-caching", "off") as server:
-        planted("cache", "prefix_cache", server.url)
+        watch = watch_of(url, tmp_path / "cache", monkeypatch, baseline=baseline)
+        with Traffic(url, unlike).running():
+            cache = looks(watch, LOOKS, "prefix_cache")
+        watch = watch_of(url, tmp_path / "noise", monkeypatch, baseline=baseline)
+        with Traffic(url, small).running():
+            dead = looks(watch, LOOKS, "dead_draft", noise)
+    say(f"quiet: {quiet}; cache: {cache}; noise: {dead}")
     assert quiet is None
-    assert all(found.values()), found
-
-
-def test_speculation_that_does_not_pay_under_load(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From one request to 32 at once: probes with and without speculation find the crossover."""
-    with served_bundle(bundle, "--slots", "40", "--max-context", "512") as server:
-        watch = watch_of(server.url, tmp_path, monkeypatch, probes_per_hour=3600)
-        with Traffic(server.url, clients=1).running() as clients:
-            learn(watch)
-
-            def heavier(place: int) -> None:
-                clients.clients = min(32, 2 ** (place // 3))
-
-            found = looks(watch, 3 * LOOKS, "load_crossover", heavier)
-    say(f"load: {found}")
-    assert found is not None
-    assert "load crossover" in found
+    assert cache is not None
+    assert "prefix cache" in cache
+    assert dead is not None
+    assert "dead draft" in dead
 
 
 LLAMA = os.environ.get("DRAFTWELL_TEST_LLAMA")

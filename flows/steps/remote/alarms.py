@@ -17,8 +17,8 @@ from draftwell.flows.steps.remote.watch import Watch, open_watch
 from draftwell.registry.pairs import find_pair
 from draftwell.serving.files import write_json
 
-MENDED_BY_TUNING: tuple[Cause, ...] = ("drift_of_traffic", "context_length", "load_crossover")
-"""Causes that another choice, tuned on what is served now, can mend; others need a person."""
+FIXED_BY_TUNING: tuple[Cause, ...] = ("drift_of_traffic", "context_length", "load_crossover")
+"""Causes that another choice, tuned on what is served now, can fix; others need a person."""
 
 
 class WatchSettings(BaseModel):
@@ -43,7 +43,7 @@ class WatchSettings(BaseModel):
     )
     answer: PipelineSettings | None = Field(
         None,
-        description="what the flow `draftwell` runs with where tuning on recorded traffic can mend "
+        description="what the flow `draftwell` runs with where tuning on recorded traffic can fix "
         "an alarm: its pair, engine and prompts; the gate decides. None leaves it to a person",
     )
 
@@ -123,7 +123,7 @@ def answer_of_alarm(
     """Settings of the run of the flow `draftwell` that answers an alarm; None where a person has
     to. Paths are whole, because a worker may start elsewhere."""
     wanted = settings.answer
-    if wanted is None or not {alarm.cause, *alarm.or_else} & {*MENDED_BY_TUNING}:
+    if wanted is None or not {alarm.cause, *alarm.or_else} & {*FIXED_BY_TUNING}:
         return None
     given = wanted.model_dump(mode="json", exclude_unset=True)
     for name in ("prompts", "spool", "out"):

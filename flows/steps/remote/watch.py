@@ -15,7 +15,7 @@ from draftwell.components.engines.remote.address import EngineAddress
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.engines.remote.discover import find_dialect
 from draftwell.components.engines.remote.remote import RemoteEngine
-from draftwell.components.watch.baseline import Baseline
+from draftwell.components.watch.baseline import Baseline, usable
 from draftwell.components.watch.judge import judge
 from draftwell.components.watch.probes import (
     NEW_TOKENS,
@@ -210,6 +210,8 @@ def judged(watch: Watch, counters: Counters | None, notes: Sequence[str]) -> Wat
     windows = windows_of(sample for sample in watch.series.samples if sample.at >= since)
     probes = [probe for probe in watch.series.probes if probe.at >= since]
     baseline = baseline_of(watch, windows)
+    if baseline is not None:  # one of another day says nothing of the time since then
+        baseline = baseline.model_copy(update={"end": max(baseline.end, since)})
     last = windows[-1].end if windows else since
     # without a baseline nothing but silence can be judged
     judge_by = baseline or Baseline.expected((), at=last, source="")
@@ -239,13 +241,19 @@ def with_progress(
 
 
 def baseline_of(watch: Watch, windows: Sequence[Window]) -> Baseline | None:
-    """The baseline that is kept, else one of the first quiet windows, which is kept then."""
+    """The baseline that is kept, else one of the first quiet windows, which is kept then. Where
+    those have too few tokens to judge drafts by, more of them are waited for."""
     if watch.baseline_file.exists():
         return read_baseline(watch.baseline_file)
-    found = Baseline.of(windows, watch.limits)
-    if found is not None:
-        write_text(watch.baseline_file, found.model_dump_json(indent=2))
-    return found
+    drafts = any(window.length for window in windows)
+    traffic = sum(1 for window in windows if usable(window, watch.limits) and window.new_tokens)
+    for count in (watch.limits.baseline_windows, max(watch.limits.baseline_windows, traffic)):
+        limits = watch.limits.model_copy(update={"baseline_windows": count})
+        found = Baseline.of(windows, limits)
+        if found is not None and (found.length is not None or not drafts):
+            write_text(watch.baseline_file, found.model_dump_json(indent=2))
+            return found
+    return None
 
 
 def ask_probes(watch: Watch, counters: Counters) -> list[str]:

@@ -1,6 +1,7 @@
 """The watchdog's own requests: prompts that never change, and a budget that nothing forgets."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ def words(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("encode", [words, lambda text: [ord(c) for c in text]])
-def test_prompts_have_their_lengths_in_any_tokens_and_end_with_a_question(encode) -> None:  # type: ignore[no-untyped-def]
+def test_prompts_have_their_lengths_in_any_tokens_and_end_with_a_question(
+    encode: Callable[[str], Sequence[int]],
+) -> None:
     prompts = probe_prompts(encode)
     assert sorted((p.kind, len(p.ids)) for p in prompts) == [
         (kind, length) for kind in ("code", "copy", "prose") for length in LENGTHS

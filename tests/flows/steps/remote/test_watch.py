@@ -10,6 +10,7 @@ import pytest
 
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.watch.report import watch_metrics
+from draftwell.components.watch.schema import Alarm
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.remote.alarms import (
     WatchSettings,
@@ -140,15 +141,21 @@ def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> N
 def test_each_alarm_is_announced_once_until_it_has_ended(limits: Path) -> None:
     faults = Faults(noise_from=CHANGE, noise_until=CHANGE + 15)
     with play(faults, 100) as engine:
-        watch, sent = opened(engine, limits), []
+        watch = opened(engine, limits)
+        sent: list[str] = []
+
+        def send(alarm: Alarm) -> bool:
+            sent.append(alarm.cause)
+            return True
+
         at(engine, watch, 35)
         report = at(engine, watch, 50)
         assert announce_each(watch, report, lambda alarm: False) == ([], [])
         for _ in range(2):
-            announce_each(watch, report, lambda alarm: sent.append(alarm.cause) or True)
+            announce_each(watch, report, send)
         assert sent == ["dead_draft"]
         assert announce_each(watch, at(engine, watch, 90), lambda alarm: True)[1] == ["dead_draft"]
-        announce_each(watch, report, lambda alarm: sent.append(alarm.cause) or True)
+        announce_each(watch, report, send)
         assert sent == ["dead_draft"] * 2
 
 
@@ -196,3 +203,45 @@ def test_a_baseline_can_be_named_or_forgotten(limits: Path) -> None:
         assert look(again).verdict == "alarm"
         with raises_code("bad_baseline"):
             opened(engine, limits, baseline=str(limits))
+
+
+def test_a_baseline_of_another_day_is_no_silence(limits: Path) -> None:
+    """The time since then was not watched, which is no alarm."""
+    with play(Faults(), 60) as engine:
+        watch = opened(engine, limits)
+        at(engine, watch, 38)
+        kept = limits.parent / "kept.json"
+        kept.write_bytes(watch.baseline_file.read_bytes())
+        engine.minute = 55
+        again = opened(engine, limits, baseline=str(kept))
+        again.since_file.write_text(json.dumps(engine.now))
+        again.series.samples.clear()
+        assert look(again).verdict == "steady"
+
+
+def test_the_flow_shows_a_look_and_sends_each_alarm_once(
+    limits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event is that of a drift, and says cause and remedy."""
+    from draftwell.flows.orchestration import monitor_flow
+
+    sent: list[tuple[dict[str, str], dict[str, Any]]] = []
+    address = type("Address", (), {"value": staticmethod(lambda: "http://prefect")})
+    monkeypatch.setattr(monitor_flow, "PREFECT_API_URL", address)
+    monkeypatch.setattr(monitor_flow, "send_event", lambda *event: sent.append(event))
+    monkeypatch.setattr(monitor_flow, "announce", lambda line: None)
+    with play(Faults(noise_from=CHANGE)) as engine:
+        watch = opened(engine, limits)
+        at(engine, watch, 38)
+        at(engine, watch, 50)
+        given = {"settings": {"engine": engine.url, "limits": str(limits)}}
+        settings = monitor_flow.monitor.validate_parameters(given)["settings"]
+        assert isinstance(settings, WatchSettings)
+        monkeypatch.setattr(WatchSettings, "open", lambda self: watch)
+        first, second = (monitor_flow.look_at.fn(settings) for _ in range(2))
+    assert (first["announced"], second["announced"]) == (["dead_draft"], [])
+    assert "dead draft since" in first["page"]
+    [(resource, payload)] = sent
+    assert resource["prefect.resource.id"].startswith("draftwell.engine.http://127.0.0.1:")
+    assert payload["cause"] == "dead_draft"
+    assert "which draft is loaded" in payload["remedy"]
