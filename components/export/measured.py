@@ -92,7 +92,7 @@ def counted(file: Path, method: str) -> Iterator[Counted]:
             yield from of_report(BenchReport.model_validate(found), method)
     except OSError as error:
         raise bad_file(file, f"it cannot be read, {error.strerror}") from error
-    except (ValidationError, ValueError, KeyError, TypeError) as error:
+    except (ValidationError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise bad_file(file, "it was not written by `draftwell bench --json`") from error
 
 

@@ -12,6 +12,7 @@ after it, as in 1.3.0rc8 and later: a key is the highest load at which its lengt
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -144,6 +145,8 @@ def read_schedule(file: Path) -> LengthsByLoad:
 def of_vllm(config: Mapping[str, Any]) -> LengthsByLoad:
     """Of vLLM's speculative config: in a gap the length before it holds, and none exceeds
     `num_speculative_tokens`."""
+    if not all(isinstance(part, Sequence) and len(part) == 3 for part in config[VLLM]):
+        raise ValueError("a range is no list of first load, last load and length")
     parts = sorted(
         (whole(first, 1), whole(last, 1), whole(k, 0)) for first, last, k in config[VLLM]
     )
@@ -189,9 +192,10 @@ def of_sglang(config: Mapping[str, Any]) -> LengthsByLoad:
 
 def whole(value: Any, least: int) -> int:
     """A whole number, also as text; nothing that a format would read otherwise."""
-    if isinstance(value, bool | float) or int(value) < least:
+    text = "" if isinstance(value, bool) else str(value)
+    if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < least:
         raise ValueError(f"{value!r} is no whole number from {least} on")
-    return int(value)
+    return int(text)
 
 
 def method_of(said: Any) -> str | None:

@@ -160,6 +160,7 @@ def test_draft_lengths_by_requests_at_once_in_the_form_of_engines_that_have_them
     ]
     (note,) = [note for note in found["sglang"]["notes"] if "adaptive.json" in note]
     assert '"1": {"candidate_steps": [4]}, "2": {"candidate_steps": [3]}' in note
+    assert '"5": {"candidate_steps": [0]}' in note, "a key is the lowest load of its lengths"
     suffix = export_config("vllm", "suffix", {}, WEIGHTS, draft_length_by_batch=table)
     assert "num_speculative_tokens_per_batch_size" not in suffix["settings"], "it has one length"
 
