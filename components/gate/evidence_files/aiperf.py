@@ -38,11 +38,10 @@ class Endpoint(Part):
 class Phase(Part):
     """How requests were sent."""
 
-    name: str
     type: str
     rate: Seconds | None = None
     concurrency: int | None = None
-    requests: int | None = None
+    exclude_from_results: bool = False
 
 
 class Model(Part):
@@ -182,7 +181,7 @@ def run_of(file: Path, summary: Summary, records: list[tuple[Path, Record]]) -> 
 
 def load_of(file: Path, phases: list[Phase]) -> str:
     """How requests were sent, in words."""
-    measured = [phase for phase in phases if phase.name != "warmup"]
+    measured = [phase for phase in phases if not phase.exclude_from_results]
     if len(measured) != 1:
         raise bad(file, "it has several phases: measure one load a run")
     [phase] = measured

@@ -119,7 +119,8 @@ class Report(Part):
 
 def is_ours(document: Any) -> bool:
     """Whether a document is a report."""
-    return isinstance(document, dict) and "guidellm_version" in (document.get("metadata") or {})
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    return isinstance(metadata, dict) and "guidellm_version" in metadata
 
 
 def read_runs(documents: list[tuple[Path, Any]]) -> list[BenchmarkRun]:
