@@ -76,6 +76,8 @@ class Summary(Part):
     aiperf_version: str
     input_config: InputConfig
     start_time: str | None = None
+    is_complete: bool = True
+    was_cancelled: bool = False
     request_count: Total = Total(avg=0)
     error_request_count: Total = Total(avg=0)
     benchmark_duration: Total | None = None
@@ -153,6 +155,8 @@ def read_runs(documents: list[tuple[Path, Any]]) -> list[BenchmarkRun]:
 def run_of(file: Path, summary: Summary, records: list[tuple[Path, Record]]) -> BenchmarkRun:
     """The run of a folder; requests of the warm-up are left out."""
     config = summary.input_config
+    if summary.was_cancelled or not summary.is_complete:
+        raise bad(file, "the run was cut short")
     measured = [one for one in records if one[1].metadata.benchmark_phase == "profiling"]
     measured.sort(key=lambda one: one[1].metadata.request_start_ns)
     answered = [(of, one) for of, one in measured if one.error is None]

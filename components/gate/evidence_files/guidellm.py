@@ -43,6 +43,12 @@ class Strategy(Part):
     max_concurrency: int | None = None
 
 
+class Extras(Part):
+    """What was added to every request; headers are not read, since they may hold a key."""
+
+    body: dict[str, Any] | None = None
+
+
 class Backend(Part):
     """What they were sent to."""
 
@@ -50,7 +56,7 @@ class Backend(Part):
     model: str
     request_format: str | None = None
     max_tokens: int | None = None
-    extras: dict[str, Any] | None = None
+    extras: Extras | None = None
 
 
 class Config(Part):

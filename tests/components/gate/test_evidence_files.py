@@ -320,3 +320,20 @@ def test_lines_of_results_are_runs_of_their_own(tmp_path: Path) -> None:
     evidence = read_evidence([file])
     assert len(evidence.runs) == 2
     assert evidence.digests == {str(file): files.sha256_file(file)}
+
+
+def test_no_key_is_kept_and_a_run_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    def add_keys(report: Any) -> None:
+        backend = report["benchmarks"][0]["config"]["backend"]
+        backend["target"] = "http://me:hush@127.0.0.1:8000"
+        backend["extras"]["headers"] = {"Authorization": "Bearer hush"}
+
+    evidence = read_evidence([edited(tmp_path, "guidellm_plain", add_keys)])
+    assert evidence.runs[0].endpoint == "http://127.0.0.1:8000"
+    assert "hush" not in evidence.model_dump_json()
+    folder = shutil.copytree(place("aiperf_plain"), tmp_path / "aiperf")
+    summary = folder / "profile_export_aiperf.json"
+    document = json.loads(summary.read_text())
+    summary.write_text(json.dumps(document | {"is_complete": False}))
+    with raises_code("bad_evidence", str(summary)):
+        read_evidence([folder])
