@@ -173,9 +173,9 @@ def run_of(file: Path, version: str, benchmark: Benchmark) -> BenchmarkRun:
         "seconds": max(0.0, window.measure_end_time - window.measure_start_time),
         "tokens": float(sum(one.output_tokens for one in stats)),
         "acceptance": Acceptance.total(
-            acceptance_of(said)
+            acceptance_of(server.speculative_decoding)
             for one in stats
-            if (said := one.response_metrics) and (said := said.speculative_decoding)
+            if (server := one.response_metrics) and server.speculative_decoding
         ),
     }
     return checked(BenchmarkRun, run, file)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from xml.etree import ElementTree
 
+from draftwell.components.gate.evidence_files.reading import read_evidence
+from draftwell.flows.steps.engine.evidence import refuse_other_engine
+from draftwell.flows.steps.engine.release import EngineRelease
 from draftwell.registry.gates import load_gates
 from draftwell.registry.releases import reports_folder
 from draftwell.registry.store import Store
+from draftwell.serving.artifacts.engine_config import EngineConfigFile
 from draftwell.serving.bundle.verdict import settled
 from draftwell.serving.files import sha256_file
 from tests.components.gate.test_evidence_files import judged, place, runs
+from tests.support.errors import raises_code
 from tests.support.peers.releases import released, verdict
 
 WITH, PLAIN = place("vllm_with"), place("vllm_plain")
@@ -73,10 +79,26 @@ def test_the_verdict_is_kept_with_the_release_that_was_named(
     sides = json.loads(kept)["sides"]
     assert sides["plain"]["digests"] == {str(PLAIN): sha256_file(PLAIN)}
     assert "requests" not in sides["plain"]["runs"][0]
-    refused = (*named[:-3], place("specdec_with"), "--plain-evidence", place("specdec_plain"))
-    assert run(*refused).exit_code == 0  # vLLM, as the folder says
     other = run(*named[:-4], "--evidence", PLAIN, "--plain-evidence", WITH)
     assert other.exit_code == 2, "its plain decoding drafted"
+
+
+def test_evidence_of_another_engine_or_version_is_refused() -> None:
+    """A folder of specdec_bench names them; other files say nothing of them."""
+    contents = EngineConfigFile.model_construct(engine="vllm", version="0.32", dtype="float32")
+    tuned = cast(
+        EngineRelease,
+        SimpleNamespace(
+            config=SimpleNamespace(contents=contents), release=SimpleNamespace(name="release 1")
+        ),
+    )
+    evidence = read_evidence([place("specdec_with")])
+    refuse_other_engine(tuned, evidence)
+    refuse_other_engine(tuned, read_evidence([WITH]))
+    for change in ({"engine": "sglang"}, {"engine_version": "0.31"}):
+        runs_of_other = tuple(one.model_copy(update=change) for one in evidence.runs)
+        with raises_code("tuned_elsewhere", *change.values()):
+            refuse_other_engine(tuned, evidence.model_copy(update={"runs": runs_of_other}))
 
 
 def test_what_evidence_cannot_show_may_be_required() -> None:
