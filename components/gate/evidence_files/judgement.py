@@ -105,7 +105,8 @@ def compared(
         plain, other = sides_of(plain_answers, answers)
         ratio, prompts = paired(plain, other, at_once), len(plain.seconds)
     else:
-        ratio = ratio_of_runs(*([speed_of([run]) for run in runs] for runs in (plains, others)))
+        speeds, plain_speeds = ([speed_of([run]) for run in runs] for runs in (others, plains))
+        ratio = ratio_of_runs(plain_speeds, speeds)
     return LoadFigure(
         load=load,
         prompts=prompts,

@@ -15,7 +15,6 @@ from draftwell.flows.steps.engine.release import EngineRelease
 from draftwell.registry.gates import load_gates
 from draftwell.registry.releases import reports_folder
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.engine_config import EngineConfigFile
 from draftwell.serving.bundle.verdict import settled
 from draftwell.serving.files import sha256_file
 from tests.components.gate.test_evidence_files import judged, place, runs
@@ -85,7 +84,7 @@ def test_the_verdict_is_kept_with_the_release_that_was_named(
 
 def test_evidence_of_another_engine_or_version_is_refused() -> None:
     """A folder of specdec_bench names them; other files say nothing of them."""
-    contents = EngineConfigFile.model_construct(engine="vllm", version="0.32", dtype="float32")
+    contents = SimpleNamespace(engine="vllm", version="0.32", dtype="float32")
     tuned = cast(
         EngineRelease,
         SimpleNamespace(
