@@ -38,11 +38,10 @@ class Endpoint(Part):
 class Phase(Part):
     """How requests were sent."""
 
-    name: str
     type: str
     rate: Seconds | None = None
     concurrency: int | None = None
-    requests: int | None = None
+    exclude_from_results: bool = False
 
 
 class Model(Part):
@@ -77,6 +76,8 @@ class Summary(Part):
     aiperf_version: str
     input_config: InputConfig
     start_time: str | None = None
+    is_complete: bool = True
+    was_cancelled: bool = False
     request_count: Total = Total(avg=0)
     error_request_count: Total = Total(avg=0)
     benchmark_duration: Total | None = None
@@ -154,6 +155,8 @@ def read_runs(documents: list[tuple[Path, Any]]) -> list[BenchmarkRun]:
 def run_of(file: Path, summary: Summary, records: list[tuple[Path, Record]]) -> BenchmarkRun:
     """The run of a folder; requests of the warm-up are left out."""
     config = summary.input_config
+    if summary.was_cancelled or not summary.is_complete:
+        raise bad(file, "the run was cut short")
     measured = [one for one in records if one[1].metadata.benchmark_phase == "profiling"]
     measured.sort(key=lambda one: one[1].metadata.request_start_ns)
     answered = [(of, one) for of, one in measured if one.error is None]
@@ -182,7 +185,7 @@ def run_of(file: Path, summary: Summary, records: list[tuple[Path, Record]]) -> 
 
 def load_of(file: Path, phases: list[Phase]) -> str:
     """How requests were sent, in words."""
-    measured = [phase for phase in phases if phase.name != "warmup"]
+    measured = [phase for phase in phases if not phase.exclude_from_results]
     if len(measured) != 1:
         raise bad(file, "it has several phases: measure one load a run")
     [phase] = measured

@@ -43,6 +43,12 @@ class Strategy(Part):
     max_concurrency: int | None = None
 
 
+class Extras(Part):
+    """What was added to every request; headers are not read, since they may hold a key."""
+
+    body: dict[str, Any] | None = None
+
+
 class Backend(Part):
     """What they were sent to."""
 
@@ -50,7 +56,7 @@ class Backend(Part):
     model: str
     request_format: str | None = None
     max_tokens: int | None = None
-    extras: dict[str, Any] | None = None
+    extras: Extras | None = None
 
 
 class Config(Part):
@@ -119,7 +125,8 @@ class Report(Part):
 
 def is_ours(document: Any) -> bool:
     """Whether a document is a report."""
-    return isinstance(document, dict) and "guidellm_version" in (document.get("metadata") or {})
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    return isinstance(metadata, dict) and "guidellm_version" in metadata
 
 
 def read_runs(documents: list[tuple[Path, Any]]) -> list[BenchmarkRun]:
@@ -166,9 +173,9 @@ def run_of(file: Path, version: str, benchmark: Benchmark) -> BenchmarkRun:
         "seconds": max(0.0, window.measure_end_time - window.measure_start_time),
         "tokens": float(sum(one.output_tokens for one in stats)),
         "acceptance": Acceptance.total(
-            acceptance_of(said)
+            acceptance_of(server.speculative_decoding)
             for one in stats
-            if (said := one.response_metrics) and (said := said.speculative_decoding)
+            if (server := one.response_metrics) and server.speculative_decoding
         ),
     }
     return checked(BenchmarkRun, run, file)

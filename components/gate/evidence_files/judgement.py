@@ -17,7 +17,6 @@ from draftwell.components.gate.evidence import Interval
 from draftwell.components.gate.evidence_files.pairs import are_detailed, by_load
 from draftwell.components.gate.evidence_files.run import BenchmarkRun, Request
 from draftwell.components.report.intervals import FEWEST_RUNS, Ratio, ratio_of, ratio_of_runs
-from draftwell.components.report.tables import number
 from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 
@@ -106,7 +105,8 @@ def compared(
         plain, other = sides_of(plain_answers, answers)
         ratio, prompts = paired(plain, other, at_once), len(plain.seconds)
     else:
-        ratio = ratio_of_runs(*([speed_of([run]) for run in runs] for runs in (plains, others)))
+        speeds, plain_speeds = ([speed_of([run]) for run in runs] for runs in (others, plains))
+        ratio = ratio_of_runs(plain_speeds, speeds)
     return LoadFigure(
         load=load,
         prompts=prompts,
@@ -183,12 +183,13 @@ def mean_ratio(times: Sequence[float | None], plain: Sequence[float | None]) -> 
 
 
 def explained(figure: LoadFigure) -> str:
-    """What explains a speed and is not judged."""
+    """What explains a speed and is not judged, as far as the files say it."""
     acceptance = figure.acceptance
-    said = [
-        f"time to first token {number(figure.first_token_ratio, '.2f')} x",
-        f"time per further token {number(figure.token_ratio, '.2f')} x plain decoding's",
-        f"{number(acceptance.rate, '.0%')} of drafted tokens accepted",
-        f"{number(acceptance.length, '.2f')} tokens a round",
-    ]
-    return f"{figure.load}, not judged: {', '.join(said)}"
+    known = (
+        (figure.first_token_ratio, ".2f", "x plain decoding's time to first token"),
+        (figure.token_ratio, ".2f", "x its time for each further token"),
+        (acceptance.rate, ".0%", "of drafted tokens accepted"),
+        (acceptance.length, ".2f", "tokens a round"),
+    )
+    said = [f"{value:{form}} {what}" for value, form, what in known if value is not None]
+    return f"{figure.load}, not judged: {', '.join(said) or 'the files say nothing of drafts'}"

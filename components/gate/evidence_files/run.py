@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from draftwell.components.engines.port import Acceptance, Message
 from draftwell.serving.errors import DraftwellError
@@ -59,6 +60,11 @@ class BenchmarkRun(Message):
     seconds: float = Field(ge=0, allow_inf_nan=False, description="that the run took")
     tokens: float = Field(ge=0, allow_inf_nan=False, description="of all outputs")
     acceptance: Acceptance = Acceptance()
+
+    @field_validator("endpoint")
+    @classmethod
+    def _without_password(cls, endpoint: str | None) -> str | None:
+        return endpoint and re.sub("//[^/@]*@", "//", endpoint)
 
 
 def at_once(requests: int) -> str:
