@@ -20,6 +20,7 @@ from draftwell.components.engines.port import EngineSettings
 from draftwell.components.engines.process_group import engine_environment
 from draftwell.components.engines.remote.address import EngineAddress
 from draftwell.components.engines.remote.remote import RemoteEngine
+from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.flows.steps.engine.swap import PATH, keyed, probes, swapped
 from draftwell.registry.bundles.wheel import plugin_wheel
 from draftwell.serving.errors import DraftwellError
@@ -113,9 +114,9 @@ def test_a_running_vllm_takes_other_weights_of_its_head_and_the_old_ones_again(
     server: Server, bundles: Path, tmp_path: Path
 ) -> None:
     """vLLM itself, about a minute: what it does with weights is its own business."""
-    from tests.support.models.default_pair import generated
+    from tests.support.models.default_pair import default_pair
 
-    prompts = [list(ids) for _, ids, _ in generated()[:4]]
+    prompts = [default_pair().encode_prompt(prompt.prompt) for prompt in demo_prompts(4)]
     engine = RemoteEngine("vllm", keyed(EngineAddress(server.url)))
     engine.start(EngineSettings())
     first, second, noise = (bundles / f"{number}-cpu" for number in (1, 2, 3))

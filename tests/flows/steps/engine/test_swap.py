@@ -27,7 +27,8 @@ class Server:
 
     def __init__(self, bundle: str | None = "tiny/1-cpu"):
         self.bundle, self.client = bundle, self
-        self.address, self.loaded = EngineAddress("http://here:1"), [] if bundle else None
+        self.address = EngineAddress("http://here:1")
+        self.loaded: list[str] = []
 
     def start(self, settings: Any) -> None:
         """It runs."""
@@ -39,7 +40,7 @@ class Server:
 
     def ask(self, path: str, body: dict[str, str]) -> dict[str, str]:
         assert body["folder"] == f"{body['bundle'].partition('/')[2]}/{PLACE}"
-        self.loaded.append(body["bundle"])  # type: ignore[union-attr]
+        self.loaded.append(body["bundle"])
         self.bundle = body["bundle"]
         return body
 
