@@ -35,7 +35,7 @@ SHORTEST_SECRET = 16
 """Characters; a shorter secret can be guessed from one delivery."""
 DELIVERY, SENT, SIGNATURE = "X-MLflow-Delivery-Id", "X-MLflow-Timestamp", "X-MLflow-Signature"
 EVENT = "model_version_alias.created"
-"""MLflow sends it for an alias that is set anew and for one that is moved."""
+"""MLflow sends it for an alias that is set for the first time and for one that is moved."""
 TOLERANCE = 300.0
 """Seconds by which a delivery's timestamp and this machine's clock may differ."""
 MOST_A_MINUTE = 120

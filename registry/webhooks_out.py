@@ -58,20 +58,18 @@ def send_event(event: Event, data: Mapping[str, Any], mark: str | None = None) -
     addresses = os.environ.get(ADDRESSES, "").split()
     if not addresses:
         return
-    try:
-        key = signing_key(os.environ.get(KEY, ""))
-    except ValueError as error:
-        log.warning("no webhook is sent: %s", error)
-        return
     named = hashlib.sha256(f"{event}.{mark}".encode()).hexdigest() if mark else uuid.uuid4().hex
     said = {"type": event, "timestamp": datetime.now(UTC).isoformat(), "data": dict(data)}
-    body = json.dumps(said, allow_nan=False, default=str).encode()
-    for address in addresses:
-        thread = threading.Thread(
-            target=_deliver, args=(address, key, f"msg_{named[:32]}", body), daemon=True
-        )
-        _under_way.add(thread)
-        thread.start()
+    try:
+        key = signing_key(os.environ.get(KEY, ""))
+        body = json.dumps(said, allow_nan=False, default=str).encode()
+        for address in addresses:
+            given = (address, key, f"msg_{named[:32]}", body)
+            thread = threading.Thread(target=_deliver, args=given, daemon=True)
+            _under_way.add(thread)
+            thread.start()
+    except (ValueError, RuntimeError) as error:  # no secret, or no room for a thread
+        log.warning("no webhook is sent: %s", error)
 
 
 def signing_key(secret: str) -> bytes:
@@ -159,5 +157,5 @@ def shown(address: str) -> str:
 def wait_for_deliveries(seconds: float = AT_END) -> None:
     """Wait until all that was handed over is delivered or given up, or the seconds are over."""
     end = time.monotonic() + seconds
-    for thread in list(_under_way):
+    for thread in [one for one in _under_way if one.is_alive()]:
         thread.join(max(0.0, end - time.monotonic()))

@@ -17,7 +17,7 @@ from prefect import flow, task
 from draftwell.components.gate.settings import GateSettings
 from draftwell.flows.context import open_trace
 from draftwell.flows.loading import open_from_settings, prompts_of, workspace_of
-from draftwell.flows.orchestration import run_artifacts as shown
+from draftwell.flows.orchestration import assets, run_artifacts as shown
 from draftwell.flows.orchestration.result_cache import (
     CACHED,
     HEAD,
@@ -55,7 +55,8 @@ from draftwell.flows.steps.traffic_prompts import settle_prompts
 from draftwell.flows.steps.verdict import only_sampled, refusal, sentence, verdict_of
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import find_pair
-from draftwell.serving.artifacts.kinds import CALIBRATED
+from draftwell.registry.releases import ReleaseVersion
+from draftwell.serving.artifacts.kinds import CALIBRATED, READ_BY_STRATEGIES
 from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED
 from draftwell.serving.files import write_json
 from draftwell.serving.recording.trace import TraceSet
@@ -96,6 +97,8 @@ def collect(settings: PipelineSettings) -> dict[str, Any]:
         for name, found in traces.items()
     ]
     shown.table("collection", step.workspace, rows, f"The traces in {step.workspace.root}.")
+    key = assets.artifact_key(step.workspace, assets.TRACES)
+    assets.made(key, collections=rows, prompts=len(prompts))
     return {**fixed, "traces": digests}
 
 
@@ -113,7 +116,9 @@ def train(settings: PipelineSettings) -> dict[str, Any]:
         kinds.append(HEAD)
     shown.figures("training", step.workspace, report)
     shown.pictures(step.workspace, kinds)
-    return {"made": standing(step.workspace, kinds)}
+    found = standing(step.workspace, kinds)
+    assets.artifacts_made(step.workspace, found, [assets.TRACES])
+    return {"made": found}
 
 
 @task(name="calibrate", **CACHED)
@@ -125,7 +130,9 @@ def calibrate(settings: PipelineSettings) -> dict[str, Any]:
     kinds = [kind for kind in CALIBRATED if kind != "verifier"]
     shown.figures("calibration", step.workspace, report)
     shown.pictures(step.workspace, kinds)
-    return {"made": standing(step.workspace, kinds)}
+    found = standing(step.workspace, kinds)
+    assets.artifacts_made(step.workspace, found, [assets.TRACES])
+    return {"made": found}
 
 
 @task(name="tune", **CACHED)
@@ -141,7 +148,9 @@ def tune(settings: PipelineSettings, seconds: float = 0.0) -> dict[str, Any]:
     rows = shown.measured_rows(step.workspace)
     shown.table("tuning", step.workspace, rows, choice["reason"])
     shown.pictures(step.workspace, kinds)
-    return {"made": standing(step.workspace, kinds), "choice": choice}
+    found, read = standing(step.workspace, kinds), standing(step.workspace, READ_BY_STRATEGIES)
+    assets.artifacts_made(step.workspace, found, [assets.TRACES, *read])
+    return {"made": found, "choice": choice}
 
 
 @task(name="publish", **ANEW)
@@ -150,14 +159,26 @@ def publish(settings: PipelineSettings) -> int:
     if settings.restarts:
         space = space_of(settings)
         made = publish_on_engine(space, deployment_of(settings, space).temperature).release
-        shown.link(space.workspace, made.published)
+        release_made(space.workspace, made)
         return made.version
     step = open_from_settings(settings)
     # one level down: no figures to compare releases by
     evidence = {"settings": settings.evidence(step.workspace.spec.name)}
     release = publish_step.run_publish(step, evidence, device=settings.device)
-    shown.link(step.workspace, release.published)
+    release_made(step.workspace, release)
     return release.version
+
+
+def release_made(space: Workspace, release: ReleaseVersion) -> None:
+    """Show a release: a link to its run, and its asset."""
+    assets.made(
+        assets.device_key(space, release.device, "release"),
+        of=[assets.artifact_key(space, kind) for kind in release.pins],
+        url=shown.link(space, release.published),
+        release=release.version,
+        digest=release.published.digest,
+        pins=release.pins,
+    )
 
 
 @task(name="gate", **ANEW)
@@ -191,6 +212,14 @@ def gate(
     prompts = prompts_of(settings)["bench"][:limit]
     found = gate_step.gate_release(open_from_settings(settings), prompts, wanted, alias=release)
     kept = {key: found[key] for key in ("report", "checks", "passed")}
+    space = workspace_of(settings)
+    assets.made(
+        assets.device_key(space, settings.device, "verdict"),
+        of=[assets.device_key(space, settings.device, "release")],
+        release=release,
+        verdict=verdict_of(kept),
+        prompts=len(prompts),
+    )
     return {**kept, "champion": champion}
 
 
@@ -209,6 +238,8 @@ def deploy(settings: PipelineSettings, release: int) -> dict[str, Any]:
         bundle = deploy_step.promote_and_deploy(
             space, settings.device, release, settings.out, settings.promote
         )
+    if bundle is not None:
+        assets.bundle_made(space, settings.device, release, bundle)
     return {"bundle": None if bundle is None else str(bundle)}
 
 

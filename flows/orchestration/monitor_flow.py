@@ -28,7 +28,7 @@ from draftwell.components.watch.report import (
 from draftwell.components.watch.schema import Alarm
 from draftwell.flows.failures import disk_full_as_error
 from draftwell.flows.loading import workspace_of
-from draftwell.flows.orchestration import run_artifacts as shown
+from draftwell.flows.orchestration import assets, run_artifacts as shown
 from draftwell.flows.orchestration.task_options import ANEW, FLOW
 from draftwell.flows.progress import announce
 from draftwell.flows.settings import PipelineSettings, pair_anywhere
@@ -44,6 +44,7 @@ from draftwell.flows.steps.remote.alarms import (
     resource_of,
 )
 from draftwell.flows.steps.remote.watch import look
+from draftwell.registry.webhooks_out import send_event
 from draftwell.serving.files import write_text
 
 EVENT = "draftwell.drift"
@@ -64,6 +65,9 @@ def check(settings: DriftSettings) -> dict[str, Any]:
     def send() -> bool:
         # first: what cannot be noted is tried again as a whole
         monitor_step.note_in_registry(champion, report)
+        drift = {"champion": report.baseline, "reasons": list(report.reasons)}
+        about = {"pair": report.pair, "device": settings.device, "digest": report.digest}
+        send_event("traffic.drifted", {**about, **drift}, report.digest)
         # a server that Prefect starts for this run alone has no automations
         if not PREFECT_API_URL.value():
             announce(
@@ -189,7 +193,10 @@ def answer_settings(settings: DriftSettings, spool: Path, digest: str) -> dict[s
 @task(name="deploy what the alias names", **ANEW)
 def follow_alias(settings: PipelineSettings) -> dict[str, Any]:
     """Let `current` lead to the champion of the alias; returns what was found or done."""
-    done = sync_champion(workspace_of(settings), settings.device, settings.out)
+    space = workspace_of(settings)
+    done = sync_champion(space, settings.device, settings.out)
+    if done.state == "deployed" and done.release and done.bundle:
+        assets.bundle_made(space, settings.device, done.release, done.bundle)
     bundle = None if done.bundle is None else str(done.bundle)
     return {"state": done.state, "release": done.release, "bundle": bundle}
 

@@ -88,16 +88,18 @@ def measured_rows(space: Workspace) -> list[dict[str, Any]]:
     return [{**row} for row in measured(evidence)]
 
 
-def link(space: Workspace, version: Published) -> None:
-    """A link to a published version's run in MLflow."""
+def link(space: Workspace, version: Published) -> str:
+    """A link to a published version's run in MLflow; returns its address."""
     store = Store()
     experiment = store.client.get_run(version.run_id).info.experiment_id
+    address = f"{ui_address(store.uri)}/#/experiments/{experiment}/runs/{version.run_id}"
     create_link_artifact(
-        f"{ui_address(store.uri)}/#/experiments/{experiment}/runs/{version.run_id}",
+        address,
         f"{version.name} version {version.version} in MLflow",
         key_for("mlflow", space.spec.name, version.kind),
         f"digest {version.digest[:12]}",
     )
+    return address
 
 
 def ui_address(uri: str) -> str:

@@ -40,7 +40,7 @@ class InTurn:
     each hour. However often it is asked for during a run, one more follows.
 
     Args:
-        work: what it raises is said and forgotten; the next run begins anew.
+        work: what it raises is said and forgotten; the next run begins again.
         patience: seconds without being asked after which it runs all the same.
     """
 

@@ -18,6 +18,7 @@ from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.bundle.verdict import Check
 from draftwell.serving.recording.trace import TraceSet
+from tests.support.loop.asset_events import materialized, parents
 from tests.support.patching import replace_everywhere
 
 # the first test runs the whole loop: a minute, three on a busy machine
@@ -273,3 +274,39 @@ def test_every_task_and_flow_asks_for_json_and_only_what_learns_is_cached(module
         value.name for value in found if isinstance(value, Task) and value.cache_policy != NO_CACHE
     }
     assert cached == ({"train", "calibrate", "tune"} if module is loop else set())
+
+
+def test_prefect_knows_what_was_made_from_what(
+    refused_once: dict[str, Any], made: dict[str, Any]
+) -> None:
+    deployed = made if made["bundle"] else refused_once
+
+    def whole(found: dict[str, Any]) -> bool:
+        last = [found.get(f"cpu/{what}", [{}])[0].get("payload") for what in ("verdict", "bundle")]
+        numbers = [(one or {}).get("release") for one in last]
+        return numbers == [made["release"], deployed["release"]]
+
+    found = materialized("draftwell://tiny/", whole)
+    base, traces = "draftwell://tiny/", "draftwell://tiny/float32/traces"
+    artifacts = {
+        f"{base}float32/{device}{kind}"
+        for kind in KINDS
+        for device in ("cpu/" if kind in ("hardware_profile", "decoding_config") else "",)
+    }
+    last = {f"{base}{key}": events[0] for key, events in found.items()}
+    assert set(last) == {
+        traces,
+        *artifacts,
+        *(f"{base}cpu/{what}" for what in ("release", "verdict", "bundle")),
+    }
+    assert parents(last[f"{base}float32/verifier"]) == {traces}
+    assert parents(last[f"{base}float32/cpu/decoding_config"]) >= {
+        traces,
+        f"{base}float32/verifier",
+    }
+    assert parents(last[f"{base}cpu/release"]) <= artifacts
+    assert parents(last[f"{base}cpu/release"]) >= {f"{base}float32/cpu/decoding_config"}
+    assert parents(last[f"{base}cpu/bundle"]) == {f"{base}cpu/release", f"{base}cpu/verdict"}
+    assert last[f"{base}cpu/bundle"]["payload"]["release"] == deployed["release"]
+    assert last[f"{base}cpu/verdict"]["payload"]["verdict"] == made["verdict"]
+    assert "/runs/" in last[f"{base}cpu/release"]["resource"]["prefect.asset.url"]
