@@ -57,12 +57,14 @@ def test_tokens_and_acceptance_of_requests_at_once(
         total = Acceptance.total(answer.acceptance for answer in found.answers)
         assert total.model_copy(update={"each": ()}) == expected(simulated)
         assert simulated.accepted_at[0] > simulated.accepted_at[2] > 0
+        unrated = 0
         for answer in found.answers:
             assert answer.top_logprobs is not None
-            assert answer.top_logprobs == [
-                [(token, -0.1), (token + 1, -2.5)] for token in answer.tokens
-            ]
+            for token, row in zip(answer.tokens, answer.top_logprobs, strict=True):
+                assert row in ([], [(token, -0.1), (token + 1, -2.5)])
+                unrated += not row
             assert 0 < answer.first_token_seconds < answer.seconds <= found.seconds
+        assert unrated == (simulated.accepted if speaks == "llama.cpp" else 0)
 
 
 @pytest.mark.parametrize("speaks", SPEAKING)
