@@ -19,7 +19,12 @@ say it; three times what steady traffic of thirty requests a minute has."""
 
 
 class StepTime(Message):
-    """Seconds of a round by the requests at once: `base + each * at_once`."""
+    """Seconds of a round by the requests at once: `base + each * at_once`.
+
+    Engines that time tokens by request give a mean of ratios, not the ratio of means, and so a
+    round's seconds move a little with acceptance where they should not: by `tilt` for each unit of
+    log(tokens of a round), within the range of the baseline.
+    """
 
     base: float
     each: float
@@ -27,29 +32,44 @@ class StepTime(Message):
     """Of log(seconds / those expected) in quiet windows."""
     load: Normal
     """Of log2 of the requests at once."""
+    tilt: float = 0.0
+    length: Normal | None = None
+    """Of log(tokens of a round)."""
 
     @classmethod
     def of(cls, windows: Sequence[Window]) -> StepTime | None:
         """Fitted by relative least squares; None where too few windows are timed."""
-        pairs = [(w.at_once, w.step_seconds) for w in windows]
-        timed = [(load, step) for load, step in pairs if load and step]
+        known = [(w.at_once, w.step_seconds, w.length or 1.0) for w in windows]
+        timed = [(load, step, length) for load, step, length in known if load and step]
         if len(timed) < FEWEST:
             return None
-        loads, steps = np.array(timed).T
+        loads, steps, lengths = np.array(timed).T
         columns = np.stack([1 / steps, loads / steps], 1)
         (base, each), *_ = np.linalg.lstsq(columns, np.ones(len(steps)), rcond=None)
         if base <= 0 or each < 0:  # a load that hardly varies says nothing of its cost
             base, each = 1 / np.mean(1 / steps), 0.0
-        error = Normal.of(np.log(steps / (base + each * loads)).tolist())
-        load = Normal.of(np.log2(loads).tolist())
-        return cls(base=float(base), each=float(each), error=error, load=load)
+        error, logs = np.log(steps / (base + each * loads)), np.log(lengths)
+        around = logs - logs.mean()
+        tilt = float(around @ error) / max(float(around @ around), 1e-9)
+        return cls(
+            base=float(base),
+            each=float(each),
+            error=Normal.of((error - tilt * around).tolist()),
+            load=Normal.of(np.log2(loads).tolist()),
+            tilt=tilt,
+            length=Normal.of(logs.tolist()),
+        )
 
     def effect(self, window: Window) -> float | None:
         """log(seconds of a round / those expected at this load); None where they are not known."""
         load, step = window.at_once, window.step_seconds
         if not load or not step:
             return None
-        return math.log(step / (self.base + self.each * load))
+        found = math.log(step / (self.base + self.each * load))
+        if self.length is None:
+            return found
+        length = min(max(math.log(window.length or 1.0), self.length.low), self.length.high)
+        return found - self.tilt * (length - self.length.mean)
 
 
 class Baseline(Message):

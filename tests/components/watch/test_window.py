@@ -12,7 +12,7 @@ from draftwell.components.watch.window import Window, equal_sized, merged, windo
 
 
 def counters(at: float, **changes: Any) -> Counters:
-    sums = {
+    sums: dict[str, Any] = {
         "requests": 10,
         "prompt_tokens": 2000,
         "cached_prompt_tokens": 500,
