@@ -140,7 +140,8 @@ class Answer(Message):
         None,
         strict=False,
         description=(
-            "for each token the likeliest ones with natural log-probabilities, the likeliest first"
+            "for each token the likeliest ones with natural log-probabilities, the likeliest "
+            "first; empty where the engine names none"
         ),
     )
 

@@ -177,7 +177,7 @@ def folder_name(address: EngineAddress) -> str:
     """A folder's name for an address and a model: readable, and different for different ones.
 
     >>> folder_name(EngineAddress("http://127.0.0.1:8000"))
-    '127.0.0.1-8000-2e0ed53f'
+    '127.0.0.1-8000-1db13367'
     """
     digest = hashlib.sha256(f"{address.url} {address.model or ''}".encode()).hexdigest()[:8]
     place = urlsplit(address.url).netloc

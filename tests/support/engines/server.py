@@ -163,9 +163,11 @@ class EngineServer:
             body["prompt"], body["n_predict"], speculate=not off
         )
         text = [token for tokens in deliveries for token in tokens]
-        for token in text:
+        # the server rates no token that it accepted from a draft
+        drawn = [place == len(tokens) - 1 for tokens in deliveries for place in range(len(tokens))]
+        for token, rated in zip(text, drawn, strict=True):
             event: Json = {"tokens": [token], "content": "?", "stop": False}
-            if body.get("n_probs"):
+            if body.get("n_probs") and rated:
                 top = [{"id": token, "logprob": -0.1}, {"id": token + 1, "logprob": -2.5}]
                 event["completion_probabilities"] = [{"id": token, "top_logprobs": top}]
             yield event

@@ -112,10 +112,13 @@ def read(event: Mapping[str, Any], at: float, found: Collected, sampling: Sampli
     """Add what an event says; a token that ends the text here, but not for the server, ends the
     answer."""
     if found.finish is None:
-        found.add(at, event.get("tokens") or ())
+        tokens = event.get("tokens") or []
+        found.add(at, tokens)
         if sampling.logprobs is not None:
-            rows = event.get("completion_probabilities") or ()
-            found.top += [top_of(row, sampling.logprobs) for row in rows]
+            rated = event.get("completion_probabilities") or []
+            rows = [top_of(row, sampling.logprobs) for row in rated]
+            # the server rates no token that it accepted from a draft
+            found.top += rows + [[] for _ in range(len(tokens) - len(rows))]
         ends = [i for i, token in enumerate(found.tokens) if token in sampling.stop_token_ids]
         if ends:
             found.cut(ends[0] + 1)
