@@ -25,7 +25,6 @@ import pytest
 import torch
 
 from draftwell.components.engines.remote.address import parse_address
-from draftwell.components.watch.probes import code, prose
 from draftwell.components.watch.report import alarm_line
 from draftwell.flows.steps.remote.watch import Watch, look, open_watch
 from draftwell.serving.runtime.strategies import build_strategy
@@ -37,15 +36,13 @@ SECONDS = float(os.environ.get("DRAFTWELL_TEST_WINDOW_SECONDS", "1.5"))
 LIMITS = "baseline_windows: 70\nwarm_up_seconds: 0\nquiet_days: 1\nlost_seconds: 30\n"
 LOOKS = 30
 """Within which a planted silence has to be named."""
-SHARED = "You answer briefly, in plain words, and never make anything up. " * 8
 MOST_CLIENTS = 32
 
 
 def ordinary(order: random.Random) -> dict[str, Any]:
     """A request to the default pair."""
-    part, place = order.choice((prose, code)), order.randrange(1000)
-    text = "".join(part(place + i) for i in range(2))
-    return {"prompt": SHARED + text, "max_tokens": 16, "temperature": 0}
+    who = order.choice(["a cat", "a dog", "a king", "two friends", "an old man"])
+    return {"prompt": f"Once upon a time {who}", "max_tokens": 8, "temperature": 0}
 
 
 @dataclass

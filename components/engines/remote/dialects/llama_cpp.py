@@ -101,7 +101,11 @@ class LlamaCppDialect:
 
     def counters(self, client: EngineClient) -> Counters:
         text = client.find_text("/metrics") or ""
-        return read_counters(text, NAMES, version=f"llama.cpp {self.build}")
+        found = read_counters(text, NAMES, version=f"llama.cpp {self.build}")
+        # its counter of prompt tokens leaves out those of the cache
+        read, cached = found.prompt_tokens, found.cached_prompt_tokens or 0
+        whole = None if read is None else read + cached
+        return found.model_copy(update={"prompt_tokens": whole})
 
 
 def read(event: Mapping[str, Any], at: float, found: Collected, sampling: Sampling) -> None:

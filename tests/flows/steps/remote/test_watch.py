@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from draftwell.components.engines.remote.address import parse_address
+from draftwell.components.engines.remote.dialects.llama_cpp import LlamaCppDialect
 from draftwell.components.watch.report import watch_metrics
 from draftwell.components.watch.schema import Alarm
 from draftwell.flows.settings import PipelineSettings
@@ -245,3 +246,11 @@ def test_the_flow_shows_a_look_and_sends_each_alarm_once(
     assert resource["prefect.resource.id"].startswith("draftwell.engine.http://127.0.0.1:")
     assert payload["cause"] == "dead_draft"
     assert "which draft is loaded" in payload["remedy"]
+
+
+def test_llama_cpp_counts_prompt_tokens_of_its_cache_apart() -> None:
+    """Else more tokens would come from the cache than prompts have."""
+    text = "llamacpp:prompt_tokens_total 26\nllamacpp:prompt_tokens_cached_total 29\n"
+    client: Any = type("Client", (), {"find_text": lambda self, path: text})()
+    counters = LlamaCppDialect({}).counters(client)
+    assert (counters.prompt_tokens, counters.cached_prompt_tokens) == (55, 29)
