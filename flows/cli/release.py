@@ -144,10 +144,8 @@ def gate(
     for the device is an error; --baseline judges the counts alone.
 
     With --engine vllm, the candidates for greedy and for sampled requests are judged beside vLLM's
-    plain decoding, with the same exit codes.
-
-    With --evidence, results of others' benchmark tools are judged. The verdict is kept where
-    --release names a release of --engine vllm.
+    plain decoding, with the same exit codes. With --evidence, results of others' benchmark tools
+    are judged; the verdict is kept where --release names a release of --engine vllm.
 
     Example: draftwell gate --pair default
     """
@@ -167,13 +165,8 @@ def gate(
             verdicts = elsewhere.gate_elsewhere(context)
         else:
             on = "cpu" if baseline else run.gated_on(pair, dtype, device)
-            settings = GateSettings(
-                device=on,
-                limit=limit,
-                max_tokens=max_tokens,
-                dry_run=dry_run,
-                unmeasured=unmeasured,
-            )
+            settings = GateSettings(device=on, limit=limit, max_tokens=max_tokens, dry_run=dry_run)
+            settings = settings.model_copy(update={"unmeasured": unmeasured})
             asked = (find_pair(pair).name, on, release, device is not None)
             judged = None if baseline else run.release_to_judge(*asked)
             verdicts = run.own_verdicts(pair, dtype, prompts, judged, settings)
