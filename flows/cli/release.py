@@ -171,11 +171,16 @@ def gate(
     for the device is an error; --baseline judges the counts alone.
 
     With --engine vllm, the candidates for greedy and for sampled requests are judged beside vLLM's
+<<<<<<< HEAD
     plain decoding, with the same exit codes. With --engine URL and --launcher so are those of an
     engine that your own command starts; without, the engine is judged as it runs.
 
     With --evidence, results of others' benchmark tools are judged. The verdict is kept where
     --release names a release of --engine vllm.
+=======
+    plain decoding, with the same exit codes. With --evidence, results of others' benchmark tools
+    are judged; the verdict is kept where --release names a release of --engine vllm.
+>>>>>>> refs/heads/b6
 
     Example: draftwell gate --pair default
     """
@@ -202,13 +207,8 @@ def gate(
             verdicts = elsewhere.gate_elsewhere(context)
         else:
             on = "cpu" if baseline else run.gated_on(pair, dtype, device)
-            settings = GateSettings(
-                device=on,
-                limit=limit,
-                max_tokens=max_tokens,
-                dry_run=dry_run,
-                unmeasured=unmeasured,
-            )
+            settings = GateSettings(device=on, limit=limit, max_tokens=max_tokens, dry_run=dry_run)
+            settings = settings.model_copy(update={"unmeasured": unmeasured})
             asked = (find_pair(pair).name, on, release, device is not None)
             judged = None if baseline else run.release_to_judge(*asked)
             verdicts = run.own_verdicts(pair, dtype, prompts, judged, settings)

@@ -10,16 +10,23 @@ from typing import Any, cast
 from xml.etree import ElementTree
 
 from draftwell.components.gate.evidence_files.reading import read_evidence
-from draftwell.flows.steps.engine.evidence import refuse_other_engine
+from draftwell.flows.steps.engine.evidence import judge_files, refuse_other_engine
 from draftwell.flows.steps.engine.release import EngineRelease
 from draftwell.registry.gates import load_gates
 from draftwell.registry.releases import reports_folder
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import settled
 from draftwell.serving.files import sha256_file
-from tests.components.gate.test_evidence_files import judged, place, runs
 from tests.support.errors import raises_code
 from tests.support.peers.releases import released, verdict
+
+DATA = Path(__file__).parents[2] / "components" / "gate" / "evidence_data"
+
+
+def place(name: str) -> Path:
+    """A file of the data, or a folder of a tool that writes one."""
+    return next(path for path in sorted(DATA.iterdir()) if path.stem == name)
+
 
 WITH, PLAIN = place("vllm_with"), place("vllm_plain")
 FILES = ("--evidence", WITH, "--plain-evidence", PLAIN)
@@ -102,7 +109,7 @@ def test_evidence_of_another_engine_or_version_is_refused() -> None:
 
 def test_what_evidence_cannot_show_may_be_required() -> None:
     """`required` in gates.yaml makes it not enough evidence."""
-    found, _ = judged(runs("vllm_with"), runs("vllm_plain"))
+    found, _ = judge_files(read_evidence([WITH]), read_evidence([PLAIN]))
     limits = load_gates().model_copy(
         update={"required": {"vllm": ("speed over plain decoding", "regression")}}
     )

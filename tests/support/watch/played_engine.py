@@ -69,9 +69,7 @@ class PlayedEngine:
         if not self.plain:
             event["metrics"] = {
                 "speculative_decoding": {
-                    "acceptance_histogram": [
-                        a - b for a, b in pairwise(histogram)
-                    ],
+                    "acceptance_histogram": [a - b for a, b in pairwise(histogram)],
                     "num_draft_tokens": said.drafted,
                 }
             }
