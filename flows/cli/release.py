@@ -171,16 +171,11 @@ def gate(
     for the device is an error; --baseline judges the counts alone.
 
     With --engine vllm, the candidates for greedy and for sampled requests are judged beside vLLM's
-<<<<<<< HEAD
     plain decoding, with the same exit codes. With --engine URL and --launcher so are those of an
     engine that your own command starts; without, the engine is judged as it runs.
 
     With --evidence, results of others' benchmark tools are judged. The verdict is kept where
     --release names a release of --engine vllm.
-=======
-    plain decoding, with the same exit codes. With --evidence, results of others' benchmark tools
-    are judged; the verdict is kept where --release names a release of --engine vllm.
->>>>>>> refs/heads/b6
 
     Example: draftwell gate --pair default
     """
