@@ -188,7 +188,7 @@ def refuse_other_server(engine: RemoteEngine, served: str) -> None:
     if said is None:
         raise DraftwellError(
             f"{engine.address.url} takes no new drafts: start it by its bundle's serve.sh with "
-            f"{KEY}, in vLLM 0.32, or restart it with the new bundle",
+            f"{KEY} set to the secret that it has here (vLLM 0.32), or restart it with the bundle",
             code="swap_not_offered",
         )
     if said.get("bundle") != served:

@@ -58,7 +58,7 @@ class DraftRoute:
         """What is loaded (GET), or what came of loading another draft (POST)."""
         given = request.headers.get(HEADER, "").encode()
         if not hmac.compare_digest(given, self._key):
-            return refusal(403, f"send the key of {KEY} in the header {HEADER}")
+            return refusal(404, f"send the key of {KEY} in the header {HEADER}")
         if request.method == "GET":
             return JSONResponse(self.loaded())
         try:
