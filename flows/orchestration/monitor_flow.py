@@ -95,11 +95,13 @@ def look_at(settings: WatchSettings) -> dict[str, Any]:
 
     def send(alarm: Alarm) -> bool:
         announce(alarm_line(alarm))
+        payload = payload_of(settings, report, alarm)
+        told = {name: value for name, value in payload.items() if name != "settings"}
+        send_event("engine.alarm", told, f"{report.engine} {alarm.cause} {alarm.since}")
         if not PREFECT_API_URL.value():
             announce("nothing takes events here: set PREFECT_API_URL to a Prefect server")
             return False
-        payload = payload_of(settings, report, alarm)
-        send_event(resource_of(settings, payload), payload)
+        post_event(resource_of(settings, payload), payload)
         return True
 
     sent, ended = announce_each(watch, report, send)
@@ -158,12 +160,12 @@ def post(settings: DriftSettings, report: DriftReport, spool: Path) -> None:
         "reasons": list(report.reasons),
         "settings": answer_settings(settings, spool, report.digest),
     }
-    send_event(resource, payload)
+    post_event(resource, payload)
 
 
-def send_event(resource: dict[str, str], payload: dict[str, Any]) -> None:
-    """Send an event and wait until the server has it: `emit_event` leaves it to a thread that may
-    lose it silently.
+def post_event(resource: dict[str, str], payload: dict[str, Any]) -> None:
+    """Send an event to Prefect and wait until the server has it: `emit_event` leaves it to a thread
+    that may lose it silently.
 
     Raises:
         httpx.HTTPError: the server is unavailable, or refuses it.

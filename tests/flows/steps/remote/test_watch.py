@@ -229,7 +229,9 @@ def test_the_flow_shows_a_look_and_sends_each_alarm_once(
     sent: list[tuple[dict[str, str], dict[str, Any]]] = []
     address = type("Address", (), {"value": staticmethod(lambda: "http://prefect")})
     monkeypatch.setattr(monitor_flow, "PREFECT_API_URL", address)
-    monkeypatch.setattr(monitor_flow, "send_event", lambda *event: sent.append(event))
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(monitor_flow, "post_event", lambda *event: sent.append(event))
+    monkeypatch.setattr(monitor_flow, "send_event", lambda *event: told.append(event))
     monkeypatch.setattr(monitor_flow, "announce", lambda line: None)
     with play(Faults(noise_from=CHANGE)) as engine:
         watch = opened(engine, limits)
@@ -245,6 +247,7 @@ def test_the_flow_shows_a_look_and_sends_each_alarm_once(
     [(resource, payload)] = sent
     assert resource["prefect.resource.id"].startswith("draftwell.engine.http://127.0.0.1:")
     assert payload["cause"] == "dead_draft"
+    assert [(event[0], event[1]["cause"]) for event in told] == [("engine.alarm", "dead_draft")]
     assert "which draft is loaded" in payload["remedy"]
 
 
