@@ -15,10 +15,6 @@ from draftwell.flows.cli.options import (
     DeviceOption,
     DraftDevice,
     DtypeOption,
-    EngineCa,
-    EngineHeader,
-    EngineKeyFile,
-    EngineModel,
     EngineOption,
     Limit,
     MaxTokens,
@@ -32,6 +28,7 @@ from draftwell.flows.cli.options import (
     prompts_from,
     read_concurrency,
 )
+from draftwell.flows.cli.shared_options import ADDRESS, with_options
 
 Strategies = Annotated[
     str,
@@ -121,7 +118,7 @@ Plots = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(bench)
+    app.command()(with_options(bench, ADDRESS))
 
 
 def bench(
@@ -153,10 +150,6 @@ def bench(
     plots: Plots = None,
     engine: EngineOption = "draftwell",
     plain: PlainOption = None,
-    engine_key_file: EngineKeyFile = None,
-    engine_header: EngineHeader = None,
-    engine_ca: EngineCa = None,
-    engine_model: EngineModel = None,
 ) -> None:
     """Compare strategies on the same prompts, interleaved, and print one table.
 

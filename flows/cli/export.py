@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -170,6 +170,11 @@ def export(
         if save_head is not None:
             known = Known("eagle3", measured, weights.target)
             write_head(pair, save_head, released, Path(place), known, say)
+    show(document, out)
+
+
+def show(document: Mapping[str, Any], out: Path | None) -> None:
+    """Print or write the settings, and tell the notes."""
     if out is None:
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     else:

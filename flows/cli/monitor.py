@@ -17,10 +17,6 @@ from draftwell.flows.cli.options import (
     EXIT_UNDECIDED,
     DeviceOption,
     DtypeOption,
-    EngineCa,
-    EngineHeader,
-    EngineKeyFile,
-    EngineModel,
     EngineOption,
     Fresh,
     Levels,
@@ -34,6 +30,7 @@ from draftwell.flows.cli.options import (
     say,
     wide_console,
 )
+from draftwell.flows.cli.shared_options import ADDRESS, with_options
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.errors import DraftwellError
 
@@ -143,7 +140,7 @@ OF_ADDRESSES = ("every", "baseline", "probes_per_hour", "metrics_file")
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(monitor)
+    app.command()(with_options(monitor, ADDRESS))
 
 
 def monitor(
@@ -171,10 +168,6 @@ def monitor(
     baseline: BaselineOption = None,
     probes_per_hour: ProbesPerHour = 0,
     metrics_file: MetricsFile = None,
-    engine_key_file: EngineKeyFile = None,
-    engine_header: EngineHeader = None,
-    engine_ca: EngineCa = None,
-    engine_model: EngineModel = None,
 ) -> None:
     """Compare served traffic with what the champion was calibrated on; exit code 3 if it has
     drifted, 2 on an error, else 0.
@@ -202,6 +195,11 @@ def monitor(
         show(*check_own(context), as_json)
     if recalibrate:
         answer_elsewhere(context)
+    show(check_elsewhere(context), None, as_json)
+
+
+def check_elsewhere(context: typer.Context) -> DriftReport:
+    """What another engine served, compared."""
     from draftwell.flows.cli.engine import monitor_elsewhere
 
     needed = NEEDED["restart"]["monitor"]
@@ -210,7 +208,7 @@ def monitor(
             f"--{wrong} means nothing without --recalibrate: name both, or leave it out",
             code="engine_option",
         )
-    show(monitor_elsewhere(context), None, as_json)
+    return monitor_elsewhere(context)
 
 
 def watch_address(context: typer.Context) -> NoReturn:

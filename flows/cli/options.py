@@ -181,36 +181,6 @@ EngineOption = Annotated[
         ),
     ),
 ]
-EngineKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--engine-key-file",
-        help="With --engine URL: file of the server's key. Default: $DRAFTWELL_ENGINE_KEY.",
-    ),
-]
-EngineHeader = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--engine-header",
-        metavar="NAME:VALUE",
-        help="With --engine URL: a header of all requests; may be repeated. Lists of processes "
-        "show it: it is no place for a key.",
-    ),
-]
-EngineCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--engine-ca",
-        help="With --engine URL: file of the certificates that its own is checked by.",
-    ),
-]
-EngineModel = Annotated[
-    str | None,
-    typer.Option(
-        "--engine-model",
-        help="With --engine URL: the name of the model there. Default: the only one.",
-    ),
-]
 PlainOption = Annotated[
     str | None,
     typer.Option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,20 +12,9 @@ from draftwell.components.engines.remote.address import is_address
 from draftwell.components.export.launch_options import LAUNCHED
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
 from draftwell.flows.cli.engine_options import on_other_engine
-from draftwell.flows.cli.launch_options import (
-    EngineDraft,
-    EngineHead,
-    LaunchCommand,
-    StartMinutes,
-    StopCommand,
-)
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
-    EngineCa,
-    EngineHeader,
-    EngineKeyFile,
-    EngineModel,
     EngineOption,
     Levels,
     Limit,
@@ -39,6 +28,7 @@ from draftwell.flows.cli.options import (
     say,
     set_threads,
 )
+from draftwell.flows.cli.shared_options import ADDRESS, LAUNCHER, with_options
 from draftwell.registry import promotion
 from draftwell.registry.bundles import retention
 from draftwell.registry.bundles.build import build_bundle, relink
@@ -64,9 +54,19 @@ Sampled = Annotated[
 ]
 
 
+if TYPE_CHECKING:
+    from draftwell.serving.bundle.verdict import GateVerdict
+
+
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (gate, promote, rollback, deploy, prune, ui):
+    judged = {
+        "plain": (PlainOption, None),
+        "evidence": (EvidenceFiles, None),
+        "plain_evidence": (PlainEvidence, None),
+    }
+    app.command()(with_options(gate, ADDRESS, LAUNCHER, judged))
+    for command in (promote, rollback, deploy, prune, ui):
         app.command()(command)
 
 
@@ -148,19 +148,7 @@ def gate(
     threads: Threads = None,
     engine: EngineOption = "draftwell",
     sampled: Sampled = False,
-    engine_key_file: EngineKeyFile = None,
-    engine_header: EngineHeader = None,
-    engine_ca: EngineCa = None,
-    engine_model: EngineModel = None,
-    plain: PlainOption = None,
     levels: Levels = "1",
-    launcher: LaunchCommand = None,
-    stop_command: StopCommand = None,
-    start_minutes: StartMinutes = 30.0,
-    engine_draft: EngineDraft = None,
-    engine_head: EngineHead = None,
-    evidence: EvidenceFiles = None,
-    plain_evidence: PlainEvidence = None,
 ) -> None:
     """Judge a release, or this checkout against its recorded baseline. Exit code: 0 passed, 1
     failed, 2 error, 3 not enough evidence: the intervals leave it open, and the table estimates how
@@ -179,12 +167,7 @@ def gate(
 
     Example: draftwell gate --pair default
     """
-    from draftwell.flows.cli import (
-        engine as elsewhere,
-        evidence as files,
-        gate_run as run,
-        launched,
-    )
+    from draftwell.flows.cli import gate_run as run
 
     for path in filter(None, (markdown, junit)):
         check_output(path)
@@ -192,14 +175,10 @@ def gate(
     on_other = on_other_engine(context)
     with run.errors_are_reported(markdown, junit):
         set_threads(threads)
-        if evidence or plain_evidence:
-            verdicts = files.gate_on_evidence(context)
-        elif record:
+        if record:
             return run.record_baseline(pair)
-        elif is_address(engine):
-            verdicts = launched.gate_remote(context)
-        elif on_other:
-            verdicts = elsewhere.gate_elsewhere(context)
+        if on_other or context.params["evidence"] or context.params["plain_evidence"]:
+            verdicts = judge_on_other(context)
         else:
             on = "cpu" if baseline else run.gated_on(pair, dtype, device)
             settings = GateSettings(device=on, limit=limit, max_tokens=max_tokens, dry_run=dry_run)
@@ -211,6 +190,17 @@ def gate(
     if dry_run:
         say("a dry run: no verdict was kept, no alias moved")
     raise typer.Exit(run.exit_code([verdict for _, verdict in verdicts]))
+
+
+def judge_on_other(context: typer.Context) -> list[tuple[str, GateVerdict]]:
+    """Judge another engine: by files of figures, at its address, or by running it."""
+    from draftwell.flows.cli import engine as elsewhere, evidence, launched
+
+    if context.params["evidence"] or context.params["plain_evidence"]:
+        return evidence.gate_on_evidence(context)
+    if is_address(str(context.params["engine"])):
+        return launched.gate_remote(context)
+    return elsewhere.gate_elsewhere(context)
 
 
 def read_released(text: str) -> str:

@@ -3,6 +3,7 @@ parameter for each flag."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +24,6 @@ from draftwell.flows.cli.learn.shared import (
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
-    EngineCa,
-    EngineHeader,
-    EngineKeyFile,
-    EngineModel,
     EngineOption,
     Limit,
     MaxTokens,
@@ -41,10 +38,12 @@ from draftwell.flows.cli.options import (
     readable,
     say,
 )
+from draftwell.flows.cli.shared_options import ADDRESS, with_options
 from draftwell.flows.context import encoder_of
 from draftwell.flows.workspace import Workspace
 
 if TYPE_CHECKING:
+    from draftwell.components.prompts.prompt import Prompt
     from draftwell.serving.recording.trace import TraceSet
 
 DEFAULTS = CollectionSettings()
@@ -53,7 +52,7 @@ PREFIX_KINDS = ",".join(DEFAULTS.prefix_kinds)
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(collect)
+    app.command()(with_options(collect, ADDRESS))
 
 
 Turns = Annotated[
@@ -145,10 +144,6 @@ def collect(
     method: Method = None,
     logprobs: Logprobs = 5,
     concurrency: AtOnce = None,
-    engine_key_file: EngineKeyFile = None,
-    engine_header: EngineHeader = None,
-    engine_ca: EngineCa = None,
-    engine_model: EngineModel = None,
 ) -> None:
     """Collect traces: texts of the target and the draft, with what both models say at every
     position. With --engine vllm or a URL, texts are collected instead, one JSON object a line,
@@ -161,13 +156,7 @@ def collect(
     count = limit or (None if prompts else COLLECTED)
     rows = load(prompts, count, split=split, column=column, redact=redact)
     if on_other_engine(context):
-        if at_address(context):
-            from draftwell.flows.cli.remote import collect_remote
-
-            return collect_remote(context, rows)
-        from draftwell.flows.cli.engine import collect_elsewhere
-
-        return collect_elsewhere(context, rows)
+        return collect_on_other(context, rows)
     from draftwell.flows.steps import collect as collect_step
 
     settings = CollectionSettings(
@@ -188,6 +177,17 @@ def collect(
             opened, rows, settings, folder=out, fresh=fresh, pool=pool
         )
     tell(traces)
+
+
+def collect_on_other(context: typer.Context, rows: Sequence[Prompt]) -> None:
+    """Texts of another engine."""
+    if at_address(context):
+        from draftwell.flows.cli.remote import collect_remote
+
+        return collect_remote(context, rows)
+    from draftwell.flows.cli.engine import collect_elsewhere
+
+    return collect_elsewhere(context, rows)
 
 
 def tell(traces: TraceSet) -> None:

@@ -3,6 +3,7 @@ flag."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +13,6 @@ import typer
 from draftwell.components.engines.remote.address import is_address
 from draftwell.components.tune.settings import DEFAULTS, TuneSettings
 from draftwell.flows.cli.engine_options import on_other_engine
-from draftwell.flows.cli.launch_options import (
-    EngineDraft,
-    EngineHead,
-    Grid,
-    LaunchCommand,
-    StartMinutes,
-    StopCommand,
-    TuneMinutes,
-)
 from draftwell.flows.cli.learn.shared import (
     Column,
     Publish,
@@ -35,10 +27,6 @@ from draftwell.flows.cli.learn.shared import (
 from draftwell.flows.cli.options import (
     DeviceOption,
     DtypeOption,
-    EngineCa,
-    EngineHeader,
-    EngineKeyFile,
-    EngineModel,
     EngineOption,
     Fresh,
     Levels,
@@ -55,11 +43,14 @@ from draftwell.flows.cli.options import (
     readable,
     say,
 )
+from draftwell.flows.cli.shared_options import ADDRESS, GRID, LAUNCHER, with_options
 from draftwell.flows.context import StepContext, open_trace, training_prompts
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 
 if TYPE_CHECKING:
+    from draftwell.components.prompts.overlap import TrainingPrompts
+    from draftwell.components.prompts.prompt import Prompt
     from draftwell.components.tune.evidence import TuningEvidence
 
 LIMITS = DEFAULTS.constraints
@@ -67,7 +58,7 @@ LIMITS = DEFAULTS.constraints
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(tune)
+    app.command()(with_options(tune, ADDRESS, LAUNCHER, GRID))
 
 
 Temperature = Annotated[
@@ -158,21 +149,10 @@ def tune(
     device: DeviceOption = None,
     threads: Threads = None,
     engine: EngineOption = "draftwell",
-    engine_key_file: EngineKeyFile = None,
-    engine_header: EngineHeader = None,
-    engine_ca: EngineCa = None,
-    engine_model: EngineModel = None,
     methods: Methods = None,
     levels: Levels = "1",
     schedule: Schedule = None,
     fresh: Fresh = False,
-    launcher: LaunchCommand = None,
-    stop_command: StopCommand = None,
-    start_minutes: StartMinutes = 30.0,
-    engine_draft: EngineDraft = None,
-    engine_head: EngineHead = None,
-    minutes: TuneMinutes = None,
-    grid: Grid = False,
 ) -> None:
     """Replays every configuration, measures the best few, and picks plain decoding unless one is
     measurably faster. With --engine vllm, vLLM's ways are measured by running it; with --engine URL
@@ -186,13 +166,7 @@ def tune(
     more = partial(load_more, prompts, limit, split=split, column=column, redact=redact)
     check_options(study, lossless_only, max_quality_loss)
     if on_other_engine(context):
-        if is_address(engine):
-            from draftwell.flows.cli.launched import tune_launched
-
-            return tune_launched(context, more)
-        from draftwell.flows.cli.engine import tune_elsewhere
-
-        return tune_elsewhere(context, more)
+        return tune_on_other(context, more)
     from draftwell.flows.steps import tune as tune_step
 
     space = Workspace(pair, dtype)
@@ -211,6 +185,17 @@ def tune(
             opened, found, rows, settings, study=study, keep=keep, workers=pool, limit=limit
         )
     conclude(opened, pair, evidence, publish=publish, saved=keep)
+
+
+def tune_on_other(context: typer.Context, rows: Callable[[TrainingPrompts], list[Prompt]]) -> None:
+    """How another engine speculates."""
+    if is_address(str(context.params["engine"])):
+        from draftwell.flows.cli.launched import tune_launched
+
+        return tune_launched(context, rows)
+    from draftwell.flows.cli.engine import tune_elsewhere
+
+    return tune_elsewhere(context, rows)
 
 
 def conclude(
