@@ -58,6 +58,15 @@ def capabilities(engine: str) -> Capabilities:
     return CAPABILITIES.get(engine, Capabilities())
 
 
+LAUNCHED = {
+    "vllm": ("ngram", "draft_model", "eagle3"),
+    "sglang": ("ngram", "draft_model", "eagle3"),
+    "llama.cpp": ("ngram", "draft_model"),
+}
+"""Engines that a launcher can tell how to speculate → methods that they have without packages or
+plug-ins of their environment."""
+
+
 class About(Message):
     """What an engine says about itself when it is ready."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from draftwell.components.engines.port import LAUNCHED
 from draftwell.components.export.settings import Written, for_llama_cpp, for_sglang
 from draftwell.components.export.speculation import Speculation, Weights
 from draftwell.serving.errors import DraftwellError
@@ -17,21 +18,13 @@ WRITERS: dict[str, Callable[[Speculation, Weights], Written]] = {
     "sglang": for_sglang,
     "llama.cpp": for_llama_cpp,
 }
-LAUNCHED = ("vllm", *WRITERS)
-"""Engines that a launcher can tell how to speculate."""
-METHODS_OF = {
-    "vllm": ("ngram", "draft_model", "eagle3"),
-    "sglang": ("ngram", "draft_model", "eagle3"),
-    "llama.cpp": ("ngram", "draft_model"),
-}
-"""Engine → methods that it has without packages or plug-ins of its environment."""
 
 
 def launch_options(engine: str, speculation: Mapping[str, Any] | None) -> dict[str, Any]:
     """Options by name, without dashes; empty: plain decoding.
 
     Args:
-        engine: one of `LAUNCHED`.
+        engine: one of `draftwell.components.engines.port.LAUNCHED`.
         speculation: vLLM's speculative config; None: plain decoding.
     Raises:
         DraftwellError: the engine has no such method, or no lengths by load (`engine_option`).
@@ -47,7 +40,7 @@ def launch_options(engine: str, speculation: Mapping[str, Any] | None) -> dict[s
     if engine == "vllm":
         return {"speculative-config": dict(speculation)}
     method, model = str(speculation["method"]), speculation.get("model")
-    if method not in METHODS_OF.get(engine, ()):
+    if method not in LAUNCHED.get(engine, ()):
         raise DraftwellError(
             f"{engine} is not told here to speculate by {method}: leave it out",
             code="engine_option",

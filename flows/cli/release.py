@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftwell.components.engines.port import CAPABILITIES
+from draftwell.components.engines.port import CAPABILITIES, LAUNCHED
 from draftwell.components.engines.remote.address import is_address
-from draftwell.components.export.launch_options import LAUNCHED
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
 from draftwell.flows.cli.engine_options import on_other_engine
 from draftwell.flows.cli.options import (

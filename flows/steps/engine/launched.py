@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from draftwell.components.engines.launch_template import option_words
 from draftwell.components.engines.launched import LaunchedEngine
 from draftwell.components.engines.launcher import Launcher
-from draftwell.components.engines.port import EngineSettings
+from draftwell.components.engines.port import LAUNCHED, EngineSettings
 from draftwell.components.engines.vllm_methods import OFF, Method, VllmFiles
-from draftwell.components.export.launch_options import LAUNCHED, METHODS_OF, launch_options
+from draftwell.components.export.launch_options import launch_options
 from draftwell.flows.steps.engine.space import EngineSpace
 from draftwell.flows.steps.remote.space import FOLDER, check_tokens, folder_name
 from draftwell.flows.workspace import Workspace
@@ -140,7 +140,7 @@ class LaunchedSpace(EngineSpace):
         Raises:
             DraftwellError: the engine has no such method (`bad_method`).
         """
-        known = METHODS_OF[self.name]
+        known = LAUNCHED[self.name]
         for name in named or ():
             if name not in known and self.name != "vllm":
                 raise DraftwellError(

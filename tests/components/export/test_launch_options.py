@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from draftwell.components.engines.launch_template import option_words
+from draftwell.components.engines.port import LAUNCHED
 from draftwell.components.export.export import problems
-from draftwell.components.export.launch_options import METHODS_OF, launch_options
+from draftwell.components.export.launch_options import launch_options
 from tests.support.errors import raises_code
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -20,7 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("engine", "method"),
-    [(engine, name) for engine in ("sglang", "llama.cpp") for name in METHODS_OF[engine]],
+    [(engine, name) for engine in ("sglang", "llama.cpp") for name in LAUNCHED[engine]],
 )
 def test_options_are_those_of_the_engines_documentation(engine: str, method: str) -> None:
     assert problems(engine, launch_options(engine, WAYS[method])) == []
@@ -36,7 +37,7 @@ def test_lengths_and_models_arrive() -> None:
     assert launch_options("vllm", WAYS["ngram"]) == {"speculative-config": WAYS["ngram"]}
 
 
-@pytest.mark.parametrize("engine", METHODS_OF)
+@pytest.mark.parametrize("engine", LAUNCHED)
 def test_plain_decoding_needs_no_options(engine: str) -> None:
     assert launch_options(engine, None) == {}
 
