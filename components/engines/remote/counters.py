@@ -61,6 +61,9 @@ class Counters(Message):
             if edges == tuple(edge for edge, _ in before.prompt_length_buckets)
             else (),
         )
+        # where it follows from others that are not read at one moment, this one may fall alone
+        if (accepted := sums["accepted"]) is not None:
+            sums["accepted"] = max(0, accepted)
         known = [value for value in (*sums.values(), *accepted_at, *buckets) if value is not None]
         if any(value < 0 for value in known):
             return None

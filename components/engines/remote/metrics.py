@@ -25,13 +25,11 @@ class Names:
             labels.
         accepted_at: counter with the label `position`.
         prompt_lengths: histogram of tokens of prompts, without `_bucket`.
-        left_out: (label, value) pairs of samples that do not count, such as requests that failed.
     """
 
     sums: Mapping[str, tuple[str, ...]]
     accepted_at: str | None = None
     prompt_lengths: str | None = None
-    left_out: tuple[tuple[str, str], ...] = ()
 
 
 def read_counters(
@@ -41,15 +39,15 @@ def read_counters(
 
     Args:
         version: of the engine, where it says so elsewhere.
-        model: samples of other models (label `model_name`) are left out.
+        model: samples of other models (label `model_name`) are left out; an alias names none.
     Raises:
         DraftwellError: the text is in another format (`engine_bad_answer`).
     """
+    samples = list(samples_of(text))
+    models = {sample.labels.get("model_name") for sample in samples}
     found: dict[str, list[Sample]] = {}
-    for sample in samples_of(text):
-        if model is not None and sample.labels.get("model_name", model) != model:
-            continue
-        if not any(sample.labels.get(label) == value for label, value in names.left_out):
+    for sample in samples:
+        if model not in models - {None} or sample.labels.get("model_name", model) == model:
             found.setdefault(sample.name, []).append(sample)
     sums = {field: sum_of(found, options, field) for field, options in names.sums.items()}
     return Counters(

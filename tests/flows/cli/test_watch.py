@@ -91,7 +91,7 @@ def test_looking_goes_on_while_the_engine_is_away(
         if place is None:
             os.kill(os.getpid(), signal.SIGTERM)
             place = (49, False)
-        engine.minute, engine.away = place
+        engine.minute, engine.away = place[0], 503 * place[1]
         return look(watch, patient=True)
 
     monkeypatch.setattr(command, "look", next_minute)
