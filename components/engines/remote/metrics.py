@@ -24,12 +24,10 @@ class Names:
         sums: field of `Counters` → samples, of which the first that is there is added up over its
             labels.
         accepted_at: counter with the label `position`.
-        prompt_lengths: histogram of tokens of prompts, without `_bucket`.
     """
 
     sums: Mapping[str, tuple[str, ...]]
     accepted_at: str | None = None
-    prompt_lengths: str | None = None
 
 
 def read_counters(
@@ -55,7 +53,6 @@ def read_counters(
         started=started_in(found),
         version=version,
         accepted_at=by_position(found.get(names.accepted_at or "", [])),
-        prompt_length_buckets=buckets_of(found.get(f"{names.prompt_lengths}_bucket", [])),
         **sums,  # type: ignore[arg-type]
     )
 
@@ -101,12 +98,3 @@ def by_position(samples: list[Sample]) -> tuple[int, ...]:
         if place.isdecimal():
             counts[int(place)] = counts.get(int(place), 0.0) + sample.value
     return tuple(round(counts.get(place, 0.0)) for place in range(max(counts, default=-1) + 1))
-
-
-def buckets_of(samples: list[Sample]) -> tuple[tuple[float, int], ...]:
-    """Upper edges and cumulative counts of a histogram, over all its labels."""
-    counts: dict[float, float] = {}
-    for sample in samples:
-        edge = float(sample.labels["le"])
-        counts[edge] = counts.get(edge, 0.0) + sample.value
-    return tuple((edge, round(counts[edge])) for edge in sorted(counts))

@@ -218,7 +218,6 @@ def vllm_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         (f"vllm:request_time_per_output_token_seconds_sum{labels}", engine.decode_seconds),
         (f"vllm:request_time_per_output_token_seconds_count{labels}", engine.requests),
         (f"vllm:time_to_first_token_seconds_sum{labels}", 0.01 * engine.requests),
-        *bucket_rows("vllm:request_prompt_tokens", engine),
     ]
     if not engine.accepts:
         return rows
@@ -248,7 +247,6 @@ def sglang_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         (f"sglang:inter_token_latency_seconds_sum{labels}", engine.decode_seconds),
         (f"sglang:inter_token_latency_seconds_count{labels}", engine.new_tokens),
         (f"sglang:time_to_first_token_seconds_sum{labels}", 0.01 * engine.requests),
-        *bucket_rows("sglang:prompt_tokens_histogram", engine),
     ]
 
 
@@ -267,18 +265,6 @@ def llama_cpp_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         ("llamacpp:requests_processing", engine.running),
         ("llamacpp:requests_deferred", 0),
         *((f'{position}{{position="{i}"}}', n) for i, n in enumerate(engine.accepted_at)),
-    ]
-
-
-def bucket_rows(name: str, engine: SimulatedEngine) -> list[tuple[str, float]]:
-    """A histogram of the prompts' lengths."""
-    edges = [*map(float, engine.prompt_edges), float("inf")]
-    return [
-        (
-            f'{name}_bucket{{le="{"+Inf" if edge == float("inf") else edge}"}}',
-            sum(length <= edge for length in engine.prompt_lengths),
-        )
-        for edge in edges
     ]
 
 

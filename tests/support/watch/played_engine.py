@@ -48,8 +48,6 @@ class PlayedEngine:
             lines.append(f'{names[0]}{{model_name="m"}} {value}')
         for place, count in enumerate(sample.accepted_at):
             lines.append(f'{NAMES.accepted_at}{{model_name="m",position="{place}"}} {count}')
-        for edge, count in sample.prompt_length_buckets:
-            lines.append(f'{NAMES.prompt_lengths}_bucket{{model_name="m",le="{edge}"}} {count}')
         return "\n".join(lines) + "\n"
 
     def answer(self, body: dict[str, Any]) -> tuple[int, Any]:

@@ -38,7 +38,6 @@ NAMES = Names(
         "decode_steps": ("sglang:inter_token_latency_seconds_count",),
         "first_token_seconds": ("sglang:time_to_first_token_seconds_sum",),
     },
-    prompt_lengths="sglang:prompt_tokens_histogram",
 )
 
 
