@@ -47,8 +47,9 @@ log = logging.getLogger(__name__)
 _under_way: set[threading.Thread] = set()
 
 
-def send_event(event: Event, data: Mapping[str, Any], mark: str | None = None) -> None:
-    """Send an event to every address of the environment, from threads of its own.
+def send_event(event: Event, data: Mapping[str, Any], mark: str | None = None) -> bool:
+    """Send an event to every address of the environment, from threads of its own; returns whether
+    there is one.
 
     Args:
         data: values of JSON, without secrets and texts of prompts or answers.
@@ -57,7 +58,7 @@ def send_event(event: Event, data: Mapping[str, Any], mark: str | None = None) -
     """
     addresses = os.environ.get(ADDRESSES, "").split()
     if not addresses:
-        return
+        return False
     named = hashlib.sha256(f"{event}.{mark}".encode()).hexdigest() if mark else uuid.uuid4().hex
     said = {"type": event, "timestamp": datetime.now(UTC).isoformat(), "data": dict(data)}
     try:
@@ -70,6 +71,8 @@ def send_event(event: Event, data: Mapping[str, Any], mark: str | None = None) -
             thread.start()
     except (ValueError, RuntimeError) as error:  # no secret, or no room for a thread
         log.warning("no webhook is sent: %s", error)
+        return False
+    return True
 
 
 def signing_key(secret: str) -> bytes:

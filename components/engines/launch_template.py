@@ -23,8 +23,11 @@ PLACEHOLDERS = (*SPECULATION, *PLACES)
 PATTERN = re.compile(
     r"(?P<option>(?<![^\s'])--?[\w.-]+(?:=|[ \t]+))?(?<!\$)\{(?P<name>[a-z_]+)\}", re.ASCII
 )
-"""A placeholder, and the option that it is the value of, which is left out with it."""
-KEY_OPTION = re.compile(r"--api-?key(?:=|\s+)[\"']?(?P<value>[^\s\"'$][^\s\"']*)")
+"""A placeholder, and the option that it is the value of: without speculation, the one before
+`{speculation}` is left out with it."""
+LITERAL_KEY = re.compile(
+    r"(--[\w-]*api-?key(=|\s+)|\b\w*(KEY|TOKEN|SECRET|PASSWORD)=)[\"']?[^\s\"'$]"
+)
 
 Options = Mapping[str, Any]
 """An engine's options by name, without dashes; empty: plain decoding. True is an option without a
@@ -57,10 +60,10 @@ class LaunchTemplate:
             )
         if names and "<<" in text:
             raise self._refused("has a here-document: let it read {speculation_file} instead")
-        if KEY_OPTION.search(text):
+        if LITERAL_KEY.search(text):
             raise self._refused(
-                "holds a key, which every user of the machine sees: name it by a variable, such as "
-                "VLLM_API_KEY"
+                "holds a key, which every user of the machine sees: export it as a variable such "
+                'as VLLM_API_KEY before, and leave it out or write "$VLLM_API_KEY"'
             )
         self.takes_address = bool(names & set(PLACES))
 
@@ -79,7 +82,8 @@ class LaunchTemplate:
             words = " ".join(map(shlex.quote, values.get(match["name"], ())))
             if quoted:
                 words = words.replace("'", "'\"'\"'")
-            option = (match["option"] or "") if words else ""
+            left_out = match["name"] == "speculation" and not words
+            option = "" if left_out else match["option"] or ""
             parts += [self.text[end : match.start()], option, words]
             end = match.end()
         return "".join((*parts, self.text[end:]))

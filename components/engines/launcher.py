@@ -325,6 +325,12 @@ def next_port(url: str) -> str:
     'http://[::1]:8001/prefix'
     """
     parts = urlsplit(url)
+    if port_of(url) == 65_535:
+        raise DraftwellError(
+            f"{url} has the last port, and {{port}} of --launcher takes the next one, too: name a "
+            "lower one",
+            code="bad_engine_address",
+        )
     host = parts.netloc.removesuffix(f":{parts.port}")
     return parts._replace(netloc=f"{host}:{port_of(url) + 1}").geturl()
 

@@ -1,8 +1,9 @@
-"""What an engine did when it was well: the first quiet windows, or what was expected of it."""
+"""What an engine did when it was well: the first quiet windows."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -12,10 +13,6 @@ from draftwell.components.engines.port import Message
 from draftwell.components.watch.evidence import FEWEST, Normal
 from draftwell.components.watch.schema import WatchLimits
 from draftwell.components.watch.window import Window, equal_sized
-
-UNKNOWN_SPREAD = 0.05
-"""Long-run standard deviation of the logarithm of a window's tokens a round, where no quiet windows
-say it; three times what steady traffic of thirty requests a minute has."""
 
 
 class StepTime(Message):
@@ -86,51 +83,26 @@ class Baseline(Message):
     prompt: Normal | None = Field(None, description="of log2(mean tokens of a prompt)")
     hits: Normal | None = Field(None, description="of the prefix cache's share of prompt tokens")
     hits_per_request: float | None = None
-    plain: tuple[tuple[float, float], ...] = Field(
-        (),
-        strict=False,
-        description="(requests at once, seconds of an output token without speculation), "
-        "ascending, such as a tuning by load measured them",
-    )
 
     @classmethod
-    def of(
-        cls,
-        windows: Sequence[Window],
-        limits: WatchLimits,
-        *,
-        expected: Sequence[float] = (),
-        source: str = "the first quiet windows",
-    ) -> Baseline | None:
-        """Of the first quiet windows: those after the warm-up, with one version, without a gap or
-        falling counters.
-
-        Args:
-            expected: share of rounds that should accept each position, such as a
-                `speculation_profile.json` says; it takes the place of what these windows show, so
-                that an engine that was ill from its start is found.
-        Returns:
-            None while there are too few.
-        """
-        quiet = [w for w in windows if usable(w, limits) and w.new_tokens]
-        quiet = [w for w in quiet if w.version == quiet[0].version][: limits.baseline_windows]
+    def of(cls, windows: Sequence[Window], limits: WatchLimits) -> Baseline | None:
+        """Of the first `quiet_windows`; None while there are too few."""
+        quiet = quiet_windows(windows, limits)[: limits.baseline_windows]
         if len(quiet) < limits.baseline_windows:
             return None
         tokens = float(np.median([w.new_tokens for w in quiet])) / 2
         sized = equal_sized(quiet, tokens)
         lengths = normal_of([w.length for w in sized], math.log)
-        if lengths is not None and expected:
-            lengths = lengths.model_copy(update={"mean": math.log(1 + sum(expected))})
         drafted = sum(w.counts.drafted or 0 for w in quiet)
         accepted = sum(w.counts.accepted or 0 for w in quiet)
         requests = sum(w.counts.requests or 0 for w in quiet)
         cached = sum(w.counts.cached_prompt_tokens or 0 for w in quiet)
         return cls(
             end=quiet[-1].end,
-            source=source,
+            source="the first quiet windows",
             version=quiet[0].version,
             tokens=tokens,
-            accepted_at=tuple(expected) or mean_acceptance(quiet),
+            accepted_at=mean_acceptance(quiet),
             accepted_share=accepted / drafted if drafted else None,
             length=lengths,
             step_time=StepTime.of(sized),
@@ -139,29 +111,12 @@ class Baseline(Message):
             hits_per_request=cached / requests if requests and cached else None,
         )
 
-    @classmethod
-    def expected(
-        cls, accepted_at: Sequence[float], *, at: float, source: str, tokens: float = 2000
-    ) -> Baseline:
-        """Of an expected acceptance alone, such as a gate, a bench, a tuning or a
-        `speculation_profile.json` says: only acceptance is judged.
 
-        Args:
-            accepted_at: share of rounds that accept each position of the draft.
-            at: Unix seconds from which on windows are judged.
-            tokens: new tokens that a judged window has at least.
-        """
-        mean = math.log(1 + sum(accepted_at))
-        length = Normal(mean=mean, spread=UNKNOWN_SPREAD, low=mean, high=mean, windows=FEWEST)
-        share = sum(accepted_at) / len(accepted_at) if accepted_at else None
-        return cls(
-            end=at,
-            source=source,
-            tokens=tokens,
-            accepted_at=tuple(accepted_at),
-            accepted_share=share,
-            length=length,
-        )
+def quiet_windows(windows: Sequence[Window], limits: WatchLimits) -> list[Window]:
+    """Usable windows with traffic, of the version that has most of them."""
+    quiet = [w for w in windows if usable(w, limits) and w.new_tokens]
+    most = Counter(w.version for w in quiet).most_common(1)
+    return [w for w in quiet if w.version == most[0][0]]
 
 
 def usable(window: Window, limits: WatchLimits) -> bool:

@@ -80,7 +80,7 @@ def watched(
         speed(baseline, sized, limits),
         build(baseline, sized, limits),
         cache(baseline, sized, limits),
-        crossover(baseline, sized, probes, limits),
+        crossover(baseline, probes, limits),
     ]
     return [figure for figure in found if figure is not None]
 
@@ -105,8 +105,10 @@ def drafting(baseline: Baseline, sized: Sequence[Window], limits: WatchLimits) -
     known = []
     for w in sized:
         usual = load is None or not w.at_once or math.log2(w.at_once) <= load.high + margin
-        if w.counts.drafted is not None and usual:
-            known.append((w, float(w.counts.drafted == 0)))
+        # engines that were started without speculation say nothing of rounds
+        drafted = w.counts.rounds if w.counts.drafted is None else w.counts.drafted
+        if usual:
+            known.append((w, float(not drafted)))
     normal = Normal(mean=0.0, spread=0.25, low=0.0, high=0.0, windows=FEWEST)
     return figure("drafting", known, normal, 0.5)
 
@@ -161,31 +163,14 @@ def cache(baseline: Baseline, sized: Sequence[Window], limits: WatchLimits) -> F
     return figure("cache", known, normal, limits.cache)
 
 
-def crossover(
-    baseline: Baseline, sized: Sequence[Window], probes: Sequence[Probe], limits: WatchLimits
-) -> Figure | None:
-    """log(seconds of a token / without speculation at this load): of pairs of probes, else of
-    windows and the baseline's plain seconds by load."""
+def crossover(baseline: Baseline, probes: Sequence[Probe], limits: WatchLimits) -> Figure | None:
+    """log(seconds of a token / without speculation at this load), of pairs of probes."""
     measured = [pair for pair in pairs(probes) if pair.at >= baseline.end]
-    spread = PAIR_SPREAD
-    if not measured and baseline.plain:
-        measured = versus_plain(baseline.plain, sized)
-        spread = baseline.step_time.error.spread if baseline.step_time else PAIR_SPREAD
-    normal = Normal(mean=0.0, spread=spread, low=0.0, high=0.0, windows=EXACT)
+    normal = Normal(mean=0.0, spread=PAIR_SPREAD, low=0.0, high=0.0, windows=EXACT)
     spans = [(pair.at, pair.at) for pair in measured]
     slower = [pair.slower for pair in measured]
     limit = math.log(1 + limits.crossover)
     return Figure("crossover", spans, slower, normal, limit, tuple(measured)) if spans else None
-
-
-def versus_plain(plain: Sequence[tuple[float, float]], sized: Sequence[Window]) -> list[Versus]:
-    """Windows and plain decoding at their load, where that was measured at about this load."""
-    loads, seconds = zip(*plain, strict=True)
-    return [
-        Versus(w.end, w.at_once, w.seconds_per_token, float(np.interp(w.at_once, loads, seconds)))
-        for w in sized
-        if w.at_once and w.seconds_per_token and loads[0] / 2 <= w.at_once <= 2 * loads[-1]
-    ]
 
 
 def figure(

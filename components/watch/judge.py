@@ -25,6 +25,7 @@ def judge(
     limits: WatchLimits | None = None,
     *,
     now: float | None = None,
+    heard: float | None = None,
 ) -> list[Alarm]:
     """Alarms that stand, the oldest first.
 
@@ -34,10 +35,12 @@ def judge(
             moment depends on those before it alone, so it may be asked for every minute.
         probes: of the same time and before, in any order.
         now: Unix seconds; None: the end of the last window.
+        heard: when the engine was last heard of: a sample after a start ends no window. None: the
+            end of the last window.
     """
     return [
         alarm
-        for alarm in history(baseline, windows, probes, limits, now=now)
+        for alarm in history(baseline, windows, probes, limits, now=now, heard=heard)
         if alarm.until is None
     ]
 
@@ -49,10 +52,11 @@ def history(
     limits: WatchLimits | None = None,
     *,
     now: float | None = None,
+    heard: float | None = None,
 ) -> list[Alarm]:
     """All alarms that were ever raised, those that ended too; arguments as of `judge`."""
     limits = limits or WatchLimits()
-    lost = metrics_lost(baseline, windows, limits, now)
+    lost = metrics_lost(baseline, windows, limits, now, heard)
     if baseline is None:
         return lost
     sized = judged_windows(baseline, windows, limits)
@@ -105,15 +109,18 @@ def merge(alarms: Sequence[Alarm]) -> list[Alarm]:
 
 
 def metrics_lost(
-    baseline: Baseline | None, windows: Sequence[Window], limits: WatchLimits, now: float | None
+    baseline: Baseline | None,
+    windows: Sequence[Window],
+    limits: WatchLimits,
+    now: float | None,
+    heard: float | None,
 ) -> list[Alarm]:
     """No samples, counters that fall again and again, or figures that the engine says no more."""
     end = baseline.end if baseline else 0.0
-    last = windows[-1].end if windows else end
+    last = heard or (windows[-1].end if windows else end)
     now = last if now is None else now
-    drafts = baseline is not None and baseline.length is not None
     newest = [w.counts for w in windows[-FEW:] if w.end > end]
-    untold = [c for c in newest if c.new_tokens is None or (drafts and c.rounds is None)]
+    untold = [counts for counts in newest if counts.new_tokens is None]
     if last and now - last > limits.lost_seconds:
         since, value, limit = last, now - last, limits.lost_seconds
         words = f"no sample for {value:.0f} seconds"

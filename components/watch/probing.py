@@ -14,6 +14,8 @@ from draftwell.components.watch.schema import Evidence, Probe
 
 PAIR_SECONDS = 300
 """A speculative and a plain answer to one prompt, this close to each other, are a pair."""
+PAIR_LOADS = 2.0
+"""How many times more requests one of them may be decoded with."""
 RECENT_PROBES = 3
 """Of each prompt: their mean says how it is now."""
 BLOCKS = 10
@@ -89,10 +91,12 @@ def of_prompts(changes: Sequence[float]) -> Change | None:
 
 
 def tokens_of_round(probe: Probe) -> float | None:
-    """Tokens that a round of a speculative probe brings; 1 where nothing was drafted."""
-    if probe.plain or probe.acceptance is None:
+    """Tokens that a round of a speculative probe brings; 1 where nothing was drafted, None where
+    the rounds were not counted."""
+    found = probe.acceptance
+    if probe.plain or found is None or (found.drafted and not found.rounds):
         return None
-    return probe.acceptance.length or 1.0
+    return found.length or 1.0
 
 
 def plain_seconds(probe: Probe) -> float | None:
@@ -117,8 +121,8 @@ class Versus(NamedTuple):
 
 
 def pairs(probes: Sequence[Probe]) -> list[Versus]:
-    """Probes of one prompt with and without speculation, close in time, at the mean of their
-    loads."""
+    """Probes of one prompt with and without speculation, close in time and load, at the mean of
+    their loads."""
     found = []
     plain = [probe for probe in probes if probe.plain and probe.at_once is not None]
     for probe in probes:
@@ -127,8 +131,11 @@ def pairs(probes: Sequence[Probe]) -> list[Versus]:
         near = [p for p in plain if p.name == probe.name and abs(p.at - probe.at) <= PAIR_SECONDS]
         if near:
             other = min(near, key=lambda p: abs(p.at - probe.at))
-            load = (probe.at_once + (other.at_once or 0)) / 2
-            found.append(Versus(probe.at, load, probe.seconds_per_token, other.seconds_per_token))
+            low, high = sorted((probe.at_once, other.at_once or 0.0))
+            if high > PAIR_LOADS * low:
+                continue
+            seconds = (probe.seconds_per_token, other.seconds_per_token)
+            found.append(Versus(probe.at, (low + high) / 2, *seconds))
     return sorted(found)
 
 

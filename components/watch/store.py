@@ -88,5 +88,4 @@ class Store:
 def as_object(entry: Counters | Probe) -> dict[str, object]:
     """An entry as it is written: what is not said is left out."""
     kind = "sample" if isinstance(entry, Counters) else "probe"
-    # not as JSON: that has no infinity, which is the last edge of a histogram
     return {kind: entry.model_dump(exclude_defaults=True)}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from draftwell.components.engines.remote.counters import SUMS, Counters
 
@@ -97,27 +95,6 @@ class Window:
         """Mean tokens of a prompt."""
         return ratio(self.counts.prompt_tokens, self.counts.requests)
 
-    @cached_property
-    def prompt_spread(self) -> float | None:
-        """Standard deviation of log2 of a prompt's tokens, every prompt taken for the middle of
-        its bucket."""
-        edges = [(low, high) for low, high in self.counts.prompt_length_buckets if low < math.inf]
-        counts = [
-            max(0, b - a)
-            for a, b in zip((0, *(n for _, n in edges)), (n for _, n in edges), strict=False)
-        ]
-        lows = (edges[0][0] / 2, *(edge for edge, _ in edges)) if edges else ()
-        middles = [
-            (math.log2(max(low, 0.5)) + math.log2(high)) / 2
-            for low, (high, _) in zip(lows, edges, strict=False)
-        ]
-        total = sum(counts)
-        if not total:
-            return None
-        mean = sum(n * x for n, x in zip(counts, middles, strict=True)) / total
-        square = sum(n * (x - mean) ** 2 for n, x in zip(counts, middles, strict=True)) / total
-        return math.sqrt(square)
-
     @property
     def seconds_per_token(self) -> float | None:
         """Seconds of an output token, as a request sees them.
@@ -192,10 +169,6 @@ def merged(windows: Sequence[Window]) -> Window:
         update[name] = None if None in values else sum(values)
     width = min(len(part.accepted_at) for part in parts)
     update["accepted_at"] = tuple(sum(part.accepted_at[i] for part in parts) for i in range(width))
-    buckets = [part.prompt_length_buckets for part in parts]
-    update["prompt_length_buckets"] = tuple(
-        (column[0][0], sum(count for _, count in column)) for column in zip(*buckets, strict=False)
-    )
     # windows of several replicas overlap: what lasts is the sum of them
     end = windows[-1].end
     return Window(

@@ -89,11 +89,8 @@ AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "publish"),
         *("methods", "levels", "fresh"),
     ),
-    "gate": (
-        *("limit", "max_tokens", "dry_run", "markdown", "junit", "release", "sampled"),
-        "levels",
-    ),
-    "monitor": ("every", "baseline", "probes_per_hour", "metrics_file", "limits", "as_json"),
+    "gate": (*("limit", "max_tokens", "dry_run", "markdown", "junit", "release", "sampled"),),
+    "monitor": ("limits", "as_json"),
 }
 """Command → its options that mean something with an engine at an address."""
 FEWEST_AT_ONCE = 2
@@ -109,6 +106,7 @@ ADDRESS_ALONE: Mapping[str, tuple[str, ...]] = {
         *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
         "levels",
     ),
+    "monitor": ("every", "baseline", "probes_per_hour", "metrics_file"),
 }
 """Command → options that mean something with an engine at an address alone, besides `REMOTE`."""
 ALWAYS = ("engine", "pair", "prompts", "dtype", "device", *REMOTE)

@@ -134,8 +134,6 @@ MetricsFile = Annotated[
         "Prometheus' node exporter.",
     ),
 ]
-OF_ADDRESSES = ("every", "baseline", "probes_per_hour", "metrics_file")
-"""Options that mean something with an engine at an address alone."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -185,12 +183,6 @@ def monitor(
     other = on_other_engine(context)
     if is_address(engine):
         watch_address(context)
-    if wrong := next((name for name in OF_ADDRESSES if named(context, name)), None):
-        raise DraftwellError(
-            f"--{wrong.replace('_', '-')} is for an engine at an address: name one with "
-            "--engine URL, or leave it out",
-            code="engine_option",
-        )
     if not other:
         show(*check_own(context), as_json)
     if recalibrate:

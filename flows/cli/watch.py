@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -100,9 +100,14 @@ def write_metrics(report: WatchReport, file: Path | None) -> None:
 
 @contextmanager
 def asked_to_end() -> Iterator[Event]:
-    """An event that SIGTERM and SIGINT set."""
+    """An event that SIGTERM and SIGINT set; a second one ends at once what is under way."""
     end = Event()
-    ask: Callable[[int, Any], None] = lambda number, frame: end.set()  # noqa: E731
+
+    def ask(number: int, frame: object) -> None:
+        if end.is_set():
+            raise KeyboardInterrupt
+        end.set()
+
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield end

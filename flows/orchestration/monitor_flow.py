@@ -67,16 +67,15 @@ def check(settings: DriftSettings) -> dict[str, Any]:
         monitor_step.note_in_registry(champion, report)
         drift = {"champion": report.baseline, "reasons": list(report.reasons)}
         about = {"pair": report.pair, "device": settings.device, "digest": report.digest}
-        send_event("traffic.drifted", {**about, **drift}, report.digest)
         # a server that Prefect starts for this run alone has no automations
-        if not PREFECT_API_URL.value():
+        if reached := bool(PREFECT_API_URL.value()):
+            post(settings, report, spool)
+        else:
             announce(
                 "drift, but nothing takes events here: set PREFECT_API_URL to a Prefect server, or "
                 "run the flow draftwell with source=drift by hand"
             )
-            return False
-        post(settings, report, spool)
-        return True
+        return send_event("traffic.drifted", {**about, **drift}, report.digest) or reached
 
     sent = announce_once(space, settings.device, report, spool, send)
     for folder in remove_old(space, settings.out, report.limits.keep_days):
@@ -97,12 +96,12 @@ def look_at(settings: WatchSettings) -> dict[str, Any]:
         announce(alarm_line(alarm))
         payload = payload_of(settings, report, alarm)
         told = {name: value for name, value in payload.items() if name != "settings"}
-        send_event("engine.alarm", told, f"{report.engine} {alarm.cause} {alarm.since}")
-        if not PREFECT_API_URL.value():
+        if reached := bool(PREFECT_API_URL.value()):
+            post_event(resource_of(settings, payload), payload)
+        else:
             announce("nothing takes events here: set PREFECT_API_URL to a Prefect server")
-            return False
-        post_event(resource_of(settings, payload), payload)
-        return True
+        mark = f"{report.engine} {alarm.cause} {alarm.since}"
+        return send_event("engine.alarm", told, mark) or reached
 
     sent, ended = announce_each(watch, report, send)
     for cause in ended:

@@ -17,7 +17,7 @@ RECORDED = {rule["record"] for group in GROUPS for rule in group["rules"] if "re
 OURS = {f"draftwell_monitor_{name}" for name in METRICS}
 UNREAD = {
     # metrics of engines that no dialect reads: what vLLM's prefix cache was asked for; its
-    # histogram of prompts, which the dialect reads by its buckets; SGLang's length of drafts
+    # histogram of prompts; SGLang's length of drafts
     "vllm:prefix_cache_queries_total",
     *("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count"),
     "sglang:spec_num_steps",

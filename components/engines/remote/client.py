@@ -53,8 +53,9 @@ class EngineClient:
             answer in time (`engine_timeout`), key (`engine_key`), redirect (`engine_redirect`), a
             proxy's answer or a server that does not serve yet (`engine_unavailable`), busy for too
             long (`engine_busy`), an unknown model (`engine_model`), too long a prompt
-            (`context_too_long`), another refusal (`engine_refused`), an answer that ended early
-            (`engine_broke_off`) or that is not JSON (`engine_bad_answer`).
+            (`context_too_long`), a path that it does not have (`engine_no_path`), another refusal
+            (`engine_refused`), an answer that ended early (`engine_broke_off`) or that is not JSON
+            (`engine_bad_answer`).
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class EngineClient:
         try:
             return self.ask(path, body)
         except DraftwellError as error:
-            if error.code in ("engine_refused", "engine_bad_answer"):
+            if error.code in ("engine_no_path", "engine_bad_answer"):
                 return None
             raise
 
@@ -162,7 +163,7 @@ class EngineClient:
                     yield response, deadline
                     return
                 named = response.headers.get("retry-after", "")
-                pause = float(named) if named.isdecimal() else pause
+                pause = max(float(named), 1.0) if named.isdecimal() else pause
             if waited + pause > self.wait_seconds:
                 raise DraftwellError(
                     f"{self.url} is busy: it refused a request for {waited:g} s and asks to wait "
@@ -212,18 +213,22 @@ class EngineClient:
         return "\n".join(self._lines(response, deadline))
 
     def _lines(self, response: httpx.Response, deadline: float) -> Iterator[str]:
-        """The lines of an answer, while there is time and room."""
-        letters = 0
-        for line in response.iter_lines():
-            letters += len(line)
+        """The lines of an answer, while there is time and room: a line may be without an end."""
+        size, rest = 0, bytearray()
+        for part in response.iter_bytes():
+            size += len(part)
             if time.perf_counter() > deadline:
-                raise self._late(self.answer_seconds)
-            if letters > MOST_BYTES:
+                raise httpx.ReadTimeout("the answer is not whole in time")
+            if size > MOST_BYTES:
                 raise DraftwellError(
                     f"{self.url} answered more than {MOST_BYTES >> 20} MiB: check the address",
                     code="engine_bad_answer",
                 )
-            yield line
+            rest += part
+            if b"\n" in part:
+                *lines, rest = rest.split(b"\n")
+                yield from (line.decode(errors="replace").rstrip("\r") for line in lines)
+        yield rest.decode(errors="replace")
 
     def _check(self, response: httpx.Response, deadline: float) -> None:
         """Raise what a status means, unless it is 200."""
@@ -264,7 +269,8 @@ class EngineClient:
                 f"{how}: name a model that it serves with --engine-model", code="engine_model"
             )
         return DraftwellError(
-            f"{how}: look at its log, or leave out what it refuses", code="engine_refused"
+            f"{how}: look at its log, or leave out what it refuses",
+            code="engine_no_path" if status in ABSENT else "engine_refused",
         )
 
     def _late(self, seconds: float, *, connecting: bool = False) -> DraftwellError:

@@ -36,11 +36,6 @@ class Counters(Message):
     )
     decode_steps: int | None = Field(None, description="how many times `decode_seconds` adds")
     first_token_seconds: float | None = Field(None, description="sum over requests")
-    prompt_length_buckets: tuple[tuple[float, int], ...] = Field(
-        (),
-        strict=False,
-        description="(upper edge in tokens, requests with prompts up to it); (): not said",
-    )
 
     def since(self, before: Counters) -> Counters | None:
         """What was added since `before`: its sums are differences, its times, version and gauges
@@ -54,23 +49,13 @@ class Counters(Message):
             return None
         sums = {name: less(getattr(self, name), getattr(before, name)) for name in SUMS}
         accepted_at = differences(self.accepted_at, before.accepted_at)
-        edges = tuple(edge for edge, _ in self.prompt_length_buckets)
-        buckets = differences(
-            tuple(count for _, count in self.prompt_length_buckets),
-            tuple(count for _, count in before.prompt_length_buckets)
-            if edges == tuple(edge for edge, _ in before.prompt_length_buckets)
-            else (),
-        )
-        known = [value for value in (*sums.values(), *accepted_at, *buckets) if value is not None]
+        # where it follows from others that are not read at one moment, this one may fall alone
+        if (accepted := sums["accepted"]) is not None:
+            sums["accepted"] = max(0, accepted)
+        known = [value for value in (*sums.values(), *accepted_at) if value is not None]
         if any(value < 0 for value in known):
             return None
-        return self.model_copy(
-            update={
-                **sums,
-                "accepted_at": accepted_at,
-                "prompt_length_buckets": tuple(zip(edges, buckets, strict=False)),
-            }
-        )
+        return self.model_copy(update={**sums, "accepted_at": accepted_at})
 
 
 def less(now: float | None, before: float | None) -> float | None:

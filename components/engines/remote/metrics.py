@@ -24,14 +24,10 @@ class Names:
         sums: field of `Counters` → samples, of which the first that is there is added up over its
             labels.
         accepted_at: counter with the label `position`.
-        prompt_lengths: histogram of tokens of prompts, without `_bucket`.
-        left_out: (label, value) pairs of samples that do not count, such as requests that failed.
     """
 
     sums: Mapping[str, tuple[str, ...]]
     accepted_at: str | None = None
-    prompt_lengths: str | None = None
-    left_out: tuple[tuple[str, str], ...] = ()
 
 
 def read_counters(
@@ -41,15 +37,15 @@ def read_counters(
 
     Args:
         version: of the engine, where it says so elsewhere.
-        model: samples of other models (label `model_name`) are left out.
+        model: samples of other models (label `model_name`) are left out; an alias names none.
     Raises:
         DraftwellError: the text is in another format (`engine_bad_answer`).
     """
+    samples = list(samples_of(text))
+    models = {sample.labels.get("model_name") for sample in samples}
     found: dict[str, list[Sample]] = {}
-    for sample in samples_of(text):
-        if model is not None and sample.labels.get("model_name", model) != model:
-            continue
-        if not any(sample.labels.get(label) == value for label, value in names.left_out):
+    for sample in samples:
+        if model not in models - {None} or sample.labels.get("model_name", model) == model:
             found.setdefault(sample.name, []).append(sample)
     sums = {field: sum_of(found, options, field) for field, options in names.sums.items()}
     return Counters(
@@ -57,7 +53,6 @@ def read_counters(
         started=started_in(found),
         version=version,
         accepted_at=by_position(found.get(names.accepted_at or "", [])),
-        prompt_length_buckets=buckets_of(found.get(f"{names.prompt_lengths}_bucket", [])),
         **sums,  # type: ignore[arg-type]
     )
 
@@ -103,12 +98,3 @@ def by_position(samples: list[Sample]) -> tuple[int, ...]:
         if place.isdecimal():
             counts[int(place)] = counts.get(int(place), 0.0) + sample.value
     return tuple(round(counts.get(place, 0.0)) for place in range(max(counts, default=-1) + 1))
-
-
-def buckets_of(samples: list[Sample]) -> tuple[tuple[float, int], ...]:
-    """Upper edges and cumulative counts of a histogram, over all its labels."""
-    counts: dict[float, float] = {}
-    for sample in samples:
-        edge = float(sample.labels["le"])
-        counts[edge] = counts.get(edge, 0.0) + sample.value
-    return tuple((edge, round(counts[edge])) for edge in sorted(counts))

@@ -22,8 +22,8 @@ FIXED_BY_TUNING: tuple[Cause, ...] = ("drift_of_traffic", "context_length", "loa
 
 
 class WatchSettings(BaseModel):
-    """What the flow `monitor` looks at where `engine` is an address; key and headers are read from
-    the worker's environment and files alone."""
+    """What the flow `monitor` looks at where `engine` is an address; its key is read from the
+    worker's environment or a file alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from draftwell.components.engines.port import EngineSettings
 from draftwell.components.engines.remote.address import EngineAddress
+from draftwell.components.engines.remote.client import EngineClient
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.engines.remote.discover import find_dialect
 from draftwell.components.engines.remote.remote import RemoteEngine
-from draftwell.components.watch.baseline import Baseline, usable
+from draftwell.components.watch.baseline import Baseline, quiet_windows
 from draftwell.components.watch.judge import judge
 from draftwell.components.watch.probes import (
     NEW_TOKENS,
@@ -35,11 +36,12 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, write_text
 from draftwell.serving.runtime.requests import Sampling
 
-AWAY = {
-    *("engine_unreachable", "engine_timeout", "engine_unavailable", "engine_busy"),
-    *("engine_broke_off", "engine_bad_answer", "engine_tls"),
-}
-"""Codes of an engine that does not answer just now."""
+PROBE_SECONDS = 60.0
+"""For the answer to a probe: meanwhile nobody looks."""
+UNTOLD = (
+    "probes say nothing of drafts: start vLLM with --per-request-spec-decode-metrics; else only an "
+    "engine that decodes nothing besides tells how one fared"
+)
 NEW = "new"
 """What `--baseline` says for another one from now on."""
 
@@ -84,6 +86,9 @@ class Watch:
         """Keep samples and probes."""
         samples, probes = self.series
         self.store.add(*entries)
+        if len(samples) + len(probes) + len(entries) > 2 * self.store.largest:
+            del self.series  # it was cut on disk
+            return
         samples += [entry for entry in entries if isinstance(entry, Counters)]
         probes += [entry for entry in entries if isinstance(entry, Probe)]
 
@@ -100,8 +105,21 @@ class Watch:
 
     @property
     def since_file(self) -> Path:
-        """From when on samples count: when a new baseline was asked for, or first of all."""
+        """From when on samples count: the first one, or the first since a new baseline was asked
+        for."""
         return self.folder / "since.json"
+
+    @cached_property
+    def begun(self) -> float:
+        """When it was first looked, Unix seconds."""
+        return self.clock()
+
+    @property
+    def since(self) -> float:
+        """From when on samples count, and silence."""
+        if self.since_file.exists():
+            return float(json.loads(self.since_file.read_text(encoding="utf-8")))
+        return self.begun
 
 
 def open_watch(
@@ -122,8 +140,8 @@ def open_watch(
         DraftwellError: a file that does not hold what it should.
     """
     watch = Watch(
-        RemoteEngine("speculation", address),
-        None if plain is None else RemoteEngine("plain", plain),
+        RemoteEngine("speculation", address, connect=patient_client),
+        None if plain is None else RemoteEngine("plain", plain, connect=patient_client),
         watch_folder(address),
         WatchLimits() if limits is None else read_yaml(limits, WatchLimits),
         probes_per_hour,
@@ -131,10 +149,15 @@ def open_watch(
     watch.folder.mkdir(parents=True, exist_ok=True)
     if baseline == NEW or not watch.since_file.exists():
         watch.baseline_file.unlink(missing_ok=True)
-        write_text(watch.since_file, json.dumps(watch.clock()))
+        watch.since_file.unlink(missing_ok=True)
     if baseline is not None and baseline != NEW:
         write_text(watch.baseline_file, read_baseline(Path(baseline)).model_dump_json(indent=2))
     return watch
+
+
+def patient_client(address: EngineAddress) -> EngineClient:
+    """What asks a watched engine."""
+    return EngineClient(address, answer_seconds=PROBE_SECONDS)
 
 
 def read_baseline(file: Path) -> Baseline:
@@ -159,9 +182,8 @@ def look(watch: Watch, *, patient: bool = False) -> WatchReport:
     Args:
         patient: an engine that does not answer is a report, too, before it is an alarm.
     Raises:
-        DraftwellError: it does not answer, and has not been away for long enough to be an alarm;
-            another process looks just now (`watched_twice`); or another mistake, such as a key that
-            it refuses.
+        DraftwellError: it does not say how it fares, whatever the reason, and has not been silent
+            for long enough to be an alarm; another process looks just now (`watched_twice`).
     """
     away, counters, notes = None, None, []
     with file_lock(watch.folder / ".lock", wait=False) as free:
@@ -174,10 +196,10 @@ def look(watch: Watch, *, patient: bool = False) -> WatchReport:
         try:
             counters = counters_of(watch)
         except DraftwellError as error:
-            if error.code not in AWAY:
-                raise
             away = error
         if counters is not None:
+            if not watch.since_file.exists():
+                write_text(watch.since_file, json.dumps(counters.at))
             watch.add(counters)
             notes += ask_probes(watch, counters)
         report = judged(watch, counters, notes if away is None else [str(away)])
@@ -193,6 +215,7 @@ def counters_of(watch: Watch) -> Counters:
     if not watch.started:
         engine.start(EngineSettings())
         watch.started = True
+    engine.client.model_name = None
     counters = find_dialect(engine.client).counters(engine.client)
     if counters.new_tokens is None and counters.rounds is None:
         raise DraftwellError(
@@ -205,17 +228,18 @@ def counters_of(watch: Watch) -> Counters:
 
 def judged(watch: Watch, counters: Counters | None, notes: Sequence[str]) -> WatchReport:
     """The report of all that is kept."""
-    now = watch.clock()
-    since = json.loads(watch.since_file.read_text(encoding="utf-8"))
-    windows = windows_of(sample for sample in watch.series.samples if sample.at >= since)
+    # probes may have taken a while
+    now, since = counters.at if counters else watch.clock(), watch.since
+    samples = [sample for sample in watch.series.samples if sample.at >= since]
+    windows = windows_of(samples)
     probes = [probe for probe in watch.series.probes if probe.at >= since]
     baseline = baseline_of(watch, windows)
     if baseline is not None:  # one of another day says nothing of the time since then
         baseline = baseline.model_copy(update={"end": max(baseline.end, since)})
-    last = windows[-1].end if windows else since
+    heard = samples[-1].at if samples else since
     # without a baseline nothing but silence can be judged
-    judge_by = baseline or Baseline.expected((), at=last, source="")
-    alarms = judge(judge_by, windows if baseline else (), probes, watch.limits, now=now)
+    seen = windows if baseline else ()
+    alarms = judge(baseline, seen, probes, watch.limits, now=now, heard=heard)
     report = WatchReport(
         engine=watch.engine.address.url,
         version=counters.version if counters else windows[-1].version if windows else None,
@@ -235,7 +259,7 @@ def with_progress(
     report: WatchReport, windows: Sequence[Window], limits: WatchLimits
 ) -> WatchReport:
     """The report with a note on how far the baseline is."""
-    traffic = sum(1 for window in windows if window.new_tokens)
+    traffic = len(quiet_windows(windows, limits))
     note = f"{traffic} of {limits.baseline_windows} quiet looks with traffic for a baseline"
     return report.model_copy(update={"notes": (*report.notes, note)})
 
@@ -246,7 +270,7 @@ def baseline_of(watch: Watch, windows: Sequence[Window]) -> Baseline | None:
     if watch.baseline_file.exists():
         return read_baseline(watch.baseline_file)
     drafts = any(window.length for window in windows)
-    traffic = sum(1 for window in windows if usable(window, watch.limits) and window.new_tokens)
+    traffic = len(quiet_windows(windows, watch.limits))
     for count in (watch.limits.baseline_windows, max(watch.limits.baseline_windows, traffic)):
         limits = watch.limits.model_copy(update={"baseline_windows": count})
         found = Baseline.of(windows, limits)
@@ -264,19 +288,29 @@ def ask_probes(watch: Watch, counters: Counters) -> list[str]:
     plain = plain_engine(watch)
     now, requests = watch.clock(), 1 if plain is None else 2
     budget = ProbeBudget(watch.folder / "probes_spent.json", watch.probes_per_hour)
+    if watch.probes_per_hour < requests:
+        return [
+            "no probes: each is also decoded without speculation, so name a budget of 2 or more"
+        ]
     due = budget.due(now, requests)
     if due and counters.waiting:
         return [f"no probes while {counters.waiting} requests wait"]
     if not due:
         return []
+    asked = {probe.name: probe.at for probe in watch.series.probes}
     try:
-        asked = {probe.name: probe.at for probe in watch.series.probes}
         left = least_recent(watch.prompts, asked)
         for _ in range(due):
             if not probe_one(watch, plain, budget, left):
                 break
     except DraftwellError as error:
         return [f"no answer to a probe: {error}"]
+    if not watch.prompts:
+        del watch.prompts
+        return ["no probes: the engine does not say the tokens of a text"]
+    newest = [probe for probe in watch.series.probes if probe.at >= now and not probe.plain]
+    if newest and not any(probe.acceptance for probe in newest):
+        return [UNTOLD]
     return []
 
 
@@ -286,7 +320,7 @@ def plain_engine(watch: Watch) -> RemoteEngine | None:
     if watch.plain is not None:
         return watch.plain
     if watch.engine.dialect.switches_off:
-        return RemoteEngine("plain", watch.engine.address, speculate=False)
+        return RemoteEngine("plain", watch.engine.address, speculate=False, connect=patient_client)
     return None
 
 
@@ -319,7 +353,7 @@ def answer_of(
 ) -> Probe:
     """The answer to a fixed prompt."""
     budget.spend(watch.clock(), len(prompt.ids) + NEW_TOKENS)
-    running = watch.engine.dialect.counters(watch.engine.client).running
+    running = engine.dialect.counters(engine.client).running
     decoded = engine.decode([prompt.ids], Sampling(max_tokens=NEW_TOKENS))
     answer = decoded.answers[0]
     # one that came at once, through a proxy that does not stream, is timed as a whole

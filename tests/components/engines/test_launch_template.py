@@ -67,6 +67,11 @@ def test_plain_decoding_leaves_no_option_behind(template: str) -> None:
     assert rendered(template, {}).split() == ["serve"]
 
 
+def test_plain_decoding_keeps_other_options() -> None:
+    template = "serve --eager {speculation_options} --fast {speculation_options}"
+    assert rendered(template, {}).split() == ["serve", "--eager", "--fast"]
+
+
 def test_shell_and_json_of_the_command_stay_as_they_are() -> None:
     text = 'A=${HOME} serve --x \'{"a": {"b": 1}}\' ${K:-3} {speculation}'
     assert rendered(text, {}) == text.replace("{speculation}", "")
@@ -83,6 +88,9 @@ def test_shell_and_json_of_the_command_stay_as_they_are() -> None:
         ("cat > f <<END\n{speculation}\nEND", "here-document"),
         ("serve --api-key sk-123 {speculation}", "key"),
         ("serve --api-key='sk-123' {speculation}", "key"),
+        ("serve --admin-api-key sk-123 {speculation}", "key"),
+        ("VLLM_API_KEY=sk-123 serve {speculation}", "key"),
+        ("env HF_TOKEN='sk-123' serve {speculation}", "key"),
     ],
 )
 def test_a_mistake_in_the_command_is_refused_before_anything_starts(
@@ -94,5 +102,5 @@ def test_a_mistake_in_the_command_is_refused_before_anything_starts(
 
 
 def test_a_key_by_a_variable_and_a_command_that_ends_an_engine_are_fine() -> None:
-    LaunchTemplate('serve --api-key "$KEY" {speculation}')
+    LaunchTemplate('TOKENIZERS_PARALLELISM=false K_KEY="$KEY" serve --api-key "$KEY" {speculation}')
     assert LaunchTemplate("kill {port}", stops=True).render({"port": ["1"]}) == "kill 1"

@@ -14,7 +14,7 @@ import pytest
 from draftwell.components.engines import launcher as module
 from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launched import LaunchedEngine
-from draftwell.components.engines.launcher import Launcher, listens
+from draftwell.components.engines.launcher import Launcher, listens, next_port
 from draftwell.components.engines.port import EngineSettings
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.export.launch_options import launch_options
@@ -236,3 +236,8 @@ def test_ctrl_c_and_a_kill_end_everything(tmp_path: Path, number: signal.Signals
     wait_until(lambda: not in_group(group), "it goes on")
     time.sleep(0.1)
     assert not listens(url)
+
+
+def test_the_last_port_leaves_none_for_the_second_engine() -> None:
+    with raises_code("bad_engine_address", "65535", "{port}"):
+        next_port("http://127.0.0.1:65535")

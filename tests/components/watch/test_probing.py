@@ -72,6 +72,26 @@ def test_pairs_are_of_one_prompt_and_close_in_time() -> None:
     assert [pair.at for pair in pairs(probes)] == [0.0]
 
 
+def test_pairs_are_of_about_one_load() -> None:
+    """An idle replica says nothing of an engine under load."""
+    probes = [
+        probe(0.0, "code-1", 2.5).model_copy(update={"at_once": 30.0}),
+        probe(1.0, "code-1", 1.0, plain=True).model_copy(update={"at_once": 1.0}),
+        probe(0.0, "chat-1", 2.5).model_copy(update={"at_once": 30.0}),
+        probe(1.0, "chat-1", 1.0, plain=True).model_copy(update={"at_once": 20.0}),
+    ]
+    assert [pair.load for pair in pairs(probes)] == [25.0]
+
+
+def test_drafts_whose_rounds_were_not_counted_are_not_known() -> None:
+    """llama.cpp's answers say none while others ask."""
+    uncounted = Acceptance(drafted=60, accepted=27)
+    found = probe(0.0, "code-1", 2.5).model_copy(update={"acceptance": uncounted})
+    assert tokens_of_round(found) is None
+    nothing = found.model_copy(update={"acceptance": Acceptance(rounds=4)})
+    assert tokens_of_round(nothing) == 1.0
+
+
 def test_fixed_prompts_are_compared_each_with_itself() -> None:
     # after: more of the easy prompt, which a mean over all probes takes for a rise
     before = [

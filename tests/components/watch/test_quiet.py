@@ -29,6 +29,14 @@ def test_ten_quiet_hours_raise_no_alarm() -> None:
     assert false_alarms(range(1000, 1004)) == []
 
 
+def test_an_early_upgrade_still_leaves_a_baseline() -> None:
+    """It is of the version with enough quiet windows."""
+    run = simulate(220, 1, Faults(build_from=50))
+    found = Baseline.of(windows_of(run.samples), WatchLimits())
+    assert found is not None
+    assert found.version == run.samples[-1].version != run.samples[0].version
+
+
 @pytest.mark.slow  # a hundred times ten hours
 def test_quiet_hours_raise_hardly_any_alarm() -> None:
     found = false_alarms(range(2000, 2100))

@@ -36,6 +36,16 @@ def named(name: str, seed: int) -> bool:
     return found.names(minutes) == [(cause,)]
 
 
+def test_a_restart_without_speculation_is_no_loss_of_metrics() -> None:
+    """vLLM has no series of drafts then."""
+    found = watched(Faults(restarts=(T,)), 1, minutes=30)
+    silent = {"rounds": None, "drafted": None, "accepted": None, "accepted_at": ()}
+    samples = found.run.samples
+    mute = [*samples[:T], *(one.model_copy(update=silent) for one in samples[T:])]
+    alarms = judge(found.baseline, windows_of(mute))
+    assert [alarm.cause for alarm in alarms] == ["dead_draft"]
+
+
 @pytest.mark.parametrize("name", SILENCES)
 def test_a_silence_is_named_and_nothing_else(name: str) -> None:
     assert named(name, 1)

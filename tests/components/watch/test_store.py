@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from draftwell.components.engines.remote.counters import Counters
@@ -11,12 +10,7 @@ from tests.components.watch.test_probing import probe
 
 
 def sample(at: int) -> Counters:
-    return Counters(
-        at=float(at),
-        new_tokens=at,
-        accepted_at=(3, 2),
-        prompt_length_buckets=((128.0, 1), (math.inf, 2)),
-    )
+    return Counters(at=float(at), new_tokens=at, accepted_at=(3, 2))
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:

@@ -438,13 +438,15 @@ def test_an_event_that_no_server_has_taken_is_not_remembered(
     pair_file: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     address: str | None,
 ) -> None:
-    """Without a server of one's own there is nobody to send it to; one that is away fails the
-    run."""
+    """Without a server of one's own there is nobody to send it to but webhooks, which are told
+    once; one that is away fails the run, and tells them nothing."""
     import httpx
     from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+    from draftwell.flows.orchestration import monitor_flow
     from draftwell.flows.orchestration.monitor_flow import check
     from draftwell.flows.steps.monitor import DriftSettings
 
@@ -459,7 +461,18 @@ def test_an_event_that_no_server_has_taken_is_not_remembered(
         else:
             with pytest.raises(httpx.HTTPError):
                 check.fn(settings)
-    assert announced(step.workspace, "cpu") is None
+        assert announced(step.workspace, "cpu") is None
+        if address is None:
+            told: list[Any] = []
+
+            def tell(*event: Any) -> bool:
+                told.append(event)
+                return True
+
+            monkeypatch.setattr(monitor_flow, "send_event", tell)
+            assert [check.fn(settings)["announced"] for _ in range(2)] == [True, False]
+            assert len(told) == 1
+            announcement(step.workspace, "cpu").unlink()
 
 
 def test_two_checks_at_once_announce_once(space: Workspace) -> None:

@@ -64,8 +64,11 @@ def test_the_exit_code_says_whether_an_alarm_stands(
     [
         ("monitor --engine http://127.0.0.1:9", "cannot be reached"),
         ("monitor --engine http://127.0.0.1:9 --reference traces", "--reference means nothing"),
-        ("monitor --every 5", "--every is for an engine at an address"),
-        ("monitor --engine vllm --probes-per-hour 5", "--probes-per-hour is for"),
+        ("monitor --every 5", "--every means nothing with --engine draftwell"),
+        (
+            "monitor --engine vllm --probes-per-hour 5",
+            "--probes-per-hour means nothing with --engine vllm",
+        ),
         ("monitor --engine http://127.0.0.1:9 --baseline none.json", "none.json holds no baseline"),
     ],
 )
@@ -91,7 +94,7 @@ def test_looking_goes_on_while_the_engine_is_away(
         if place is None:
             os.kill(os.getpid(), signal.SIGTERM)
             place = (49, False)
-        engine.minute, engine.away = place
+        engine.minute, engine.away = place[0], 503 * place[1]
         return look(watch, patient=True)
 
     monkeypatch.setattr(command, "look", next_minute)

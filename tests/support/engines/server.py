@@ -42,8 +42,10 @@ class EngineServer:
         key: that every path but /version wants; None wants none.
         mishap: what goes wrong with answers: `hang`, `die` (in the middle), `html`, `gateway`
             (502), `redirect`, `short` (fewer tokens), `too long`, `silent` (ends without a
-            reason), `gone` (closes without an answer); "" nothing.
-        busy: answers 429 that come first.
+            reason), `gone` (closes without an answer), `abort` (a reason that is no end), `more`
+            (a token too many), `one line` (metrics without an end, in `pieces` of a letter or, for
+            0, of 1 MiB); "" nothing.
+        busy: answers 429 that come first, with `retry_after`.
         counted: whether each answer says how its drafts fared, where the real one can.
         lengths_by_request: llama.cpp: a build that reads `speculative.n_max` of requests.
         drafts: path and body of each request.
@@ -58,6 +60,8 @@ class EngineServer:
     metrics: bool = True
     lengths_by_request: bool = False
     models: tuple[str, ...] = (MODEL,)
+    retry_after: str = "3"
+    pieces: int = 0
     asked: list[tuple[str, Json]] = field(default_factory=list)
 
     def about(self, path: str) -> Json:
@@ -95,6 +99,8 @@ class EngineServer:
             yield from self._completions(body)
 
     def _ending(self, text: Sequence[int]) -> str:
+        if self.mishap == "abort":
+            return "abort"
         return "stop" if text[-1] == self.engine.stop else "length"
 
     def _completions(self, body: Json) -> Iterator[Json]:
@@ -105,6 +111,8 @@ class EngineServer:
         text = [token for one in deliveries for token in one]
         if self.mishap == "short":
             deliveries = deliveries[:2]
+        if self.mishap == "more":
+            deliveries = [*deliveries, [7]]
         for tokens in deliveries:
             choice: Json = {"index": 0, "text": "?" * len(tokens)}
             if self.speaks != "openai":
@@ -210,7 +218,6 @@ def vllm_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         (f"vllm:request_time_per_output_token_seconds_sum{labels}", engine.decode_seconds),
         (f"vllm:request_time_per_output_token_seconds_count{labels}", engine.requests),
         (f"vllm:time_to_first_token_seconds_sum{labels}", 0.01 * engine.requests),
-        *bucket_rows("vllm:request_prompt_tokens", engine),
     ]
     if not engine.accepts:
         return rows
@@ -240,7 +247,6 @@ def sglang_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         (f"sglang:inter_token_latency_seconds_sum{labels}", engine.decode_seconds),
         (f"sglang:inter_token_latency_seconds_count{labels}", engine.new_tokens),
         (f"sglang:time_to_first_token_seconds_sum{labels}", 0.01 * engine.requests),
-        *bucket_rows("sglang:prompt_tokens_histogram", engine),
     ]
 
 
@@ -262,18 +268,6 @@ def llama_cpp_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
     ]
 
 
-def bucket_rows(name: str, engine: SimulatedEngine) -> list[tuple[str, float]]:
-    """A histogram of the prompts' lengths."""
-    edges = [*map(float, engine.prompt_edges), float("inf")]
-    return [
-        (
-            f'{name}_bucket{{le="{"+Inf" if edge == float("inf") else edge}"}}',
-            sum(length <= edge for length in engine.prompt_lengths),
-        )
-        for edge in edges
-    ]
-
-
 class Handler(BaseHTTPRequestHandler):
     """Answers for the `EngineServer` of its class."""
 
@@ -291,7 +285,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.refused():
             return
-        if self.path == "/metrics" and self.plays.metrics:
+        if self.plays.mishap == "one line":
+            self.send_one_line()
+        elif self.path == "/metrics" and self.plays.metrics:
             self.send(200, self.plays.metrics_text(), "text/plain; version=0.0.4")
         elif self.path == "/metrics":
             self.send_json(404, {"detail": "Not Found"})
@@ -314,7 +310,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_json(400, {"error": {"message": said, "code": 400}})
         elif self.plays.busy:
             self.plays.busy -= 1
-            self.send_json(429, {"error": {"message": "busy"}}, ("Retry-After", "3"))
+            self.send_json(
+                429, {"error": {"message": "busy"}}, ("Retry-After", self.plays.retry_after)
+            )
         else:
             self.stream(body)
 
@@ -338,6 +336,18 @@ class Handler(BaseHTTPRequestHandler):
         else:
             return False
         return True
+
+    def send_one_line(self) -> None:
+        """An answer that has no end of a line."""
+        self.send_response(200)
+        self.end_headers()
+        self.close_connection = True
+        for _ in range(4 if not self.plays.pieces else self.plays.pieces):
+            self.wfile.write(b"x" * (1 if self.plays.pieces else 1 << 20))
+            self.wfile.flush()
+            if self.plays.pieces:
+                self.plays.pieces -= 1
+                self.ended.wait(0.05)
 
     def stream(self, body: Json) -> None:
         """Events, chunk by chunk."""

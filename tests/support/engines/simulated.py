@@ -38,7 +38,6 @@ class SimulatedEngine:
     stop: int | None = None
     seed: int = 0
     start_seconds: float = 1_700_000_000.0
-    prompt_edges: tuple[int, ...] = (10, 100, 1000, 10_000)
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -46,7 +45,6 @@ class SimulatedEngine:
     rounds: int = 0
     drafted: int = 0
     accepted_at: list[int] = field(default_factory=list)
-    prompt_lengths: list[int] = field(default_factory=list)
     decode_seconds: float = 0.0
     running: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -101,7 +99,6 @@ class SimulatedEngine:
             self.requests += 1
             self.prompt_tokens += len(prompt)
             self.cached_tokens += int(self.cached * len(prompt))
-            self.prompt_lengths.append(len(prompt))
             self.new_tokens += len(text)
             self.rounds += len(rounds)
             self.drafted += sum(drafted for drafted, _ in rounds)

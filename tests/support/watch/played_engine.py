@@ -22,7 +22,8 @@ class PlayedEngine:
     def __init__(self, run: Run, *, plain: bool = False):
         self.run, self.plain = run, plain
         self.minute = 0
-        self.away = False
+        self.away = 0
+        """Status of every answer, such as 503; 0: it answers."""
         self.waiting = 0
         self.asked: list[int] = []
         """Lengths of the prompts that were decoded."""
@@ -47,8 +48,6 @@ class PlayedEngine:
             lines.append(f'{names[0]}{{model_name="m"}} {value}')
         for place, count in enumerate(sample.accepted_at):
             lines.append(f'{NAMES.accepted_at}{{model_name="m",position="{place}"}} {count}')
-        for edge, count in sample.prompt_length_buckets:
-            lines.append(f'{NAMES.prompt_lengths}_bucket{{model_name="m",le="{edge}"}} {count}')
         return "\n".join(lines) + "\n"
 
     def answer(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -84,7 +83,7 @@ def handler_of(engine: PlayedEngine) -> type[BaseHTTPRequestHandler]:
             pass
 
         def send(self, status: int, text: str, kind: str = "application/json") -> None:
-            self.send_response(503 if engine.away else status)
+            self.send_response(engine.away or status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()

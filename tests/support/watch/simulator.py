@@ -39,7 +39,6 @@ KINDS = {"code": 1.5, "chat": 0.7, "essay": 0.0}
 """Kind → log odds of an accepted draft token, greedy, short."""
 HARD = -1.2
 """Log odds of a kind that the draft has never seen."""
-BUCKETS = (*(2**i for i in range(5, 15)), np.inf)
 PROBES = (("code", 256), ("chat", 256), ("code", 4096), ("chat", 4096))
 
 
@@ -361,8 +360,7 @@ def simulate(
     }
     replica = rng.integers(faults.replicas, size=n)
     which = rng.integers(faults.replicas, size=minutes)
-    inside = np.stack([sent.prompt <= edge for edge in BUCKETS], 1)
-    columns = [*table.values(), *(sent.at[:, i] for i in range(law.width)), *inside.T]
+    columns = [*table.values(), *(sent.at[:, i] for i in range(law.width))]
     samples = read(columns, list(table), law, faults, minute, replica, which, life, starts, at_once)
     return Run(law, faults, samples, at_once, machine, uptime, rng)
 
@@ -399,7 +397,6 @@ def read(
             continue
         row = sums[int(which[m])][m]
         said = dict(zip(names, row, strict=False))
-        rest = row[len(names) :]
         seconds = {"decode_seconds", "first_token_seconds"}
         begun = BEGIN - 18_000 if life[m] == 0 else BEGIN + 60.0 * starts[life[m]]
         samples.append(
@@ -407,13 +404,9 @@ def read(
                 at=BEGIN + 60.0 * (m + 1),
                 started=begun + int(which[m]) if faults.says_start else None,
                 version="2" if after(m, faults.build_from) else "1",
-                accepted_at=tuple(int(v) for v in rest[: law.width]),
+                accepted_at=tuple(int(v) for v in row[len(names) :]),
                 running=round(float(at_once[m])),
                 waiting=0,
-                prompt_length_buckets=tuple(
-                    (float(edge), int(v))
-                    for edge, v in zip(BUCKETS, rest[law.width :], strict=True)
-                ),
                 **{name: float(v) if name in seconds else int(v) for name, v in said.items()},  # type: ignore[arg-type]
             )
         )

@@ -52,12 +52,13 @@ class Collected:
         Raises:
             DraftwellError: it ended early (`engine_broke_off`), holds no token ids
                 (`engine_no_tokens`), or fewer than the engine counts or was asked for
-                (`engine_fewer_tokens`).
+                (`engine_fewer_tokens`), or more (`engine_bad_answer`).
         """
         count, rated = len(self.tokens), sampling.logprobs is not None
-        if self.finish is None:
+        if self.finish not in ("stop", "length"):
+            why = f"({self.finish})" if self.finish else "without saying why"
             raise DraftwellError(
-                f"{client.url} ended an answer after {count} tokens without saying why: look at "
+                f"{client.url} ended an answer after {count} tokens {why}: look at "
                 "its log, then run the same again",
                 code="engine_broke_off",
             )
@@ -74,6 +75,13 @@ class Collected:
                 f"{client.url} answered {count} tokens of {wanted}: is its own limit lower, or "
                 "does a proxy shorten answers? Ask for fewer with --max-tokens",
                 code="engine_fewer_tokens",
+            )
+        most = min(sampling.max_tokens, self.claimed or sampling.max_tokens)
+        if count > most:
+            raise DraftwellError(
+                f"{client.url} answered {count} tokens where {most} were asked for or counted: "
+                "its version streams tokens in a way that is not known here",
+                code="engine_bad_answer",
             )
         if rated and len(self.top) != count:
             raise DraftwellError(

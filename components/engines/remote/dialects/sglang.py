@@ -38,7 +38,6 @@ NAMES = Names(
         "decode_steps": ("sglang:inter_token_latency_seconds_count",),
         "first_token_seconds": ("sglang:time_to_first_token_seconds_sum",),
     },
-    prompt_lengths="sglang:prompt_tokens_histogram",
 )
 
 
@@ -117,11 +116,14 @@ class SGLangDialect:
 
 def read(event: Mapping[str, Any], at: float, found: Collected, sampling: Sampling) -> None:
     """Add what an event says: its ids are all so far, or with `--incremental-streaming-output`
-    those that are new."""
+    those that are new. Its count may run ahead of the ids."""
     ids, meta = event.get("output_ids") or [], event.get("meta_info") or {}
     known = len(found.tokens)
     total = int(meta.get("completion_tokens") or len(ids))
-    found.add(at, ids[known:] if len(ids) == total else ids)
+    whole = len(ids) == total or (len(ids) + known != total and ids[:known] == found.tokens)
+    if whole:
+        found.tokens[:] = ids[:known]
+    found.add(at, ids[known:] if whole else ids)
     if sampling.logprobs is not None:
         rows = meta.get("output_top_logprobs") or []
         new = rows[len(found.top) :] if len(rows) == len(found.tokens) else rows

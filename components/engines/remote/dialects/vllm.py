@@ -37,7 +37,6 @@ NAMES = Names(
         "first_token_seconds": ("vllm:time_to_first_token_seconds_sum",),
     },
     accepted_at="vllm:spec_decode_num_accepted_tokens_per_pos_total",
-    prompt_lengths="vllm:request_prompt_tokens",
 )
 
 

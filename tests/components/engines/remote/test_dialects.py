@@ -9,6 +9,9 @@ import pytest
 
 from draftwell.components.engines.port import Acceptance, EngineSettings
 from draftwell.components.engines.remote.counters import Counters
+from draftwell.components.engines.remote.dialects.collected import Collected
+from draftwell.components.engines.remote.dialects.sglang import read
+from draftwell.components.engines.remote.metrics import Names, read_counters
 from draftwell.serving.runtime.requests import Sampling
 from tests.components.engines.remote.conftest import EngineAt
 from tests.support.engines.server import EngineServer, serving
@@ -156,10 +159,38 @@ def test_counters(speaks: str, engine_at: EngineAt) -> None:
     assert gained.accepted_at == (() if speaks == "sglang" else tuple(simulated.accepted_at))
     assert gained.decode_seconds == pytest.approx(simulated.decode_seconds)
     assert gained.first_token_seconds == pytest.approx(0.01 * len(PROMPTS))
-    if speaks != "llama.cpp":
-        assert gained.prompt_length_buckets[0] == (10.0, len(PROMPTS))
     assert (after.running, after.waiting) == (4, 0)
     assert after.started == (simulated.start_seconds if speaks in ("vllm", "draftwell") else None)
+
+
+def test_ids_of_sglang_are_read_once_where_its_count_runs_ahead() -> None:
+    sampling = Sampling(max_tokens=8)
+    for events in (
+        [([1, 2, 3], 3), ([1, 2, 3, 4, 5], 6), ([1, 2, 3, 4, 5, 6], 6)],
+        [([1, 2, 3], 3), ([4, 5], 5), ([6], 6)],
+        [([1, 2, 3], 3), ([1, 2, 3, 4], 7), ([1, 2, 3, 4, 5, 6], 6)],
+    ):
+        found = Collected()
+        for ids, count in events:
+            read(
+                {"output_ids": ids, "meta_info": {"completion_tokens": count}}, 1.0, found, sampling
+            )
+        assert found.tokens[:6] == [1, 2, 3, 4, 5, 6]
+
+
+def test_counters_of_another_model_are_left_out_and_those_behind_an_alias_are_not() -> None:
+    names = Names(sums={"new_tokens": ("tokens",)})
+    text = 'tokens{model_name="a"} 3\ntokens{model_name="b"} 4\n'
+    assert read_counters(text, names, model="a").new_tokens == 3
+    assert read_counters(text, names, model="lora").new_tokens == 7
+
+
+def test_what_follows_from_other_counts_may_fall_alone() -> None:
+    """SGLang's accepted tokens do, of counts that are not raised at one moment."""
+    before = Counters(at=1.0, rounds=10, new_tokens=40, accepted=20)
+    gained = Counters(at=2.0, rounds=12, new_tokens=41, accepted=19).since(before)
+    assert gained is not None
+    assert (gained.rounds, gained.accepted) == (2, 0)
 
 
 def test_prompts_are_read_again_and_defaults_undone(engine_at: EngineAt) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.engines.remote.dialects.llama_cpp import LlamaCppDialect
+from draftwell.components.engines.remote.dialects.vllm import VllmDialect
 from draftwell.components.watch.report import watch_metrics
 from draftwell.components.watch.schema import Alarm
 from draftwell.flows.settings import PipelineSettings
@@ -19,7 +20,7 @@ from draftwell.flows.steps.remote.alarms import (
     payload_of,
     resource_of,
 )
-from draftwell.flows.steps.remote.watch import Watch, look, open_watch
+from draftwell.flows.steps.remote.watch import UNTOLD, Watch, look, open_watch
 from tests.support.errors import raises_code
 from tests.support.watch.played_engine import PlayedEngine, served
 from tests.support.watch.simulator import BEGIN, Faults, simulate
@@ -84,25 +85,69 @@ def test_planted_silences_are_named_over_http(
         assert watch_metrics(report).count("} 1.0\n") >= (2 if cause else 1)
 
 
-def test_an_engine_that_is_away_is_an_alarm_after_a_time(limits: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "code"), [(503, "engine_unavailable"), (401, "engine_key"), (404, "not_an_engine")]
+)
+def test_an_engine_that_is_away_is_an_alarm_after_a_time(
+    limits: Path, status: int, code: str
+) -> None:
     """One that was never reached is a mistake; one that was is lost after five minutes."""
     with play(Faults(), 60) as engine:
-        watch = opened(engine, limits)
-        engine.away = True
-        with raises_code("engine_unavailable"):
-            look(watch)
+        engine.away = status
+        for minute in (0, 10):
+            engine.minute = minute
+            watch = open_watch(parse_address(engine.url), None, limits=limits)
+            watch.clock = lambda: engine.now
+            with raises_code(code):
+                look(watch)
         assert look(watch, patient=True).verdict == "not enough yet"
-        engine.away = False
+        engine.away = 0
+        watch = opened(engine, limits)
         at(engine, watch, 40)
-        engine.away, engine.minute = True, 43
-        with raises_code("engine_unavailable"):
+        engine.away, engine.minute = status, 43
+        with raises_code(code):
             look(watch)
         engine.minute = 47
         report = look(watch)
         assert [alarm.cause for alarm in report.alarms] == ["metrics_lost"]
         assert "reachable" in watch_metrics(report)
-        engine.away, engine.minute = False, 48
+        engine.away, engine.minute = 0, 48
         assert look(watch).verdict == "steady"
+
+
+def test_a_restart_between_two_looks_is_no_silence(limits: Path) -> None:
+    """The first sample after it ends no window."""
+    with play(Faults(restarts=(43,)), 60) as engine:
+        watch = opened(engine, limits)
+        at(engine, watch, 38)
+        engine.minute = 48
+        assert look(watch).verdict == "steady"
+        engine.minute = 53
+        assert look(watch).verdict == "steady"
+
+
+def test_what_is_kept_in_memory_is_bounded_as_on_disk(limits: Path) -> None:
+    with play(Faults(), 60) as engine:
+        watch = opened(engine, limits)
+        watch.store.largest = 10
+        for sample in engine.run.samples:
+            watch.add(sample)
+            assert watch.store.read() == watch.series
+        assert len(watch.series.samples) <= 20 < len(engine.run.samples)
+
+
+def test_probes_that_cannot_tell_say_so(limits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwell.components.engines.remote.remote.GAIN_SECONDS", 0)
+    run = simulate(60, 1, Faults())
+    with served(PlayedEngine(run, plain=True)) as engine:
+        few = opened(engine, limits, plain=parse_address(engine.url), probes_per_hour=1)
+        assert "budget of 2 or more" in look(few).notes[0]
+        silent = opened(engine, limits, probes_per_hour=12)
+        assert look(silent).notes[0] == UNTOLD
+        engine.minute = 20
+        monkeypatch.setattr(VllmDialect, "tokens_of", lambda *_: None)
+        dumb = opened(engine, limits, probes_per_hour=12)
+        assert "tokens of a text" in look(dumb).notes[0]
 
 
 def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) -> None:
@@ -126,6 +171,12 @@ def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) 
         assert [row.prompt_tokens for row in report.probes] == [200, 1000]
         assert all(row.speedup is not None for row in report.probes)
         assert report.probes[0].acceptance is not None
+        engine.minute, plain.minute = 20, 30
+        watch = opened(engine, limits, **both)
+        look(watch)
+        loads = [probe.at_once for probe in watch.series.probes[-2:]]
+        assert loads == [(run.samples[minute].running or 0) + 1 for minute in (20, 30)]
+        assert loads[0] != loads[1]
 
 
 def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> None:
@@ -220,18 +271,25 @@ def test_a_baseline_of_another_day_is_no_silence(limits: Path) -> None:
         assert look(again).verdict == "steady"
 
 
+@pytest.mark.parametrize("server", ["http://prefect", None])
 def test_the_flow_shows_a_look_and_sends_each_alarm_once(
-    limits: Path, monkeypatch: pytest.MonkeyPatch
+    limits: Path, monkeypatch: pytest.MonkeyPatch, server: str | None
 ) -> None:
-    """The event is that of a drift, and says cause and remedy."""
+    """The event is that of a drift, and says cause and remedy; webhooks are told without a server,
+    too."""
     from draftwell.flows.orchestration import monitor_flow
 
     sent: list[tuple[dict[str, str], dict[str, Any]]] = []
-    address = type("Address", (), {"value": staticmethod(lambda: "http://prefect")})
+    address = type("Address", (), {"value": staticmethod(lambda: server)})
     monkeypatch.setattr(monitor_flow, "PREFECT_API_URL", address)
     told: list[tuple[Any, ...]] = []
     monkeypatch.setattr(monitor_flow, "post_event", lambda *event: sent.append(event))
-    monkeypatch.setattr(monitor_flow, "send_event", lambda *event: told.append(event))
+
+    def tell(*event: Any) -> bool:
+        told.append(event)
+        return True
+
+    monkeypatch.setattr(monitor_flow, "send_event", tell)
     monkeypatch.setattr(monitor_flow, "announce", lambda line: None)
     with play(Faults(noise_from=CHANGE)) as engine:
         watch = opened(engine, limits)
@@ -244,10 +302,13 @@ def test_the_flow_shows_a_look_and_sends_each_alarm_once(
         first, second = (monitor_flow.look_at.fn(settings) for _ in range(2))
     assert (first["announced"], second["announced"]) == (["dead_draft"], [])
     assert "dead draft since" in first["page"]
+    assert [(event[0], event[1]["cause"]) for event in told] == [("engine.alarm", "dead_draft")]
+    if server is None:
+        assert sent == []
+        return
     [(resource, payload)] = sent
     assert resource["prefect.resource.id"].startswith("draftwell.engine.http://127.0.0.1:")
     assert payload["cause"] == "dead_draft"
-    assert [(event[0], event[1]["cause"]) for event in told] == [("engine.alarm", "dead_draft")]
     assert "which draft is loaded" in payload["remedy"]
 
 
