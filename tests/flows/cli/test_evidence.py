@@ -1,4 +1,8 @@
-"""`draftwell gate --evidence`: a verdict on files alone, and one that is kept with a release."""
+"""`draftwell gate --evidence`: a verdict on files alone, and one that is kept with a release.
+
+The data are those of tests/components/gate/test_evidence_files.py, which says what of them was
+measured and what was made by hand.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,7 @@ def test_the_verdict_is_kept_with_the_release_that_was_named(
     kept = Store().read_file(released().published, f"{reports_folder(record)}/evidence.json")
     assert kept is not None
     sides = json.loads(kept)["sides"]
-    assert sides["plain"]["digests"] == {str(PLAIN): sha256_file(PLAIN)}
+    assert sides["plain"]["digests"] == {sha256_file(PLAIN): PLAIN.name}
     assert "requests" not in sides["plain"]["runs"][0]
     other = run(*named[:-4], "--evidence", PLAIN, "--plain-evidence", WITH)
     assert other.exit_code == 2, "its plain decoding drafted"
