@@ -60,7 +60,11 @@ def measured_by(evidence: Evidence) -> str:
     """Who measured, and when."""
     run = evidence.runs[0]
     tool = f"{run.tool} {run.version or '(its file names no version)'}"
-    return f"measured by {tool}, {run.when or 'its file does not say when'}; nothing was run here"
+    model = f"model {run.model}" if run.model else "its file names no model"
+    return (
+        f"measured by {tool}, {run.when or 'its file does not say when'}, {model}: nothing was run "
+        "here, and no file proves which release it is of"
+    )
 
 
 @in_turn("draftwell gate")

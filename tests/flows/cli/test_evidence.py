@@ -46,6 +46,7 @@ def test_files_are_judged_without_an_engine(run: Any, own_stores: Path, tmp_path
         assert digest in text
         assert "greedy outputs as plain decoding's not checked" in text
         assert "100% of drafted tokens accepted" in text
+        assert "model smollm2-135m" in text
     [suite] = ElementTree.parse(xml).getroot()
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
     sums = ("--evidence", place("vllm_with_aggregates"), "--plain-evidence", PLAIN)
@@ -60,6 +61,7 @@ def test_mistakes_are_one_line(run: Any, own_stores: Path, tmp_path: Path) -> No
     calls = {
         "go together": ("--evidence", WITH),
         "--limit means nothing": (*FILES, "--limit", 3),
+        "--levels means nothing": (*FILES, "--levels", "1,8"),
         "--release with --evidence needs --engine vllm": (*FILES, "--release", "candidate"),
         "cut off": ("--evidence", cut, "--plain-evidence", PLAIN),
         "name two measurements": ("--evidence", WITH, "--plain-evidence", WITH),
