@@ -67,14 +67,14 @@ def check(settings: DriftSettings) -> dict[str, Any]:
         monitor_step.note_in_registry(champion, report)
         drift = {"champion": report.baseline, "reasons": list(report.reasons)}
         about = {"pair": report.pair, "device": settings.device, "digest": report.digest}
-        send_event("traffic.drifted", {**about, **drift}, report.digest)
+        told = send_event("traffic.drifted", {**about, **drift}, report.digest)
         # a server that Prefect starts for this run alone has no automations
         if not PREFECT_API_URL.value():
             announce(
                 "drift, but nothing takes events here: set PREFECT_API_URL to a Prefect server, or "
                 "run the flow draftwell with source=drift by hand"
             )
-            return False
+            return told
         post(settings, report, spool)
         return True
 
@@ -96,11 +96,11 @@ def look_at(settings: WatchSettings) -> dict[str, Any]:
     def send(alarm: Alarm) -> bool:
         announce(alarm_line(alarm))
         payload = payload_of(settings, report, alarm)
-        told = {name: value for name, value in payload.items() if name != "settings"}
-        send_event("engine.alarm", told, f"{report.engine} {alarm.cause} {alarm.since}")
+        said = {name: value for name, value in payload.items() if name != "settings"}
+        told = send_event("engine.alarm", said, f"{report.engine} {alarm.cause} {alarm.since}")
         if not PREFECT_API_URL.value():
             announce("nothing takes events here: set PREFECT_API_URL to a Prefect server")
-            return False
+            return told
         post_event(resource_of(settings, payload), payload)
         return True
 
