@@ -143,9 +143,12 @@ def device_options(device: str, sampled: str = "--sampled") -> str:
 
     >>> device_options("cpu"), device_options("cpu-vllm-sampled")
     ('--device cpu', '--device cpu --engine vllm --sampled')
+    >>> device_options("cpu-llamacpp")
+    '--device cpu --engine llama.cpp'
     """
     place, _, engine = device.partition("-")
     name, _, requests = engine.partition("-")
+    name = name.replace("llamacpp", "llama.cpp")
     named = [f"--device {place}", f"--engine {name}" if name else "", sampled if requests else ""]
     return " ".join(filter(None, named))
 
@@ -375,8 +378,14 @@ def record_gate(
         tell_refused(release, record.result, [check.name for check in record.unmet])
 
 
-def tell_refused(release: ReleaseVersion, why: str, checks: Iterable[str] = ()) -> None:
-    """Send the webhook of a release that a gate, or a deployment, did not let pass."""
+def tell_refused(
+    release: ReleaseVersion, why: str, checks: Iterable[str] = (), mark: str | None = None
+) -> None:
+    """Send the webhook of a release that a gate, or a deployment, did not let pass.
+
+    Args:
+        mark: as `send_event` has it.
+    """
     send_event(
         "release.refused",
         {
@@ -387,6 +396,7 @@ def tell_refused(release: ReleaseVersion, why: str, checks: Iterable[str] = ()) 
             "why": why,
             "checks": list(checks),
         },
+        mark,
     )
 
 

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from draftwell.registry.webhooks import signature
+from draftwell.registry.webhooks import SHORTEST_SECRET, signature
 
 Event = Literal[
     "release.promoted",
@@ -48,13 +48,14 @@ _under_way: set[threading.Thread] = set()
 
 
 def send_event(event: Event, data: Mapping[str, Any], mark: str | None = None) -> bool:
-    """Send an event to every address of the environment, from threads of its own; returns whether
-    there is one.
+    """Send an event to every address of the environment, from threads of its own.
 
     Args:
         data: values of JSON, without secrets and texts of prompts or answers.
         mark: names what happened; whoever tells of it again gives it the same id, by which a
             receiver knows it. None: an id of its own.
+    Returns:
+        whether it was handed to a thread.
     """
     addresses = os.environ.get(ADDRESSES, "").split()
     if not addresses:
@@ -88,11 +89,19 @@ def signing_key(secret: str) -> bytes:
     if not secret:
         raise ValueError(f"{ADDRESSES} is set, and {KEY}, which signs them, is not")
     if not secret.startswith("whsec_"):
-        return secret.encode()
+        return long_enough(secret.encode())
     try:
-        return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except binascii.Error:
         raise ValueError(f"what follows whsec_ in {KEY} is no base64") from None
+    return long_enough(key)
+
+
+def long_enough(key: bytes) -> bytes:
+    """The key, unless it is short enough to be guessed."""
+    if len(key) < SHORTEST_SECRET:
+        raise ValueError(f"{KEY} is shorter than {SHORTEST_SECRET} letters")
+    return key
 
 
 def _deliver(address: str, key: bytes, name: str, body: bytes) -> None:
@@ -160,5 +169,5 @@ def shown(address: str) -> str:
 def wait_for_deliveries(seconds: float = AT_END) -> None:
     """Wait until all that was handed over is delivered or given up, or the seconds are over."""
     end = time.monotonic() + seconds
-    for thread in [one for one in _under_way if one.is_alive()]:
+    for thread in list(_under_way):
         thread.join(max(0.0, end - time.monotonic()))

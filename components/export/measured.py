@@ -86,6 +86,8 @@ def counted(file: Path, method: str) -> Iterator[Counted]:
     """What a file counted of a method, for each length."""
     try:
         found = json.loads(read_text(file))
+        if isinstance(found, Mapping) and "address" in found:
+            raise bad_file(file, "figures of an engine at an address name no settings of ours")
         if isinstance(found, Mapping) and "figures" in found:
             yield from of_engine(found, method)
         else:

@@ -163,7 +163,10 @@ def of_vllm(config: Mapping[str, Any]) -> LengthsByLoad:
 
 def of_tensorrt_llm(config: Mapping[str, Any]) -> LengthsByLoad:
     """Of TensorRT-LLM's speculative config: nothing is drafted beyond the last load."""
-    given = {whole(load, 1): (whole(k, 0),) for load, k in config[TENSORRT_LLM].items()}
+    longest = whole(config.get("max_draft_len") or ENDLESS, 1)
+    given = {
+        whole(load, 1): (min(whole(k, 0), longest),) for load, k in config[TENSORRT_LLM].items()
+    }
     if not given:
         raise ValueError(f"its {TENSORRT_LLM} is empty")
     table: Table = {**dict(sorted(given.items())), ENDLESS: (0,)}

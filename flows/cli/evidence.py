@@ -22,8 +22,11 @@ from draftwell.serving.errors import DraftwellError
 if TYPE_CHECKING:
     from draftwell.serving.bundle.verdict import GateVerdict
 
-WITHOUT = ("baseline", "record", "unmeasured", "prompts", "limit", "max_tokens", "threads")
-"""Options about a measurement, which evidence takes the place of."""
+BESIDE = (
+    *("evidence", "plain_evidence", "pair", "dtype", "device", "release", "engine", "sampled"),
+    *("dry_run", "markdown", "junit"),
+)
+"""Options that mean something; others are about a measurement, which files take the place of."""
 
 
 def gate_on_evidence(context: typer.Context) -> list[tuple[str, GateVerdict]]:
@@ -44,7 +47,7 @@ def gate_on_evidence(context: typer.Context) -> list[tuple[str, GateVerdict]]:
             code="evidence_option",
         )
     for option in context.command.params:
-        if option.name in WITHOUT and named(context, option.name):
+        if option.name not in BESIDE and named(context, option.name):
             raise DraftwellError(
                 f"{option.opts[0]} means nothing with --evidence: leave it out",
                 code="evidence_option",

@@ -296,6 +296,8 @@ def rollback(
     typer.echo(
         f"{good.name} is the champion again, version {bad.version} was rolled back: {reason}"
     )
+    if engine not in CAPABILITIES:
+        return
     bundle = relink(store, good, out) if engine == "draftwell" else None
     typer.echo(
         f"{bundle}  (and {bundle.parent / 'current'})"

@@ -76,5 +76,7 @@ def make(name: str, address: str, secret: str) -> None:
         )
     why = register_webhook(Store(), name, address, secret)
     typer.echo(f"MLflow sends aliases of {name} to {address}")
-    if why is not None:
+    if why is not None and "401" in why:
+        say(f"the receiver refused it ({why}): give both commands the same secret")
+    elif why is not None:
         say(f"it did not reach it just now ({why}): run this command there without --register")

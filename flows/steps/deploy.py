@@ -129,7 +129,8 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
         announce(f"{champion.name} is the champion, and `current` leads to it: nothing to do")
         return Synced("unchanged", number, current.resolve())
     if why := deployment_objection(store, champion) or withdrawal(store, champion):
-        tell_refused(champion, why)
+        # told each time, with the same id while it is the same refusal
+        tell_refused(champion, why, mark=f"{champion.name} {champion.published.digest} {why}")
         stays = f"release {served.release_version} stays" if served else "nothing is served"
         raise DraftwellError(
             f"the alias champion names {champion.name}, which is not deployed, {why}; "

@@ -205,7 +205,7 @@ def _link(
                 f"{release.pair} --device {release.device}` if the present champion has no bundle",
                 code="current_not_moved",
             )
-        link_current(bundle.parent, bundle)
+        link_current(bundle.parent, bundle, release.device)
 
 
 def _bundles_of(home: Path, release: ReleaseVersion) -> list[tuple[int, Path]]:

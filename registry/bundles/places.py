@@ -72,19 +72,18 @@ def set_rights(place: Path) -> None:
         path.chmod(0o755 if path.is_dir() or path.name == "serve.sh" else 0o644)
 
 
-def link_current(home: Path, bundle: Path) -> None:
-    """Let `home/current` lead to a bundle in the same folder; where that is another than before, a
-    webhook tells."""
+def link_current(home: Path, bundle: Path, device: str) -> None:
+    """Let `home/current` lead to a bundle in the same folder, of a release for a device; where that
+    is another than before, a webhook tells."""
     link = home / "current"
     before = link.readlink().name if link.is_symlink() else None
     write_link(link, bundle.name)
     if bundle.name != before:
-        name = NAME.fullmatch(bundle.name)
         send_event(
             "release.deployed",
             {
                 "pair": home.name,
-                "device": name[2] if name else None,
+                "device": device,
                 "bundle": bundle.name,
                 "before": before,
                 "folder": str(home),

@@ -15,7 +15,7 @@ import pytest
 from draftwell.registry import webhooks_out
 from draftwell.registry.bundles.places import link_current
 from draftwell.registry.promotion import adopt, promote, rollback
-from draftwell.registry.releases import record_gate
+from draftwell.registry.releases import record_gate, tell_refused
 from draftwell.registry.store import Store
 from draftwell.registry.webhooks import signature
 from draftwell.registry.webhooks_out import send_event, wait_for_deliveries
@@ -69,7 +69,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 def test_a_receiver_can_tell_who_sent_what_and_when(receiver: Receiver) -> None:
-    send_event("release.deployed", {"pair": "tiny", "release": 2})
+    assert send_event("release.deployed", {"pair": "tiny", "release": 2})
     (said,) = receiver.events()
     assert said["type"] == "release.deployed"
     assert said["data"] == {"pair": "tiny", "release": 2}
@@ -136,7 +136,7 @@ def test_a_process_waits_at_its_end_for_a_while_only(
     webhooks_out._under_way.clear()
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_%%%"])
+@pytest.mark.parametrize("secret", ["", "whsec_%%%", "whsec_", "short"])
 def test_nothing_is_sent_unsigned(
     receiver: Receiver,
     secret: str,
@@ -144,7 +144,7 @@ def test_nothing_is_sent_unsigned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv(webhooks_out.KEY, secret)
-    send_event("release.deployed", {})
+    assert not send_event("release.deployed", {})
     assert receiver.events() == []
     assert webhooks_out.KEY in caplog.text
     assert "%%%" not in caplog.text
@@ -163,6 +163,8 @@ def test_what_becomes_of_a_release_is_told_once(
     rollback(store, "tiny", "cpu", "answers are cut")
     store.set_alias(two.published, "champion")
     adopt(store, "tiny", "cpu")
+    for _ in range(2):
+        tell_refused(one, "it has no gate", mark="the same")
     said = receiver.events()
     told = {(e["type"], e["data"]["release"], e["data"].get("what")) for e in said}
     assert told == {
@@ -171,13 +173,14 @@ def test_what_becomes_of_a_release_is_told_once(
         ("release.promoted", 2, "promotion"),
         ("release.rolled_back", 1, "rollback"),
         ("release.promoted", 2, "by hand"),
+        ("release.refused", 1, None),
     }
-    assert len(said) == 5
-    refused = next(e["data"] for e in said if e["type"] == "release.refused")
-    assert (refused["why"], refused["checks"]) == ("failed", ["min_speedup_lower_bound"])
+    assert len(said) == 7
+    refused = next(e["data"] for e in said if e["data"].get("why") == "failed")
+    assert refused["checks"] == ["min_speedup_lower_bound"]
     back = next(e["data"] for e in said if e["type"] == "release.rolled_back")
     assert (back["before"], back["reason"]) == (2, "answers are cut")
-    assert len({headers["webhook-id"] for headers, _ in receiver.came}) == 5
+    assert len({headers["webhook-id"] for headers, _ in receiver.came}) == 6, "one was told twice"
 
 
 def test_a_bundle_is_told_of_when_current_moves_to_it(receiver: Receiver, tmp_path: Path) -> None:
@@ -185,7 +188,7 @@ def test_a_bundle_is_told_of_when_current_moves_to_it(receiver: Receiver, tmp_pa
     for name in ("1-cpu", "2-cpu"):
         (home / name).mkdir(parents=True)
     for name in ("1-cpu", "1-cpu", "2-cpu"):
-        link_current(home, home / name)
+        link_current(home, home / name, "cpu-vllm")
     said = sorted((e["data"]["before"] or "", e["data"]["bundle"]) for e in receiver.events())
     assert said == [("", "1-cpu"), ("1-cpu", "2-cpu")]
-    assert {e["data"]["device"] for e in receiver.events()} == {"cpu"}
+    assert {e["data"]["device"] for e in receiver.events()} == {"cpu-vllm"}

@@ -96,7 +96,7 @@ def built_model(root: Path) -> int | None:
 
 def link_bundle(root: Path, number: int) -> None:
     (root / str(number)).mkdir(exist_ok=True)
-    link_current(root, root / str(number))
+    link_current(root, root / str(number), "cpu")
 
 
 def linked_bundle(root: Path) -> int | None:

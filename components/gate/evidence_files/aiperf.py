@@ -27,9 +27,8 @@ IN_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "sec": 1.0, "s": 1.0}
 
 
 class Endpoint(Part):
-    """Where requests were sent."""
+    """What requests were sent to."""
 
-    urls: list[str] = Field(default_factory=list)
     type: str | None = None
     streaming: bool | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
@@ -67,7 +66,7 @@ class InputConfig(Part):
 class Total(Part):
     """A figure over all requests."""
 
-    avg: float
+    avg: float = Field(ge=0, allow_inf_nan=False)
 
 
 class Summary(Part):
@@ -92,13 +91,12 @@ class Labels(Part):
     turn_index: int | None = None
     request_start_ns: int
     benchmark_phase: str
-    was_cancelled: bool = False
 
 
 class Value(Part):
     """A figure of a request."""
 
-    value: Any
+    value: float = Field(allow_inf_nan=False)
     unit: Literal["ns", "us", "ms", "sec", "s", "tokens"]
 
 
@@ -167,9 +165,8 @@ def run_of(file: Path, summary: Summary, records: list[tuple[Path, Record]]) -> 
         "version": summary.aiperf_version,
         "when": summary.start_time,
         "model": ", ".join(model.name for model in config.models.items),
-        "endpoint": ", ".join(config.endpoint.urls),
         "load": load_of(file, config.phases),
-        "conditions": config.endpoint.model_dump(exclude={"urls"}),
+        "conditions": config.endpoint.model_dump(),
         "completed": len(answered) if records else round(summary.request_count.avg),
         "failed": max(len(measured) - len(answered), round(summary.error_request_count.avg)),
         "requests": requests,
@@ -213,7 +210,7 @@ def figure(file: Path, record: Record, name: str) -> float | None:
     if name not in record.metrics:
         return None
     found = checked(Value, record.metrics[name], file)
-    return float(found.value) * IN_SECONDS.get(found.unit, 1.0)
+    return found.value * IN_SECONDS.get(found.unit, 1.0)
 
 
 def acceptance_of(said: Drafts) -> Acceptance:

@@ -14,6 +14,7 @@ from draftwell.components.gate.evidence_files.run import (
     BenchmarkRun,
     Count,
     Milliseconds,
+    Moment,
     Part,
     Request,
     Seconds,
@@ -52,7 +53,6 @@ class Extras(Part):
 class Backend(Part):
     """What they were sent to."""
 
-    target: str
     model: str
     request_format: str | None = None
     max_tokens: int | None = None
@@ -69,9 +69,9 @@ class Config(Part):
 class Window(Part):
     """When requests were measured: between warm-up and cool-down; seconds since 1970."""
 
-    start_time: float
-    measure_start_time: float
-    measure_end_time: float
+    start_time: Moment
+    measure_start_time: Moment
+    measure_end_time: Moment
 
 
 class Speculation(Part):
@@ -93,8 +93,8 @@ class Stats(Part):
     """One request."""
 
     request_args: str | None = None
-    request_start_time: float
-    request_end_time: float
+    request_start_time: Moment
+    request_end_time: Moment
     request_latency: Seconds
     output_tokens: Count
     time_to_first_token_ms: Milliseconds | None = None
@@ -163,9 +163,8 @@ def run_of(file: Path, version: str, benchmark: Benchmark) -> BenchmarkRun:
         "version": version,
         "when": datetime.fromtimestamp(window.start_time, UTC).isoformat(timespec="seconds"),
         "model": backend.model,
-        "endpoint": backend.target,
         "load": load_of(benchmark.config.strategy),
-        "conditions": backend.model_dump(exclude={"target", "model"}),
+        "conditions": backend.model_dump(exclude={"model"}),
         "completed": len(stats),
         "failed": len(benchmark.requests.errored),
         "requests": tuple(request_of(file, one) for one in known) if known == stats else (),

@@ -30,7 +30,6 @@ SAME = ("bench", "category", "osl", "extra_inputs")
 class Config(Part):
     """What a run was asked for."""
 
-    url: str
     model: str | None = None
     concurrency: int
 
@@ -88,7 +87,6 @@ def run_of(file: Path, document: dict[str, Any]) -> BenchmarkRun:
     run = {
         "tool": TOOL,
         "model": output.config.model,
-        "endpoint": output.config.url,
         "load": at_once(output.config.concurrency),
         "conditions": {name: document["config"].get(name) for name in SAME},
         "completed": len(answered),

@@ -35,8 +35,10 @@ def by_load(others: Sequence[BenchmarkRun], plains: Sequence[BenchmarkRun]) -> L
             raise unlike(f"there is no run of {missing} with {load}: measure both at the same load")
         for run in (*with_drafts, *plain):
             refuse_other(plain[0], run)
+        refuse_the_same(with_drafts)
+        refuse_the_same(plain)
         refuse_other_requests(with_drafts, plain)
-        if any(run.acceptance.drafted for run in plain):
+        if any(run.acceptance.drafted or run.acceptance.accepted for run in plain):
             raise unlike("the engine of --plain-evidence drafted: start it without speculation")
     return found
 
@@ -50,6 +52,12 @@ def refuse_failures(run: BenchmarkRun) -> None:
         )
     if not run.completed or not run.tokens or not run.seconds:
         raise unlike(f"a run of {run.tool} completed no request: measure again")
+
+
+def refuse_the_same(runs: Sequence[BenchmarkRun]) -> None:
+    """Refuse a run that is there twice, in copies of a file, say: it would vary by nothing."""
+    if len({(run.seconds, run.requests) for run in runs}) < len(runs):
+        raise unlike(f"a run of {runs[0].tool}, {runs[0].load}, is named twice: name it once")
 
 
 def refuse_other(first: BenchmarkRun, run: BenchmarkRun) -> None:

@@ -37,7 +37,7 @@ class Evidence(Message):
 
     runs: tuple[BenchmarkRun, ...]
     digests: dict[str, str]
-    """File → sha256."""
+    """sha256 → name of the file, without its folders."""
 
 
 def read_evidence(paths: Sequence[Path]) -> Evidence:
@@ -58,7 +58,7 @@ def read_evidence(paths: Sequence[Path]) -> Evidence:
                 code="unknown_evidence",
             )
         runs += found
-        digests |= {str(file): sha256_file(file) for file, _ in documents}
+        digests |= {sha256_file(file): file.name for file, _ in documents}
     return Evidence(runs=tuple(runs), digests=digests)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftwell.components.engines.port import Acceptance, Message
 from draftwell.serving.errors import DraftwellError
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Moment = Annotated[float, Field(ge=0, lt=2**36, allow_inf_nan=False)]
+"""Seconds since 1970, within what a calendar has."""
+Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Checked = TypeVar("Checked", bound=BaseModel)
 
@@ -48,7 +50,6 @@ class BenchmarkRun(Message):
     engine: str | None = None
     engine_version: str | None = None
     model: str | None = None
-    endpoint: str | None = None
     load: str = Field(description="in words, such as '8 at once' or '2 requests/s'")
     conditions: dict[str, Any] = Field(description="further ones that comparable runs share")
     completed: int = Field(ge=0, description="requests")
@@ -60,11 +61,6 @@ class BenchmarkRun(Message):
     seconds: float = Field(ge=0, allow_inf_nan=False, description="that the run took")
     tokens: float = Field(ge=0, allow_inf_nan=False, description="of all outputs")
     acceptance: Acceptance = Acceptance()
-
-    @field_validator("endpoint")
-    @classmethod
-    def _without_password(cls, endpoint: str | None) -> str | None:
-        return endpoint and re.sub("//[^/@]*@", "//", endpoint)
 
 
 def at_once(requests: int) -> str:

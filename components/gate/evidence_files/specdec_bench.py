@@ -27,6 +27,10 @@ DETAILS = "no option: it keeps the sums of a run alone, so run it again into the
 SAME = ("dataset", "mtbench", "specbench", "random_isl", "num_requests", "output_length")
 SAME_TOO = ("ignore_eos", "temperature", "tp_size", "ep_size", "gpu")
 
+MOST_TIMES_AS_FAST = 3
+"""Of the runs in a folder: its configuration is that of the last, and the others may be at another
+load."""
+
 
 class Configuration(Part):
     """What the last run into a folder was asked for."""
@@ -75,11 +79,6 @@ def entries_of(documents: list[tuple[Path, Any]], key: str) -> list[tuple[Path, 
     ]
 
 
-def is_ours(document: Any) -> bool:
-    """Whether a document is of such a folder."""
-    return is_configuration(document) or bool(entries_of([(Path(), document)], "Output TPS"))
-
-
 def read_runs(documents: list[tuple[Path, Any]]) -> list[BenchmarkRun]:
     """The runs of a folder.
 
@@ -96,9 +95,13 @@ def read_runs(documents: list[tuple[Path, Any]]) -> list[BenchmarkRun]:
         raise bad(where, "name the folder of --save_dir, with one configuration and all its runs")
     file, document = configured[0]
     configuration = checked(Configuration, document, file)
+    timed = [(at, checked(Timing, one, at)) for at, one in timings]
+    speeds = [timing.speed for _, timing in timed]
+    if max(speeds) > MOST_TIMES_AS_FAST * min(speeds):
+        raise bad(file, "speeds differ as those of several loads, and it tells the last one alone")
     return [
-        run_of(configuration, document, (at, checked(Timing, one, at)), checked(Lengths, two, of))
-        for (at, one), (of, two) in zip(timings, lengths, strict=True)
+        run_of(configuration, document, timing, checked(Lengths, two, of))
+        for timing, (of, two) in zip(timed, lengths, strict=True)
     ]
 
 

@@ -18,6 +18,7 @@ from draftwell.components.gate.evidence_files.run import (
     Part,
     Request,
     Seconds,
+    Share,
     at_once,
     bad,
     checked,
@@ -52,7 +53,7 @@ class Result(Part):
     spec_decode_num_drafts: Count = 0
     spec_decode_draft_tokens: Count = 0
     spec_decode_accepted_tokens: Count = 0
-    spec_decode_per_position_acceptance_rates: list[float] = Field(default_factory=list)
+    spec_decode_per_position_acceptance_rates: list[Share] = Field(default_factory=list)
 
 
 def is_ours(document: Any) -> bool:

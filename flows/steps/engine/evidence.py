@@ -22,8 +22,8 @@ from draftwell.serving.bundle.verdict import GateVerdict, settled
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest, write_json
 
-REQUESTS = {"runs": {"__all__": {"requests", "details"}}}
-"""What is not kept of evidence: its digest says what it was."""
+NOT_KEPT = {"requests": True, "details": True, "conditions": {"extra", "extras"}}
+"""Of a run: the file's digest says what it was, and what was added to requests may hold a key."""
 
 
 def judge_files(other: Evidence, plain: Evidence) -> tuple[GateVerdict, dict[str, Any]]:
@@ -31,13 +31,12 @@ def judge_files(other: Evidence, plain: Evidence) -> tuple[GateVerdict, dict[str
     sha256, each run without its requests, and the figures.
 
     Raises:
-        DraftwellError: they cannot be compared (as `judge_evidence` says), or a file is on both
+        DraftwellError: they cannot be compared (as `judge_evidence` says), or a run is on both
             sides (`unlike_evidence`).
     """
-    if shared := set(other.digests.values()) & set(plain.digests.values()):
-        name = next(name for name, digest in other.digests.items() if digest in shared)
+    if any(run in plain.runs for run in other.runs):
         raise DraftwellError(
-            f"{name} is evidence of speculation and of plain decoding: name two measurements",
+            "a run is evidence of speculation and of plain decoding: name two measurements",
             code="unlike_evidence",
         )
     verdict, figures = judge_evidence(other.runs, plain.runs, load_gates())
@@ -45,13 +44,14 @@ def judge_files(other: Evidence, plain: Evidence) -> tuple[GateVerdict, dict[str
     document = {
         "figures": [figure.model_dump(mode="json") for figure in figures],
         "sides": {
-            name: side.model_dump(mode="json", exclude=REQUESTS) for name, side in sides.items()
+            name: side.model_dump(mode="json", exclude={"runs": {"__all__": NOT_KEPT}})
+            for name, side in sides.items()
         },
     }
     notes = [
-        f"evidence {name}: {Path(file).name}, sha256 {digest[:16]}"
+        f"evidence {name}: {file}, sha256 {digest[:16]}"
         for name, side in sides.items()
-        for file, digest in side.digests.items()
+        for digest, file in side.digests.items()
     ]
     return verdict + GateVerdict((), (measured_by(other), *notes)), document
 
@@ -60,7 +60,11 @@ def measured_by(evidence: Evidence) -> str:
     """Who measured, and when."""
     run = evidence.runs[0]
     tool = f"{run.tool} {run.version or '(its file names no version)'}"
-    return f"measured by {tool}, {run.when or 'its file does not say when'}; nothing was run here"
+    model = f"model {run.model}" if run.model else "its file names no model"
+    return (
+        f"measured by {tool}, {run.when or 'its file does not say when'}, {model}: nothing was run "
+        "here, and no file proves which release it is of"
+    )
 
 
 @in_turn("draftwell gate")
@@ -80,7 +84,7 @@ def gate_by_evidence(
     verdict = settled(verdict, load_gates(), NAME)
     release = released.release
     if keep and not record_stays(space.workspace, release, verdict):
-        digests = sorted([*other.digests.values(), *plain.digests.values()])
+        digests = sorted([*other.digests, *plain.digests])
         champion = champion_number(space.workspace, release.device)
         record = record_of(release, verdict, champion, judged=json_digest(digests))
         with tempfile.TemporaryDirectory() as place:

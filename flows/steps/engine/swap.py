@@ -41,6 +41,8 @@ KEY, HEADER, PATH = "DRAFTWELL_SWAP_KEY", "X-Draftwell-Key", "/draftwell/draft"
 """As the plug-in has them."""
 PROBE = Sampling(max_tokens=DEFAULTS.max_tokens)
 """Greedy, as long as the tuning's."""
+UNDO_SECONDS = 900.0
+"""How long a server may be busy with the new draft until the old one is given up."""
 SAME = ("model", "revision", "dtype", "speculative", "plugins")
 """Settings of a bundle that a running server cannot change."""
 SAME_OF_GATE = ("version", "device", "device_class")
@@ -81,19 +83,19 @@ def swap_on_engine(
     current = (bundles_of(out, pair) / "current").resolve()
     kept = served_deployment(out, pair)
     ids, _ = space.encoded(tuned_prompts(released, prompts), DEFAULTS.max_tokens)
-    bundle = deploy_on_engine(
-        space,
-        released,
-        out,
-        options=kept.options,
-        with_weights=kept.with_weights,
-        activate=False,
-    )
-    place = refuse_more_than_weights(current, bundle, released.choice.method)
     engine = RemoteEngine(f"{NAME} at {address.url}", keyed(address))
     engine.start(EngineSettings())
     try:
-        refuse_other_server(engine, name_of(current))
+        refuse_other_server(engine, name_of(current))  # before gigabytes are copied
+        bundle = deploy_on_engine(
+            space,
+            released,
+            out,
+            options=kept.options,
+            with_weights=kept.with_weights,
+            activate=False,
+        )
+        place = refuse_more_than_weights(current, bundle, released.choice.method)
         checks = swapped(engine, (current, bundle), place, ids, space.workspace.dtype)
     finally:
         engine.stop()
@@ -114,7 +116,8 @@ def swapped(
         place: of the draft in both bundles.
         ids: of the prompts that the second one's draft was tuned on.
     Raises:
-        DraftwellError: one failed, and the first one's is loaded again (`swap_undone`).
+        DraftwellError: one failed, and the first one's is loaded again (`swap_undone`), or could
+            not be (`swap_not_undone`).
     """
     old, new = bundles
     tuned = bundle_settings(new)["tuned"]["by_prompt"]
@@ -135,10 +138,10 @@ def swapped(
     except DraftwellError as error:
         failed = [str(error)]
     except BaseException:
-        load(engine, old, place)
+        undo(engine, old, place)
         raise
     if failed:
-        load(engine, old, place)
+        undo(engine, old, place)
         raise DraftwellError(
             f"the draft of {new.name} was loaded and {old.name}'s is loaded again: "
             f"{'; '.join(failed)}: restart vLLM with {new}, or tune and gate again",
@@ -155,6 +158,24 @@ def probes(engine: RemoteEngine, ids: Sequence[Sequence[int]]) -> list[Answer]:
 def load(engine: RemoteEngine, bundle: Path, place: str) -> None:
     """Ask the server to load a bundle's draft; the folder of bundles has the pair's name."""
     engine.client.ask(PATH, {"folder": f"{bundle.name}/{place}", "bundle": name_of(bundle)})
+
+
+def undo(engine: RemoteEngine, old: Path, place: str) -> None:
+    """Load the old draft again. A server that still loads the new one says that it is busy, and is
+    asked again when that is done.
+
+    Raises:
+        DraftwellError: it could not be loaded (`swap_not_undone`).
+    """
+    engine.client.wait_seconds = UNDO_SECONDS
+    try:
+        load(engine, old, place)
+    except DraftwellError as error:
+        raise DraftwellError(
+            f"{engine.address.url} may serve a draft that did not pass, and that of {old.name} "
+            f"could not be loaded again ({error}): restart vLLM with {old}",
+            code="swap_not_undone",
+        ) from error
 
 
 def name_of(bundle: Path) -> str:

@@ -28,6 +28,7 @@ from draftwell.registry.bundles.vllm.render import (
     write_bundle,
 )
 from draftwell.registry.bundles.vllm.settings import VllmServing
+from draftwell.registry.releases import engine_device
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, put_folder, write_atomically
 
@@ -86,14 +87,21 @@ def build_vllm_bundle(
         final = _settle(place, home, device, settings)
         sign(final)
         if activate:
-            link_current(home, final)
+            link_current(home, final, device_of(final))
     return final
 
 
 def activate_vllm_bundle(bundle: Path) -> None:
     """Let `current` lead to a bundle that was built before."""
     with file_lock(bundle.parent):
-        link_current(bundle.parent, bundle)
+        link_current(bundle.parent, bundle, device_of(bundle))
+
+
+def device_of(bundle: Path) -> str:
+    """The device of the releases that a bundle is one of, as their names have it."""
+    settings = json.loads((bundle / MANIFEST).read_bytes())["settings"]
+    temperature = (settings.get("tuned") or {}).get("temperature", 0.0)
+    return engine_device(settings["gate"]["device"], "vllm", temperature)
 
 
 def keep_own_files(old: Path, new: Path) -> list[str]:

@@ -178,7 +178,9 @@ def test_a_report_of_our_engine_becomes_one_and_a_tree_does_not(tmp_path: Path) 
     assert (made.measurement_conditions or {})["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("document", ["{", {}, {"figures": [{}]}, {**ENGINE, "figures": 3}])
+@pytest.mark.parametrize(
+    "document", ["{", {}, {"figures": [{}]}, {"address": "http://x"}, {**ENGINE, "figures": 3}]
+)
 def test_what_no_bench_wrote_is_refused(tmp_path: Path, document: Any) -> None:
     with raises_code("bad_bench_file"):
         profile_from(written(tmp_path, document), "eagle3")

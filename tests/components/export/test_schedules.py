@@ -95,11 +95,12 @@ def test_options_of_tensorrt_llm_in_yaml(tmp_path: Path) -> None:
         "speculative_config": {
             "decoding_type": "NGram",
             "max_draft_len": 4,
-            "draft_len_schedule": {2: 4, 8: 1},
+            "draft_len_schedule": {2: 4, 8: 1, 16: 6},
         }
     }
     found = read_schedule(written(tmp_path, yaml.safe_dump(options), "options.yaml"))
     assert (found.method, found.at(2), found.at(3)) == ("ngram", (4,), (1,))
+    assert found.at(16) == (4,), "no more than max_draft_len"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 The files of vLLM 0.32, guidellm 0.8.1 and llama.cpp's client are what these tools wrote against a
 server here, trimmed; speed_bench.py had prompts of ours in place of SPEED-Bench's. AIPerf 0.13
 and specdec_bench do not run here: theirs are written by these tools' own models and metrics, from
-the times that `vllm bench serve` had measured.
+the times that `vllm bench serve` had measured. Made by hand, and measured by nobody, are AIPerf's
+`spec_decode_acceptance`, its request of warm-up and its `inputs.json`, and specdec_bench's steps
+(their lengths and times) and the spread between its three runs.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -81,9 +84,12 @@ def test_every_tools_results_are_read_and_judged(tool: str) -> None:
         "regression",
     }
     assert verdict.result == ("not enough evidence" if tool == "llama" else "passed")
-    if not any(run.acceptance.drafted for run in with_drafts):
+    if tool == "guidellm":
         turned, _ = judged(plain, with_drafts)
         assert turned.result == "failed"
+    else:
+        with raises_code("unlike_evidence", "--plain-evidence drafted"):
+            judged(plain, with_drafts)
 
 
 def test_acceptance_is_reported() -> None:
@@ -225,6 +231,35 @@ def test_other_prompts_other_lengths_and_drafts_in_plain_decoding_are_refused() 
         judge_evidence([plain], [plain], Thresholds())
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("aiperf_plain/profile_export.jsonl", '"request_latency":{"value":', "null"),
+        ("aiperf_plain/profile_export.jsonl", '"request_latency":{"value":', "[1.0]"),
+        ("aiperf_plain/profile_export.jsonl", '"output_sequence_length":{"value":', "NaN"),
+        (
+            "aiperf_plain/profile_export_aiperf.json",
+            '"request_count": {"unit": "requests", "avg": ',
+            "NaN",
+        ),
+        ("guidellm_plain.json", '"start_time": ', "1e30"),
+        ("guidellm_plain.json", '"request_start_time": ', "NaN"),
+        ("vllm_with.json", '"spec_decode_per_position_acceptance_rates": [', "NaN"),
+        ("llama_plain.json", '"latency_s": ', "NaN"),
+        ("specdec_plain/timing.json", '"Output TPS": ', "NaN"),
+    ],
+)
+def test_a_wrong_number_of_any_tool_is_one_line(
+    tmp_path: Path, file: str, old: str, new: str
+) -> None:
+    copy = Path(shutil.copytree(DATA, tmp_path / "data")) / file
+    text, changed = re.subn(f"(?<={re.escape(old)})[^],}}]+", new, copy.read_text())
+    assert changed
+    copy.write_text(text)
+    with raises_code("bad_evidence", str(copy)):
+        read_evidence([copy.parent if "/" in file else copy])
+
+
 def wrong(document: Any) -> dict[str, Callable[[], object]]:
     """Changes of a result of vLLM that make it none."""
     return {
@@ -319,17 +354,40 @@ def test_lines_of_results_are_runs_of_their_own(tmp_path: Path) -> None:
     file.write_text(f"{text}\n{text}")
     evidence = read_evidence([file])
     assert len(evidence.runs) == 2
-    assert evidence.digests == {str(file): files.sha256_file(file)}
+    assert evidence.digests == {files.sha256_file(file): "appended.json"}
+    with raises_code("unlike_evidence", "named twice"):
+        judged(runs("vllm_with"), evidence.runs)
+
+
+def test_the_sums_of_one_run_are_no_three_runs(tmp_path: Path) -> None:
+    """Copies vary by nothing, and would have an interval without width."""
+    sides = []
+    for side in ("specdec_with", "specdec_plain"):
+        copies = [shutil.copytree(place(side), tmp_path / f"{side}{count}") for count in range(3)]
+        sides.append(read_evidence(copies).runs)
+    with raises_code("unlike_evidence", "named twice"):
+        judged(*sides)
+
+
+def test_runs_at_several_loads_in_a_folder_of_specdec_bench_are_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(place("specdec_plain"), tmp_path / "runs")
+    for name in ("timing", "acceptance_rate"):
+        file = folder / f"{name}.json"
+        one = json.loads(file.read_text())[0]
+        two = one | ({"Output TPS": 8 * one["Output TPS"]} if name == "timing" else {})
+        file.write_text(json.dumps([one, two]))
+    with raises_code("bad_evidence", "several loads"):
+        read_evidence([folder])
 
 
 def test_no_key_is_kept_and_a_run_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     def add_keys(report: Any) -> None:
         backend = report["benchmarks"][0]["config"]["backend"]
-        backend["target"] = "http://me:hush@127.0.0.1:8000"
+        backend["target"] = "http://me:hu@sh@127.0.0.1:8000/?api_key=hush"
         backend["extras"]["headers"] = {"Authorization": "Bearer hush"}
 
     evidence = read_evidence([edited(tmp_path, "guidellm_plain", add_keys)])
-    assert evidence.runs[0].endpoint == "http://127.0.0.1:8000"
+    assert "sh@" not in evidence.model_dump_json()
     assert "hush" not in evidence.model_dump_json()
     folder = shutil.copytree(place("aiperf_plain"), tmp_path / "aiperf")
     summary = folder / "profile_export_aiperf.json"

@@ -1,4 +1,8 @@
-"""`draftwell gate --evidence`: a verdict on files alone, and one that is kept with a release."""
+"""`draftwell gate --evidence`: a verdict on files alone, and one that is kept with a release.
+
+The data are those of tests/components/gate/test_evidence_files.py, which says what of them was
+measured and what was made by hand.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,7 @@ def test_files_are_judged_without_an_engine(run: Any, own_stores: Path, tmp_path
         assert digest in text
         assert "greedy outputs as plain decoding's not checked" in text
         assert "100% of drafted tokens accepted" in text
+        assert "model smollm2-135m" in text
     [suite] = ElementTree.parse(xml).getroot()
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
     sums = ("--evidence", place("vllm_with_aggregates"), "--plain-evidence", PLAIN)
@@ -56,6 +61,7 @@ def test_mistakes_are_one_line(run: Any, own_stores: Path, tmp_path: Path) -> No
     calls = {
         "go together": ("--evidence", WITH),
         "--limit means nothing": (*FILES, "--limit", 3),
+        "--levels means nothing": (*FILES, "--levels", "1,8"),
         "--release with --evidence needs --engine vllm": (*FILES, "--release", "candidate"),
         "cut off": ("--evidence", cut, "--plain-evidence", PLAIN),
         "name two measurements": ("--evidence", WITH, "--plain-evidence", WITH),
@@ -83,7 +89,7 @@ def test_the_verdict_is_kept_with_the_release_that_was_named(
     kept = Store().read_file(released().published, f"{reports_folder(record)}/evidence.json")
     assert kept is not None
     sides = json.loads(kept)["sides"]
-    assert sides["plain"]["digests"] == {str(PLAIN): sha256_file(PLAIN)}
+    assert sides["plain"]["digests"] == {sha256_file(PLAIN): PLAIN.name}
     assert "requests" not in sides["plain"]["runs"][0]
     other = run(*named[:-4], "--evidence", PLAIN, "--plain-evidence", WITH)
     assert other.exit_code == 2, "its plain decoding drafted"

@@ -428,7 +428,7 @@ def test_the_bundle_before_is_linked_again_if_it_is_whole_and_the_releases_own(
     ):
         relink(champion, find_release(champion, "tiny", "cpu", 2), out)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
-    link_current(out / "tiny", out / "tiny" / "2-cpu")
+    link_current(out / "tiny", out / "tiny" / "2-cpu", "cpu")
     (first / "README.md").write_text("changed")
     assert relink(champion, good, out) is None
     assert os.readlink(out / "tiny" / "current") == "2-cpu"
@@ -565,7 +565,7 @@ def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
                     lambda: relink(second, rollback(second, "tiny", "cpu", "too slow")[1], out), 3
                 )
             )
-        link_current(home, bundle)
+        link_current(home, bundle, "cpu")
 
     monkeypatch.setattr(draftwell.registry.bundles.build, "link_current", slowly)
     build(out=out)

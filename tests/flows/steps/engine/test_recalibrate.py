@@ -42,7 +42,7 @@ class Case:
         self.fault: BaseException | None = None
         self.makes: dict[str, Any] | None = DRAFTS
         self.bundle(1, DRAFTS)
-        link_current(self.home, self.home / "1-cpu")
+        link_current(self.home, self.home / "1-cpu", "cpu-vllm")
         self.record(*(f"prompt {number}" for number in range(12)))
 
     def bundle(self, number: int, speculative: dict[str, Any] | None) -> Path:
@@ -96,7 +96,7 @@ class Case:
     def activate(self, made: Path) -> None:
         """As the deployment of the flow does."""
         note_made(self.space, made)
-        link_current(self.home, made)
+        link_current(self.home, made, "cpu-vllm")
 
     def run(self, *, drifted: bool = True, fresh: bool = False) -> dict[str, Any]:
         wanted = PipelineSettings(
@@ -177,7 +177,7 @@ def test_several_gpus_are_refused_before_anything_is_tuned(case: Case) -> None:
 
 def test_what_a_person_has_taken_back_stays_taken_back(case: Case) -> None:
     assert case.run()["state"] == "deployed"
-    link_current(case.home, case.home / "1-cpu")
+    link_current(case.home, case.home / "1-cpu", "cpu-vllm")
     case.record("one more")
     case.age(LIMITS.repeat_after_hours + 1)
     again = case.run()
@@ -234,7 +234,7 @@ def test_a_bundle_that_was_taken_back_before_it_was_restarted_stays_taken_back(c
     case.count("tiny/1-cpu")
     with raises_code("nothing_restarted"):
         case.run()
-    link_current(case.home, case.home / "1-cpu")
+    link_current(case.home, case.home / "1-cpu", "cpu-vllm")
     assert "2-cpu was taken back by hand" in case.run()["why"]
     assert (case.home / "current").resolve().name == "1-cpu"
 
@@ -247,7 +247,7 @@ def test_what_was_killed_is_not_taken_for_taken_back(case: Case) -> None:
     assert (case.state(), case.restarts) == ("begun", 0)
     case.activate(case.bundle(2, DRAFTS))
     assert (case.run(drifted=False)["state"], case.restarts, len(case.loops)) == ("deployed", 1, 1)
-    link_current(case.home, case.home / "1-cpu")
+    link_current(case.home, case.home / "1-cpu", "cpu-vllm")
     assert "2-cpu was taken back by hand" in case.run()["why"]
 
 
@@ -255,12 +255,12 @@ def test_what_a_person_deployed_meanwhile_is_not_restarted_again(case: Case) -> 
     case.fault = DraftwellError("no memory", code="engine_out_of_memory")
     with raises_code("engine_out_of_memory"):
         case.run()
-    link_current(case.home, case.bundle(2, DRAFTS))
+    link_current(case.home, case.bundle(2, DRAFTS), "cpu-vllm")
     assert (case.run(drifted=False)["state"], case.restarts) == ("not enough yet", 0)
 
 
 def test_a_loop_that_fails_on_plain_decoding_is_not_tried_at_once_again(case: Case) -> None:
-    link_current(case.home, case.bundle(2, None))
+    link_current(case.home, case.bundle(2, None), "cpu-vllm")
     case.age(LIMITS.repeat_after_hours + 1)
     case.fault = DraftwellError("no memory", code="engine_out_of_memory")
     with raises_code("engine_out_of_memory"):
@@ -283,7 +283,7 @@ def test_where_nothing_was_served_nothing_has_to_be_restarted(
 
 def test_plain_decoding_is_tuned_again_on_newer_prompts_after_a_while(case: Case) -> None:
     """It drafts nothing, so that no count can say that drafting would pay by now."""
-    link_current(case.home, case.bundle(2, None))
+    link_current(case.home, case.bundle(2, None), "cpu-vllm")
     case.makes = None
     young = case.run(drifted=False)
     assert (young["state"], len(case.loops)) == ("not enough yet", 0)
@@ -301,7 +301,7 @@ def test_plain_decoding_is_tuned_again_on_newer_prompts_after_a_while(case: Case
 
 
 def test_plain_decoding_without_recorded_prompts_is_no_error(case: Case) -> None:
-    link_current(case.home, case.bundle(2, None))
+    link_current(case.home, case.bundle(2, None), "cpu-vllm")
     case.age(LIMITS.repeat_after_hours + 1)
     case.prompts.write_text('{"prompt": "only one"}\n')
     few = case.run(drifted=False)

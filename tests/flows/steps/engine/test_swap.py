@@ -86,8 +86,14 @@ def swapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("DRAFTWELL_SWAP_KEY", "secret")
     monkeypatch.setattr(swap, "tuned_prompts", lambda released, rows: list(rows))
 
+    built: list[Path] = []
+
     def run(bundle: Path, server: Server) -> str:
-        monkeypatch.setattr(swap, "deploy_on_engine", lambda *args, **more: bundle)
+        def build(*args: Any, **more: Any) -> Path:
+            built.append(bundle)
+            return bundle
+
+        monkeypatch.setattr(swap, "deploy_on_engine", build)
         monkeypatch.setattr(swap, "RemoteEngine", lambda label, address: server)
         try:
             swap_on_engine(space, released, tmp_path, server.address, prompts)
@@ -95,7 +101,7 @@ def swapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             assert (home / "current").resolve().name in ("1-cpu", bundle.name)
         return (home / "current").resolve().name
 
-    return SimpleNamespace(run=run, home=home)
+    return SimpleNamespace(run=run, home=home, built=built)
 
 
 def test_current_moves_when_the_new_draft_fares_as_it_was_judged(swapping: Any) -> None:
@@ -142,6 +148,22 @@ def test_other_servers_are_asked_for_nothing(
     monkeypatch.delenv("DRAFTWELL_SWAP_KEY")
     with raises_code("swap_not_offered", "serve.sh"):
         swapping.run(new, Server())
+    assert swapping.built == [], "no bundle is copied for nothing"
+
+
+def test_a_draft_that_cannot_be_undone_is_said(swapping: Any) -> None:
+    server = Server()
+    whole = server.ask
+
+    def ask(path: str, body: dict[str, str]) -> dict[str, str]:
+        if server.loaded:
+            raise DraftwellError("busy", code="engine_busy")
+        return whole(path, body)
+
+    server.ask = ask  # type: ignore[method-assign]
+    with raises_code("swap_not_undone", "1-cpu", "busy", "restart"):
+        swapping.run(bundle_at(swapping.home, "3-cpu"), server)
+    assert (swapping.home / "current").resolve().name == "1-cpu"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     route.attach_router(app)
     asyncio.run(route.init_state(engine, None, None))
     client = TestClient(app, headers={HEADER: "secret"})
-    return SimpleNamespace(root=root, engine=engine, client=client)
+    return SimpleNamespace(root=root, engine=engine, client=client, route=route)
 
 
 def load(served: SimpleNamespace, folder: str) -> Any:
@@ -117,6 +117,16 @@ def test_other_folders_are_refused_and_nothing_is_asked_of_vllm(
     head(served.root / "deeper" / "head", layers=2)
     refused = load(served, folder)
     assert (refused.status_code, said in refused.text) == (409, True), refused.text
+    assert served.engine.calls == []
+
+
+def test_whoever_comes_while_a_draft_is_loaded_is_told_to_ask_again(
+    served: SimpleNamespace,
+) -> None:
+    head(served.root / "2-cpu" / "head")
+    served.route._lock = SimpleNamespace(locked=lambda: True)
+    busy = load(served, "2-cpu/head")
+    assert (busy.status_code, busy.headers["retry-after"]) == (429, "2")
     assert served.engine.calls == []
 
 

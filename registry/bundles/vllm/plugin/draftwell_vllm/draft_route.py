@@ -69,7 +69,9 @@ class DraftRoute:
         except ValueError as error:
             return refusal(409, str(error))
         if self._lock.locked():
-            return refusal(409, "another draft is being loaded: ask again when that is done")
+            busy = refusal(429, "another draft is being loaded: ask again when that is done")
+            busy.headers["retry-after"] = "2"
+            return busy
         async with self._lock:
             try:
                 await self._load(folder)
