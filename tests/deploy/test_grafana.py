@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from draftwell.components.watch.report import METRICS
-from tests.deploy.test_prometheus import PROMTOOL, RULES, needs_promtool
 from tests.support.paths import REPO
+from tests.support.promtool import PROMTOOL, RULES, needs_promtool
 
 DASHBOARD = json.loads((REPO / "deploy" / "grafana" / "draftwell.json").read_text())
 GROUPS = yaml.safe_load(RULES.read_text())["groups"]

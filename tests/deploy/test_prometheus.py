@@ -1,19 +1,12 @@
 """deploy/prometheus/draftwell.rules.yaml: read by promtool, over a day of planted traffic on each
 engine."""
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
-from tests.support.paths import REPO
-
-RULES = REPO / "deploy" / "prometheus" / "draftwell.rules.yaml"
-PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+from tests.support.promtool import PROMTOOL, RULES, needs_promtool
 
 DAY = 80
 """Minutes of ordinary traffic before anything changes; rules over a day take what there is."""

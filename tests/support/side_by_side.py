@@ -15,6 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 ONE_PREFECT_SERVER = tuple(
     f"tests/flows/{name}.py"
     for name in (
+        "orchestration/test_assets",
         "orchestration/test_pipeline",
         "orchestration/test_deployments",
         "steps/test_recalibrate",

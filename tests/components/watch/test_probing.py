@@ -16,24 +16,7 @@ from draftwell.components.watch.probing import (
     pairs,
     tokens_of_round,
 )
-from draftwell.components.watch.schema import Probe
-
-
-def probe(at: float, name: str, length: float, *, plain: bool = False, tokens: int = 200) -> Probe:
-    rounds = round(1000 / length)
-    return Probe(
-        at=at,
-        name=name,
-        kind=name.split("-")[0],
-        prompt_tokens=tokens,
-        new_tokens=1000,
-        seconds=10.0,
-        plain=plain,
-        acceptance=None
-        if plain
-        else Acceptance(rounds=rounds, drafted=4 * rounds, accepted=1000 - rounds),
-        at_once=2.0,
-    )
+from tests.support.watch.probes import probe
 
 
 def measured(rng: np.random.Generator, crosses: float, n: int = 60) -> list[Versus]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.watch.store import Store
-from tests.components.watch.test_probing import probe
+from tests.support.watch.probes import probe
 
 
 def sample(at: int) -> Counters:

@@ -19,7 +19,7 @@ from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.pair_files import fingerprint
-from tests.components.export.test_profile import ENGINE, figure
+from tests.support.engine_figures import ENGINE, figure
 from tests.support.loop.publishing import publish
 
 
