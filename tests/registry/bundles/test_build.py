@@ -558,14 +558,14 @@ def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
 ) -> None:
     out, workers = tmp_path / "dist", []
 
-    def slowly(home: Path, bundle: Path) -> None:
+    def slowly(home: Path, bundle: Path, device: str) -> None:
         if bundle.name == "2-cpu":
             workers.append(
                 beside(
                     lambda: relink(second, rollback(second, "tiny", "cpu", "too slow")[1], out), 3
                 )
             )
-        link_current(home, bundle, "cpu")
+        link_current(home, bundle, device)
 
     monkeypatch.setattr(draftwell.registry.bundles.build, "link_current", slowly)
     build(out=out)
