@@ -22,7 +22,7 @@ from draftwell.serving.bundle.verdict import GateVerdict, settled
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest, write_json
 
-NOT_KEPT = {"requests": True, "details": True, "conditions": {"extra", "extras"}}
+NOT_KEPT: Any = {"requests": True, "details": True, "conditions": {"extra", "extras"}}
 """Of a run: the file's digest says what it was, and what was added to requests may hold a key."""
 
 

@@ -213,7 +213,8 @@ def test_what_nobody_could_end_is_refused_and_the_remedy_named(
 
 
 STARTER = """\
-import pathlib, sys, time
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where these tests are a shell's job
 from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launcher import Launcher
 from draftwell.components.engines.remote.address import parse_address
@@ -221,7 +222,7 @@ command, url, folder = sys.argv[1:]
 with Launcher(LaunchTemplate(command), parse_address(url), pathlib.Path(folder)) as launcher:
     print(launcher.start("plain", {}).group.pid, flush=True)
     time.sleep(300)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
