@@ -4,13 +4,17 @@ acceptance, beside plain decoding where there is some."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from draftwell.components.bench.engines.figures import Figure, figure_of, row_of
+from draftwell.components.bench.engines.figures import (
+    Figure,
+    acceptance_cells,
+    beside_cells,
+    figure_of,
+)
 from draftwell.components.bench.engines.measure import (
     Group,
     Side,
@@ -18,8 +22,9 @@ from draftwell.components.bench.engines.measure import (
     measure_beside,
     places_of,
     side_of,
+    warm_up,
 )
-from draftwell.components.bench.interleaved import WARMUP_TOKENS, Progress, take_turns
+from draftwell.components.bench.interleaved import Progress, take_turns
 from draftwell.components.engines.port import Acceptance, Engine, Message
 from draftwell.components.report.tables import number, rich_table
 from draftwell.serving.runtime.requests import Sampling
@@ -79,7 +84,7 @@ def measure_alone(
     progress: Progress | None = None,
 ) -> Side:
     """What an engine does with all groups, after a few tokens that are not measured."""
-    engine.decode(groups[0], replace(sampling, max_tokens=min(sampling.max_tokens, WARMUP_TOKENS)))
+    warm_up(engine, groups[0], sampling)
     turns = {engine.label: lambda group: engine.decode(groups[group], sampling)}
     [decoded] = take_turns(turns, len(groups), progress=progress).values()
     return side_of([one for [one] in decoded])
@@ -119,19 +124,10 @@ def load_table(figures: Sequence[LoadFigure], caption: str) -> Table:
 
 def load_row(figure: LoadFigure) -> list[str]:
     """A figure's cells, those of plain decoding empty where it was not measured."""
-    compared = figure.beside or Figure(
-        label="",
-        at_once=figure.at_once,
-        groups=figure.groups,
-        prompts=figure.prompts,
-        ratio=1.0,
-        low=1.0,
-        high=1.0,
-        tokens_per_second=figure.tokens_per_second,
-        plain_tokens_per_second=1.0,
-        acceptance=figure.acceptance,
-    )
-    _, at_once, speed, *beside, rate, length, positions = row_of(compared)
-    beside = beside if figure.beside else [number(None, "")] * len(beside)
-    first = number(1000 * figure.first_token_seconds, ".0f")
-    return [at_once, speed, first, *beside, rate, length, positions]
+    return [
+        str(figure.at_once),
+        number(figure.tokens_per_second, ".1f"),
+        number(1000 * figure.first_token_seconds, ".0f"),
+        *(beside_cells(figure.beside) if figure.beside else [number(None, "")] * 3),
+        *acceptance_cells(figure.acceptance),
+    ]

@@ -77,18 +77,21 @@ class VllmDialect:
             repetition_penalty=1.0,
             min_p=sampling.min_p,
         )
+        if not speculate:
+            body["speculation"] = {"enabled": False}  # of our server; vLLM is never asked
         found = complete(client, body, sampling)
-        said = (found.extras.get("metrics") or {}).get("speculative_decoding")
-        found.acceptance = Acceptance() if said is None else acceptance_of(said)
+        found.acceptance = self.acceptance_of(found.extras)
         return found.answer(client, sampling)
+
+    def acceptance_of(self, extras: Mapping[str, Any]) -> Acceptance:
+        """How a request's drafts fared, by what its answer has besides the text."""
+        said = (extras.get("metrics") or {}).get("speculative_decoding")
+        if said is None:
+            return Acceptance()
+        return from_histogram(said["acceptance_histogram"], int(said["num_draft_tokens"]))
 
     def counters(self, client: EngineClient) -> Counters:
         text = client.find_text("/metrics") or ""
         return read_counters(
             text, NAMES, version=self.version(client), model=served_model_name(client)
         )
-
-
-def acceptance_of(said: Mapping[str, Any]) -> Acceptance:
-    """What vLLM says of a request's drafts."""
-    return from_histogram(said["acceptance_histogram"], int(said["num_draft_tokens"]))
