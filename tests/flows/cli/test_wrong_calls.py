@@ -109,6 +109,7 @@ def nothing_begins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "draftwell.flows.orchestration.deployments.get_client",
         "draftwell.flows.cli.gpu_run.measure_card",
         "draftwell.flows.cli.papers_run.run_of",
+        "draftwell.flows.workers.webhook_receiver.InTurn",
     ):
         replace_everywhere(monkeypatch, name, began)
     monkeypatch.setattr(subprocess, "run", began)
