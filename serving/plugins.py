@@ -29,11 +29,10 @@ def loaded(point: EntryPoint) -> Any:
 
 
 def bad_plugin(point: EntryPoint, why: str) -> DraftwellError:
-    """The error of a plug-in that cannot be used; names its distribution, to be mended or taken
-    out."""
+    """The error of a plug-in that cannot be used; it names the distribution."""
     owner = point.dist.name if point.dist else "unknown"
     return DraftwellError(
-        f"the entry point {point.name} of {point.group} = {point.value}: {why}: mend the "
+        f"the entry point {point.name} of {point.group} = {point.value}: {why}: fix the "
         f"distribution {owner}, or uninstall it",
         code="bad_plugin",
     )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
+from draftwell.components.engines.remote.discover import PLUGINS
 from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.runtime.strategies import STRATEGIES
 
@@ -86,7 +87,7 @@ def write_distribution(
 @contextmanager
 def installed(folder: Path) -> Iterator[None]:
     """With a distribution's folder on the path; afterwards as if it had never been there."""
-    tables, before = (STRATEGIES, KINDS), set(sys.modules)
+    tables, before = (STRATEGIES, KINDS, PLUGINS), set(sys.modules)
     for table in tables:
         vars(table).pop("_all", None)
     sys.path.insert(0, str(folder))
