@@ -322,7 +322,7 @@ def learn(settings: PipelineSettings, begun: float = 0.0) -> dict[str, Any]:
         return choice
     announce(f"    {trained['head']}")
     announce("4/7 tune")
-    left = 60 * settings.minutes * (1 - LAST_STEPS) - (time.monotonic() - begun)
+    left = 60 * settings.engine_minutes * (1 - LAST_STEPS) - (time.monotonic() - begun)
     return {**believed(settings, tune, left)["choice"], "head": trained["head"]}
 
 
