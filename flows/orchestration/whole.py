@@ -3,7 +3,6 @@ is served, and a card that says what it gains."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from draftwell.flows.loading import prompts_of
 from draftwell.flows.progress import announce, settle_prefect
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.fits import said_to_fit
-from draftwell.flows.steps.outcome_card import Ran, card_of
 from draftwell.flows.steps.own_pair import pair_of_models
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import find_pair
@@ -83,13 +81,11 @@ def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
     Raises:
         DraftwellError: what a user must mend, before any work where it can be known then.
     """
-    begun = time.monotonic()
     loop = loop_settings(settings, say)
-    space = Workspace(loop.pair, loop.dtype, say, loop.device)
-    fits = said_to_fit(space)
-    say(fits)
+    said_to_fit(Workspace(loop.pair, loop.dtype, say, loop.device))  # refused before Prefect starts
     result = run_loop(loop)
-    return card_of(result, loop, Ran(space, fits, time.monotonic() - begun))
+    made = Card.model_validate(result["card"])
+    return made.model_copy(update={"bundle": result["bundle"]})
 
 
 def loop_settings(settings: TuneModelsSettings, say: Say) -> PipelineSettings:

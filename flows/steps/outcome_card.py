@@ -74,7 +74,7 @@ def card_of(result: Mapping[str, Any], settings: PipelineSettings, ran: Ran) -> 
         verdict=VERDICTS[result["verdict"]],
         needs=needs(speed, settings),
         release=result["release"],
-        bundle=result["bundle"],
+        bundle=result["bundle"] and str(result["bundle"]),
         next_command=next_command(result, settings, space),
     )
 
@@ -245,11 +245,11 @@ def needs(speed: Speed | None, settings: PipelineSettings) -> str | None:
 def next_command(result: Mapping[str, Any], settings: PipelineSettings, space: Workspace) -> str:
     """What a user types now."""
     named = f"--pair {space.name}" + (" --device cuda" if space.device == "cuda" else "")
-    if result["bundle"] is not None or result["champion"] is not None:
-        return f"draftwell serve --pair {space.name}"
-    if result["passed"]:
+    if not result["passed"] and result["champion"] is None:
+        return f"draftwell tune --pair {space.name} --minutes {2 * (settings.minutes or 10):g}"
+    if result["passed"] and (settings.promote or space.spec.promote) == "manual":
         return f"draftwell release promote {named} --release {result['release']}"
-    return f"draftwell tune --pair {space.name} --minutes {2 * (settings.minutes or 10):g}"
+    return f"draftwell serve --pair {space.name}"
 
 
 def model_words(source: ModelSource) -> str:
