@@ -87,7 +87,7 @@ def test_the_page_has_every_row_and_every_fact() -> None:
     assert "models" in page
     page = card_html(CARD)
     cells = re.findall(r"<td>([^<]*)</td>", page)
-    assert ["2.31", "[2.10, 2.55]", "16", "75.0"] == cells[:4]
+    assert cells[:4] == ["2.31", "[2.10, 2.55]", "16", "75.0"]
     assert "tau=0.4: loses 12 % of ROUGE-L, where 10 % are allowed" in page
     assert "<code>draftwell serve --pair smollm2-135m</code>" in page
 
