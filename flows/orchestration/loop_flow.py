@@ -350,7 +350,7 @@ def steps_of(settings: PipelineSettings) -> dict[str, Any]:
     begun = time.monotonic()
     fits = None
     if settings.minutes is not None:
-        announce(fits := said_to_fit(workspace_of(settings)))
+        fits = said_to_fit(workspace_of(settings))
         if not settings.restarts:
             settings = planned_in_time(settings)
     announce("1/7 collect")

@@ -82,7 +82,8 @@ def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
         DraftwellError: what a user must mend, before any work where it can be known then.
     """
     loop = loop_settings(settings, say)
-    said_to_fit(Workspace(loop.pair, loop.dtype, say, loop.device))  # refused before Prefect starts
+    space = Workspace(loop.pair, loop.dtype, say, loop.device)
+    say(f"{space.spec.name} fits: {said_to_fit(space)}")
     result = run_loop(loop)
     made = Card.model_validate(result["card"])
     return made.model_copy(update={"bundle": result["bundle"]})

@@ -35,7 +35,7 @@ def said_to_fit(space: Workspace, max_context: int | None = None) -> str:
     told = f"{count}" if count < MOST_SHOWN else f"{MOST_SHOWN} or more"
     context = max_context or LONGEST_CONTEXT
     return (
-        f"fits: {sizes}, {in_words(free)} are free on {space.device}; room for {told} requests at "
+        f"{sizes}, {in_words(free)} are free on {space.device}; room for {told} requests at "
         f"once of up to {context} tokens"
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from draftwell.components.card.card import Card
 from draftwell.components.card.files import write_card
 from draftwell.flows.workspace import Workspace
+from draftwell.registry.release_card import keep_card
 from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
 
 FOLDER = "card"
-"""Among a device's reports, and of the release's run in MLflow."""
+"""Among a device's reports."""
 
 
 def keep_with_release(space: Workspace, card: Card, device: str | None = None) -> None:
@@ -25,4 +26,4 @@ def keep_with_release(space: Workspace, card: Card, device: str | None = None) -
     if card.release is not None:
         store = Store()
         release = find_release(store, space.spec.name, device or space.device, card.release)
-        store.log_files(release.published, files, FOLDER)
+        keep_card(store, release, files)
