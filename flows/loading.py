@@ -14,6 +14,7 @@ from draftwell.components.prompts.sources import LeftOut, load_prompts
 from draftwell.flows.context import Bar, StepContext
 from draftwell.flows.progress import announce, counting
 from draftwell.flows.workspace import Say, Workspace
+from draftwell.registry.pairs import find_pair
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.device import set_threads
 from draftwell.serving.errors import DraftwellError
@@ -165,6 +166,8 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     if settings.restarts:
         del wanted["calibrate"]  # such an engine has nothing to calibrate
     in_time = settings.minutes is not None
+    if in_time and find_pair(settings.pair).draft is None:
+        wanted |= {"collect": 0, "calibrate": 0}  # nothing to trace
     if in_time and file:
         rows = mixed(sorted(rows, key=hash_of))
     kept = KEPT if in_time else {}

@@ -94,7 +94,7 @@ def plan(settings: PipelineSettings) -> dict[str, Any]:
     """The settings with counts of prompts and tokens for their minutes, by how fast the target
     writes here."""
     made = planned(open_from_settings(settings), settings)
-    cut = ", ".join(f"{len(rows)} {USES[name]}" for name, rows in prompts_of(made).items())
+    cut = ", ".join(f"{len(rows)} {USES[name]}" for name, rows in prompts_of(made).items() if rows)
     announce(f"prompts: {cut}; none is in two of them")
     return made.model_dump(mode="json")
 
@@ -123,7 +123,7 @@ def collect(settings: PipelineSettings) -> dict[str, Any]:
         return {"settings": settings.model_dump(mode="json"), "answered": None, "texts": texts}
     settings = settle_prompts(settings)
     fixed = {"settings": settings.model_dump(mode="json"), "answered": answer_to(settings)}
-    if fixed["answered"] is not None:
+    if fixed["answered"] is not None or without_draft(settings):  # which has nothing to trace
         return {**fixed, "traces": {}}
     prompts = prompts_of(settings)["collect"]
     step = open_from_settings(settings, **loading_of(settings, prompts))
@@ -139,6 +139,11 @@ def collect(settings: PipelineSettings) -> dict[str, Any]:
     return {**fixed, "traces": digests}
 
 
+def without_draft(settings: PipelineSettings) -> bool:
+    """Whether the pair has no draft model."""
+    return find_pair(settings.pair).draft is None
+
+
 @task(name="train", **CACHED)
 def train(settings: PipelineSettings) -> dict[str, Any]:
     """Train a SPRINTER verifier, and an acceptance head where the champion has one; for another
@@ -146,6 +151,8 @@ def train(settings: PipelineSettings) -> dict[str, Any]:
     if settings.restarts:
         rows = prompts_of(settings)["collect"]
         return {"made": {}, "head": head_step.train_as(settings, space_of(settings), rows)}
+    if without_draft(settings):
+        return {"made": {}}
     step = open_from_settings(settings)
     report, kinds = train_step.run_train(step, open_trace(step)).to_json(), ["verifier"]
     if serves_head(step.workspace):
@@ -163,8 +170,11 @@ def calibrate(settings: PipelineSettings) -> dict[str, Any]:
     """Make acceptance table (its counts of sampled texts too), correction memory and hardware
     profile."""
     step = open_from_settings(settings)
-    report = train_step.calibrate_as(settings, step, prompts_of(settings)["calibrate"])
-    kinds = [kind for kind in CALIBRATED if kind != "verifier"]
+    if without_draft(settings):
+        report, kinds = train_step.run_profile(step), ["hardware_profile"]
+    else:
+        report = train_step.calibrate_as(settings, step, prompts_of(settings)["calibrate"])
+        kinds = [kind for kind in CALIBRATED if kind != "verifier"]
     shown.figures("calibration", step.workspace, report)
     shown.pictures(step.workspace, kinds)
     found = standing(step.workspace, kinds)
@@ -181,7 +191,8 @@ def tune(settings: PipelineSettings, seconds: float = 0.0) -> dict[str, Any]:
         found = engine_tune.tune_as(settings, space_of(settings), prompts, seconds)
         return {"made": {}, "choice": found}
     step, kinds = open_from_settings(settings), ["decoding_config"]
-    choice = tune_step.tune_as(settings, step, prompts_of(settings)["tune"])
+    way = tune_step.tune_without_draft_as if without_draft(settings) else tune_step.tune_as
+    choice = way(settings, step, prompts_of(settings)["tune"])
     rows = shown.measured_rows(step.workspace)
     shown.table("tuning", step.workspace, rows, choice["reason"])
     shown.pictures(step.workspace, kinds)

@@ -57,7 +57,7 @@ def planned(step: StepContext, settings: PipelineSettings) -> PipelineSettings:
     subject = subject_of(space, settings, rows)
     counts = None if settings.fresh else kept_counts(space, subject)
     if counts is None:
-        pace = measure_pace(step, rows["collect"])
+        pace = measure_pace(step, rows["tune"])
         total = sum(map(len, rows.values()))
         counts = counts_for(settings, pace, total)
         space.begin()
