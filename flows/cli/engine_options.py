@@ -17,13 +17,12 @@ Model = TypeVar("Model", bound=BaseModel)
 NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "traces": {
         "collect": ("turns", "rollout", "kinds", "runner", "workers"),
-        "tune": ("traces",),
+        "choose": ("traces",),
         "gate": ("baseline", "record", "unmeasured"),
-        "demo": ("sampled_temperature",),
         "monitor": ("reference", "report"),
     },
     "replay": {
-        "tune": (
+        "choose": (
             "trials",
             "lossless_only",
             "max_quality_loss",
@@ -48,20 +47,7 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "restart": {
         "collect": ("method", "logprobs"),
-        "tune": ("methods", "levels", "fresh", "schedule"),
-        "demo": (
-            "minutes",
-            "methods",
-            "levels",
-            "max_tokens",
-            "tune_prompts",
-            "train_minutes",
-            "serve_seconds",
-            "port",
-            "out",
-            "grid",
-            "fresh",
-        ),
+        "choose": ("methods", "levels", "fresh", "schedule"),
         "deploy": ("dtype", "temperature", "options", "swap", "swap_prompts"),
         "monitor": (
             "recalibrate",
@@ -85,7 +71,7 @@ AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "top_p", "seed"),
         *("out", "fresh", "logprobs", "concurrency"),
     ),
-    "tune": (
+    "choose": (
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "publish"),
         *("methods", "levels", "fresh"),
     ),
@@ -98,7 +84,7 @@ REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plai
 """Options that mean something with an engine at an address alone."""
 ADDRESS_ALONE: Mapping[str, tuple[str, ...]] = {
     "collect": ("concurrency",),
-    "tune": (
+    "choose": (
         *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
         *("minutes", "grid"),
     ),

@@ -18,7 +18,7 @@ from draftwell.flows.failures import disk_full_as_error
 from draftwell.serving.errors import DraftwellError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo", "Run the whole loop on the default pair, and print one table."),
+    "tune": ("tune", "Find what makes a model faster, prove and deploy it; ends with a card."),
     "doctor": ("demo", "Check versions, combinations known to fail, and devices."),
     "pairs": ("decode", "List the pairs of the catalogue and your own."),
     "strategies": ("decode", "List the decoding strategies with their parameters."),
@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "collect": ("learn.collect", "Collect traces: texts with what both models say of each token."),
     "train": ("learn.train", "Train a verifier, a head, or keep texts in a datastore."),
     "calibrate": ("learn.train", "Make acceptance table, correction memory, hardware profile."),
-    "tune": ("learn.tune", "Choose strategy and thresholds by measurement."),
+    "choose": ("learn.tune", "Choose strategy and thresholds by measurement."),
     "gate": ("release", "Judge a release, or this checkout against its recorded baseline."),
     "release": ("steer", "Make a candidate of versions picked in MLflow's UI."),
     "promote": ("release", "Make a release that passed its gate the champion."),
