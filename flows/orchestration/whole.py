@@ -83,7 +83,7 @@ def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
     """
     loop = loop_settings(settings, say)
     space = Workspace(loop.pair, loop.dtype, say, loop.device)
-    say(f"{space.spec.name} fits: {said_to_fit(space)}")
+    say(f"{space.spec.name}: {said_to_fit(space, refuse=not loop.restarts)}")
     result = run_loop(loop)
     made = Card.model_validate(result["card"])
     return made.model_copy(update={"bundle": result["bundle"]})
