@@ -22,7 +22,7 @@ device = $(if $(DEVICE),--device $(DEVICE))
 # What `make demo`, `make deploy` and `make serve` are for: empty: our own engine; or vllm.
 ENGINE ?=
 engine = $(if $(ENGINE),--engine $(ENGINE))
-# The strategies that need no trained artifact; after `make demo`, name any of `draftwell strategies`.
+# The strategies that need no trained artifact; after `make demo`, name any of `draftwell list strategies`.
 STRATEGIES ?= autoregressive,vanilla_sd,prompt_lookup
 PROMPTS ?= components/prompts/data/demo_prompts.jsonl
 LIMIT ?= 16
@@ -162,7 +162,7 @@ gpu-kit: $(STAMP) ## fill .draftwell/gpu-kit with what such a machine lacks wher
 	PYTHON=$(BIN)/python .ci/gpu-kit .draftwell/gpu-kit
 
 papers: $(RUN_STAMP) ## the papers' tables run here; hours, resumable: DATA=folder of their data sets (then onto docs/papers.md) FLAGS="--quick --only spide"
-	$(BIN)/draftwell papers $(if $(DATA),--data "$(DATA)" $(if $(findstring --quick,$(FLAGS)),,--page docs/papers.md)) $(FLAGS)
+	$(BIN)/draftwell reproduce papers $(if $(DATA),--data "$(DATA)" $(if $(findstring --quick,$(FLAGS)),,--page docs/papers.md)) $(FLAGS)
 
 peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --peer`: PEERS= PEERS_DIR=
 
@@ -196,7 +196,7 @@ serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAG
 	$(BIN)/draftwell serve --pair $(PAIR) $(engine) $(FLAGS)
 
 ui: $(RUN_STAMP) ## open MLflow on 127.0.0.1:5000
-	$(BIN)/draftwell ui
+	$(BIN)/draftwell release ui
 
 # With an address that others reach, whoever reaches it may run what they like on the workers: so a password is asked for.
 prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS= INSECURE=

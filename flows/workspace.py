@@ -113,7 +113,7 @@ class Workspace:
         left set aside. This process may begin it again: steps call each other, on several threads.
 
         Args:
-            what: who holds it, for the message of others, such as "draftwell tune".
+            what: who holds it, for the message of others, such as "draftwell step choose".
             wait: for another holder, with a line that says so.
         Raises:
             DraftwellError: another process holds it (`workspace_in_use`).
@@ -190,8 +190,8 @@ class Workspace:
                 "made for other weights, or for the "
                 "tokenizer.json of another version of transformers; install what "
                 "constraints.txt names and remove "
-                f"{self.files().target}, or make your own with `draftwell calibrate` and "
-                "`draftwell train`"
+                f"{self.files().target}, or make your own with `draftwell step calibrate` and "
+                "`draftwell step train`"
             )
 
     @property
@@ -245,7 +245,7 @@ class Workspace:
         folders = shared | {kind: folder for kind, folder in own.items() if folder.is_dir()}
         if "decoding_config" not in folders:
             raise DraftwellError(
-                f"nothing to release: run `draftwell tune --pair {self.spec.name} --device "
+                f"nothing to release: run `draftwell step choose --pair {self.spec.name} --device "
                 f"{device}` first",
                 code="nothing_to_release",
             )

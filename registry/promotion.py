@@ -108,7 +108,7 @@ def promote(
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: publish another release, or promote "
             "this one again with "
-            f"a reason: `draftwell promote --pair {pair} {device_options(device)} --release "
+            f"a reason: `draftwell release promote --pair {pair} {device_options(device)} --release "
             f"{release.version} --reason …`",
             code="was_rolled_back",
         )
@@ -191,7 +191,7 @@ def rollback(
             raise
         raise DraftwellError(
             f"version {seen.champion} of release.{pair}.{device}, the champion, was deleted in "
-            f"MLflow: name another with `draftwell promote --pair {pair} {device_options(device)} "
+            f"MLflow: name another with `draftwell release promote --pair {pair} {device_options(device)} "
             "--release N`",
             code="champion_deleted",
         ) from None

@@ -54,7 +54,7 @@ __all__ = [
 FORGOTTEN = "forgotten"
 """Tag of a release: what it pins that was deleted with a tenant's traffic."""
 GONE = ("not_registered", "published_files_missing", "pinned_artifact_changed")
-"""Codes of what a person, or `draftwell forget`, has deleted."""
+"""Codes of what a person, or `draftwell release forget`, has deleted."""
 GATE_HEADING = "## Last gate"
 """Ends a release's own description; after it comes the last verdict."""
 
@@ -249,7 +249,7 @@ def pinned_version(store: Store, release: ReleaseVersion, kind: str) -> Publishe
         raise DraftwellError(
             f"{release.name} pins {kind}.{release.pair} version {pin.version}, which {what}: name "
             f"the model {kind}.{release.pair} again if it was renamed, else make another release "
-            f"(`draftwell release --pair {release.pair} {device_options(release.device)}`, or the "
+            f"(`draftwell release create --pair {release.pair} {device_options(release.device)}`, or the "
             "pipeline)",
             code="pinned_artifact_changed",
         )
@@ -266,7 +266,7 @@ def common_fingerprint(found: Mapping[str, Published]) -> str:
     bound = [one for kind, one in found.items() if find_kind(kind).fingerprinted]
     if not bound:
         raise DraftwellError(
-            "a release needs at least one artifact besides the draft: run `draftwell tune` first",
+            "a release needs at least one artifact besides the draft: run `draftwell step choose` first",
             code="nothing_to_release",
         )
     if len({one.fingerprint for one in bound}) > 1:
@@ -301,7 +301,7 @@ def resolve_release(store: Store, pair: str, device: str, version_or_alias: int 
         known = aliases_by_device(store, pair)
         hint = no_release_hint({name: known[name] for name in known if name != device}, device)
         if device == "cuda" and device not in known:
-            hint += "; without such a device here, `draftwell import-results` makes one"
+            hint += "; without such a device here, `draftwell reproduce import` makes one"
         raise DraftwellError(f"{error}{hint}", code=error.code) from None
 
 
@@ -472,7 +472,7 @@ def objection(
         again: it was champion before, so that thresholds that were changed since do not count.
     """
     if gone := release.published.tags.get(FORGOTTEN):
-        return f"its {gone} was deleted with a tenant's traffic (`draftwell forget`)"
+        return f"its {gone} was deleted with a tenant's traffic (`draftwell release forget`)"
     if record is None:
         return "it has no gate record"
     if (record.pair, record.device) != (release.pair, release.device):

@@ -165,7 +165,7 @@ def register(store: Store, model: str, url: str, secret: str) -> str | None:
     if not registry.lower().startswith("http"):
         raise DraftwellError(
             f"{hidden(registry)} is no server, and only MLflow's server sends webhooks: start one "
-            "(`draftwell ui`), and name it in MLFLOW_TRACKING_URI",
+            "(`draftwell release ui`), and name it in MLFLOW_TRACKING_URI",
             code="webhooks_need_server",
         )
     name = f"draftwell.{model}"

@@ -288,7 +288,7 @@ def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile], cell: 
         f" --dtype {machine.dtype} --device {device} --threads {machine.threads}" if machine else ""
     )
     return (
-        f"draftwell papers{quick} --only {paper.name} --data "
+        f"draftwell reproduce papers{quick} --only {paper.name} --data "
         f"data{options}{scale.pad_option}{f' --cell {cell}' if cell else ''}"
     )
 
@@ -323,7 +323,7 @@ def how_it_is_made(scale: Scale, cells: Mapping[str, CellFile]) -> str:
         "the cell that it was in, up to an hour. `make papers FLAGS=--quick` is sized for "
         "20 minutes. `data` is a folder that holds "
         "the data sets below, at any depth. A full run on them writes this page; "
-        "`draftwell papers` by itself writes into "
+        "`draftwell reproduce papers` by itself writes into "
         "`$DRAFTWELL_HOME/papers` unless `--page` says otherwise. "
         f"These cells (a {scale.name} run) took {minutes:.0f} minutes. A fresh clone shows "
         "the cells that the project keeps "

@@ -129,7 +129,7 @@ class TrainingPrompts:
             raise DraftwellError(
                 f"no prompt is left: all {len(used)} were used to make "
                 f"{self.users_of(used)}: name a file of other "
-                "prompts with --prompts, or collect fewer of these (draftwell collect "
+                "prompts with --prompts, or collect fewer of these (draftwell step collect "
                 "--fresh --limit)",
                 code="no_untouched_prompts",
             )

@@ -144,7 +144,7 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
         place = end
     if place == 0:
         raise DraftwellError(
-            "the trace holds no rows to learn from: collect one with `draftwell collect`",
+            "the trace holds no rows to learn from: collect one with `draftwell step collect`",
             code="empty_trace",
         )
     ratio, confidence, accepted = np.concatenate(numbers, axis=1)

@@ -288,7 +288,7 @@ class TuningEvidence(_Part):
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             raise DraftwellError(
-                f"{where} cannot be read, {name}: {first['msg']}: run `draftwell tune` again",
+                f"{where} cannot be read, {name}: {first['msg']}: run `draftwell step choose` again",
                 code="evidence_unreadable",
             ) from error
 

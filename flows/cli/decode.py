@@ -66,7 +66,7 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     """List the pairs of the catalogue and your own; those that fit no device of this machine are
     for export only.
 
-    Example: draftwell pairs
+    Example: draftwell list pairs
     """
 
     found, memory = list_pairs(), device_gigabytes()
@@ -117,7 +117,7 @@ def strategies(
 ) -> None:
     """List the decoding strategies with their parameters.
 
-    Example: draftwell strategies --json
+    Example: draftwell list strategies --json
     """
     from draftwell.serving.runtime.strategies import STRATEGIES, describe
 
@@ -168,7 +168,7 @@ def parameter_line(name: str, parameter: dict[str, Any]) -> str:
 
 
 Prompt = Annotated[str, typer.Option("--prompt", help="The user's message.")]
-Strategy = Annotated[str, typer.Option("--strategy", help="See `draftwell strategies`.")]
+Strategy = Annotated[str, typer.Option("--strategy", help="See `draftwell list strategies`.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of the strategy as key=value; may be repeated."),

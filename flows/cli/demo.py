@@ -246,7 +246,7 @@ def outcome_lines(result: dict[str, Any], settings: PipelineSettings) -> Iterato
     elif result["passed"]:
         yield (
             f"release {result['release']} passed and waits to be promoted: `draftwell "
-            f"promote --pair {settings.pair} --device {settings.device} "
+            f"release promote --pair {settings.pair} --device {settings.device} "
             f"--release {result['release']}`"
         )
     else:

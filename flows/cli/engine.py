@@ -94,7 +94,7 @@ def path_of(context: typer.Context, option: str) -> Path | None:
 
 
 def tune_elsewhere(context: typer.Context, rows: Callable[[TrainingPrompts], list[Prompt]]) -> None:
-    """`draftwell tune --engine vllm`.
+    """`draftwell step choose --engine vllm`.
 
     Args:
         rows: prompts of which `--limit` remain without those that the draft and the head were made
@@ -207,7 +207,7 @@ def bench_elsewhere(context: typer.Context, prompts: list[Prompt]) -> None:
 
 
 def collect_elsewhere(context: typer.Context, rows: Sequence[Prompt]) -> None:
-    """`draftwell collect --engine vllm`."""
+    """`draftwell step collect --engine vllm`."""
 
     given = context.params
     asked = {name: given[name] for name in ("max_tokens", "temperature", "top_p", "seed")}

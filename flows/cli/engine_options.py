@@ -16,14 +16,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "traces": {
-        "collect": ("turns", "rollout", "kinds", "runner", "workers"),
-        "tune": ("traces",),
+        "step collect": ("turns", "rollout", "kinds", "runner", "workers"),
+        "step choose": ("traces",),
         "gate": ("baseline", "record", "unmeasured"),
         "demo": ("sampled_temperature",),
         "monitor": ("reference", "report"),
     },
     "replay": {
-        "tune": (
+        "step choose": (
             "trials",
             "lossless_only",
             "max_quality_loss",
@@ -47,8 +47,8 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "restart": {
-        "collect": ("method", "logprobs"),
-        "tune": ("methods", "levels", "fresh", "schedule"),
+        "step collect": ("method", "logprobs"),
+        "step choose": ("methods", "levels", "fresh", "schedule"),
         "demo": (
             "minutes",
             "methods",
@@ -74,18 +74,18 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fresh",
         ),
         "gate": ("sampled",),
-        "promote": ("sampled",),
-        "rollback": ("sampled",),
+        "release promote": ("sampled",),
+        "release rollback": ("sampled",),
     },
 }
 """Capability of an engine → command → options that mean nothing without it."""
 AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
     "bench": ("limit", "mix", "max_tokens", "temperature", "seed", "concurrency", "out"),
-    "collect": (
+    "step collect": (
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "top_p", "seed"),
         *("out", "fresh", "logprobs", "concurrency"),
     ),
-    "tune": (
+    "step choose": (
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "publish"),
         *("methods", "levels", "fresh"),
     ),
@@ -97,8 +97,8 @@ FEWEST_AT_ONCE = 2
 REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain")
 """Options that mean something with an engine at an address alone."""
 ADDRESS_ALONE: Mapping[str, tuple[str, ...]] = {
-    "collect": ("concurrency",),
-    "tune": (
+    "step collect": ("concurrency",),
+    "step choose": (
         *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
         *("minutes", "grid"),
     ),

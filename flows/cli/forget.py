@@ -1,4 +1,4 @@
-"""`draftwell forget`: deletes one tenant's recorded requests and what was made of them."""
+"""`draftwell release forget`: deletes one tenant's recorded requests and what was made of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def forget(
     """Delete what one tenant's recorded requests left: spool, prompts, traces, datastores,
     correction memories, online state. Stop servers that hold the state, or still record.
 
-    Example: draftwell forget --tenant search-team --dry-run
+    Example: draftwell release forget --tenant search-team --dry-run
     """
     if (key_file is None) == (tenant is None):
         raise DraftwellError(

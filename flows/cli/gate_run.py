@@ -192,7 +192,7 @@ def release_to_judge(pair: str, device: str, release: str | None, expected: bool
         raise DraftwellError(
             f"no release was judged: release.{pair}.{device} has no "
             f"candidate{no_release_hint(known, device)}, "
-            f"`draftwell tune --pair {pair} --device {device}` makes one, or --baseline "
+            f"`draftwell step choose --pair {pair} --device {device}` makes one, or --baseline "
             "judges the counts alone",
             code="no_candidate",
         )

@@ -1,4 +1,4 @@
-"""`draftwell gpu`: everything that is to be known of a GPU, in one run of nine minutes."""
+"""`draftwell reproduce gpu`: everything that is to be known of a GPU, in one run of nine minutes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gpu(
     """Measure everything on this machine's GPU, part by part, the most important first. What was
     measured with this code on this card is not measured again. Without CUDA nothing is measured.
 
-    Example: draftwell gpu --minutes 9 --page docs/gpu.md
+    Example: draftwell reproduce gpu --minutes 9 --page docs/gpu.md
     """
     from draftwell.flows.cli.gpu_run import measure_card
 

@@ -1,4 +1,4 @@
-"""The run of `draftwell gpu`: its parts, one after another, in a home of their own."""
+"""The run of `draftwell reproduce gpu`: its parts, one after another, in a home of their own."""
 
 from __future__ import annotations
 

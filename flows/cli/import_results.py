@@ -1,4 +1,4 @@
-"""`draftwell import-results`: what `draftwell gpu` measured on another machine."""
+"""`draftwell reproduce import`: what `draftwell reproduce gpu` measured on another machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwell.flows.workspace import Workspace
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(import_results)
+    app.command("import")(import_results)
 
 
 def import_results(
@@ -24,7 +24,7 @@ def import_results(
     """Take what was tuned and measured on a card into this machine's workspace, and register it as
     the candidate for CUDA. The gate then judges that by the card's figures.
 
-    Example: draftwell import-results .draftwell/gpu/smollm2-135m-cuda-nvidia-h200.json
+    Example: draftwell reproduce import .draftwell/gpu/smollm2-135m-cuda-nvidia-h200.json
     """
     from draftwell.components.bench.gpu.results import read_results
     from draftwell.flows.steps import imported

@@ -85,7 +85,7 @@ def tune_launched(
     context: typer.Context,
     rows: Callable[[TrainingPrompts], list[Prompt]],
 ) -> None:
-    """`draftwell tune --engine URL --launcher COMMAND`.
+    """`draftwell step choose --engine URL --launcher COMMAND`.
 
     Args:
         rows: as for `tune_elsewhere`.

@@ -1,4 +1,4 @@
-"""`draftwell lineage`: where a row of a table, or a registered version, comes from."""
+"""`draftwell release show`: where a row of a table, or a registered version, comes from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(lineage)
+    app.command("show")(lineage)
 
 
 def lineage(
@@ -32,7 +32,7 @@ def lineage(
     """Show what a report's rows, or a registered version, were made from: config, artifacts and
     traces; of a release, too, who made which version champion.
 
-    Example: draftwell lineage release.default.cpu@champion
+    Example: draftwell release show release.default.cpu@champion
     """
     import json
 

@@ -14,7 +14,7 @@ from draftwell.components.engines.port import CAPABILITIES
 from draftwell.components.engines.remote.address import is_address
 from draftwell.components.engines.vllm_methods import METHODS
 from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_by
-from draftwell.flows.cli import AT_THE_END
+from draftwell.flows.cli import AT_THE_END, OUTPUT
 from draftwell.serving.device import (
     checked_device,
     cuda_available,
@@ -57,7 +57,8 @@ class Runner(StrEnum):
 Pair = Annotated[
     str,
     typer.Option(
-        "--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file."
+        "--pair",
+        help="Name or alias of a pair (see `draftwell list pairs`), or a pair's YAML file.",
     ),
 ]
 DtypeOption = Annotated[
@@ -134,7 +135,7 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
-        help="As of `draftwell collect`. Default: the shipped demo prompts.",
+        help="As of `draftwell step collect`. Default: the shipped demo prompts.",
     ),
 ]
 Limit = Annotated[
@@ -292,7 +293,8 @@ def say_at_the_end(left: LeftOut) -> None:
 
 def say(line: str) -> None:
     """One line of progress, on stderr."""
-    typer.secho(line, err=True, dim=True)
+    if not OUTPUT.quiet:
+        typer.secho(line, err=True, dim=True)
 
 
 def wide_console() -> Console:
@@ -359,7 +361,8 @@ def progress(title: str) -> Iterator[Callable[..., None]]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=OUTPUT.quiet) as bars:
         bar = bars.add_task(title, total=None)
         yield lambda done, total, words="": bars.update(
             bar, completed=done, total=total, description=f"{title} {words}"

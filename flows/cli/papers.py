@@ -1,4 +1,4 @@
-"""`draftwell papers`: the papers' tables, measured here, on one page."""
+"""`draftwell reproduce papers`: the papers' tables, measured here, on one page."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def papers(
     """Run the tables of SPIDE, SPRINTER, CSD, PyramidSD and DuoDecoding here, and write a page with
     both values.
 
-    Example: draftwell papers --quick --only spide --out papers
+    Example: draftwell reproduce papers --quick --only spide --out papers
     """
     from draftwell.flows.cli.papers_run import run_tables
 

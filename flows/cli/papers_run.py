@@ -1,4 +1,4 @@
-"""What `draftwell papers` does when it is called."""
+"""What `draftwell reproduce papers` does when it is called."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def promote(
 ) -> None:
     """Make a release that passed its gate the champion.
 
-    Example: draftwell promote --pair default --release candidate
+    Example: draftwell release promote --pair default --release candidate
     """
 
     name = find_pair(pair).name  # before a registry is made for a mistyped one
@@ -289,7 +289,7 @@ def rollback(
     """Make the previous champion the champion again, and point `current` at its bundle; the bundle
     of another engine is built by `deploy`.
 
-    Example: draftwell rollback --pair default --reason "answers in French are cut"
+    Example: draftwell release rollback --pair default --reason "answers in French are cut"
     """
     name, store = find_pair(pair).name, Store()
     bad, good = promotion.rollback(store, name, released_on(context), reason, to)
@@ -419,7 +419,7 @@ def prune(
     """Remove a pair's old bundles; what is served and the newest ones stay, and `deploy` builds any
     other again.
 
-    Example: draftwell prune --pair default --keep 3
+    Example: draftwell release prune --pair default --keep 3
     """
 
     name = find_pair(pair).name
@@ -440,7 +440,7 @@ def ui(
 
     It asks for no password, so it answers this machine alone; others are served from deploy/.
 
-    Example: draftwell ui --port 5000
+    Example: draftwell release ui --port 5000
     """
     import os
     import subprocess

@@ -96,7 +96,7 @@ def bench_remote(context: typer.Context, prompts: Sequence[Prompt]) -> None:
 
 
 def collect_remote(context: typer.Context, rows: Sequence[Prompt]) -> None:
-    """`draftwell collect --engine URL`."""
+    """`draftwell step collect --engine URL`."""
     given = context.params
     asked = {name: given[name] for name in ("max_tokens", "temperature", "top_p", "seed")}
     with open_at_address("collect", context) as space:

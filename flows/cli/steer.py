@@ -22,11 +22,11 @@ from draftwell.registry.composing import parse_pins
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (release, sync):
-        app.command()(command)
+    app.command("create")(create)
+    app.command()(sync)
 
 
-def release(
+def create(
     pin: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +42,7 @@ def release(
 ) -> None:
     """Make a candidate of versions picked in MLflow's UI; nothing is trained.
 
-    Example: draftwell release --pair default --pin verifier=1
+    Example: draftwell release create --pair default --pin verifier=1
     """
     from rich.table import Table
 
@@ -83,7 +83,7 @@ def sync(
     The flow of the same name does this every hour. A champion without a passed gate is refused, and
     what serves stays.
 
-    Example: draftwell sync --pair default
+    Example: draftwell release sync --pair default
     """
 
     device = release_device(device)

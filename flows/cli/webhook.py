@@ -1,4 +1,4 @@
-"""`draftwell webhook`: deploys what MLflow's webhook says has become the champion."""
+"""`draftwell release webhook`: deploys what MLflow's webhook says has become the champion."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def webhook(
 ) -> None:
     """Deploy within seconds what the alias champion names, when MLflow says that it was moved.
 
-    It does what `draftwell sync` does: a champion without a passed gate is refused, and what serves
+    It does what `draftwell release sync` does: a champion without a passed gate is refused, and what serves
     stays. It needs MLflow's server, which sends the webhook once --register has made it there.
 
-    Example: draftwell webhook --pair default --secret-file webhook-secret
+    Example: draftwell release webhook --pair default --secret-file webhook-secret
     """
 
     device, secret = release_device(device), read_secret(secret_file)

@@ -73,7 +73,7 @@ class HeadRequest:
     seed: int = 0
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train_eagle3(
     space: Workspace, wanted: HeadRequest, *, say: Say = print
 ) -> tuple[Eagle3Head, dict[str, Any]]:
@@ -109,7 +109,7 @@ def run_train_eagle3(
     return head, report
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_import_eagle3(space: Workspace, folder: Path) -> Eagle3Head:
     """Put a head that was trained elsewhere for the pair's target into the workspace.
 

@@ -31,7 +31,7 @@ TUNING, GATE, ARTIFACTS = "tuning", "gate", "artifacts"
 DEVICE = "cuda"
 
 
-@in_turn("draftwell import-results")
+@in_turn("draftwell reproduce import")
 def import_results(space: Workspace, results: GpuResults) -> ReleaseVersion:
     """Put what was tuned and measured on a card into the workspace, and register it as the
     candidate for CUDA, with every figure of the card.

@@ -202,7 +202,7 @@ def heads_left(champion: Served, pair: str) -> list[str]:
     return [
         f"{champion.name} drafts with {kind}, which a recalibration does not train: where "
         "fewer of its drafts are kept now, run "
-        f"`draftwell train --kind {kind} --pair {pair}`, then `draftwell tune`"
+        f"`draftwell step train --kind {kind} --pair {pair}`, then `draftwell step choose`"
         for kind in HEADS
         if kind in read and kind in champion.artifacts
     ]

@@ -1,4 +1,4 @@
-"""`draftwell collect`: traces of the texts that target and draft write. The command has one
+"""`draftwell step collect`: traces of the texts that target and draft write. The command has one
 parameter for each flag."""
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def collect(
 
     A run that was stopped resumes. Of the shipped prompts it takes the first 64.
 
-    Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
+    Example: draftwell step collect --pair default --prompts traffic.jsonl --limit 60
     """
     count = limit or (None if prompts else COLLECTED)
     rows = load(prompts, count, split=split, column=column, redact=redact)

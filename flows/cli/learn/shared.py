@@ -90,7 +90,7 @@ def load_more(
     return load(source, more, **options)
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def publish_kinds(opened: StepContext, *kinds: str) -> None:
     """Register artifacts of the workspace."""
 

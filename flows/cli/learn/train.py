@@ -215,7 +215,7 @@ def train(
     or keep the target's texts in a datastore; or train an EAGLE-3 head on what the target writes,
     which takes an hour or more and resumes where it was stopped.
 
-    Example: draftwell train --pair default
+    Example: draftwell step train --pair default
     """
     refuse_other_kinds(kind, invoked.params)
     if kind is Trained.EAGLE3_HEAD:
@@ -315,11 +315,11 @@ def train_eagle3(pair: str, dtype: str | None, publish: bool, request: dict[str,
         say(f"registered {made.name} version {made.version}")
     shares = ", ".join(f"{share:.3f}" for share in report["acceptance"])
     # tuning reads traces, which a draft is collected with
-    then = "; then draftwell tune" if space.spec.draft else ""
+    then = "; then draftwell step choose" if space.spec.draft else ""
     typer.echo(
         f"acceptance on held-out texts, by depth: {shares}; "
         f"{report['accepted_length']:.2f} tokens of a draft are kept\n"
-        f"next: draftwell calibrate --pair {pair}, which measures the head's step{then}"
+        f"next: draftwell step calibrate --pair {pair}, which measures the head's step{then}"
     )
 
 
@@ -342,7 +342,7 @@ def import_eagle3(
     typer.echo(
         f"a head of {len(head.head_tokens)} tokens that reads what enters the layers "
         f"{', '.join(map(str, head.layers))} of the target\n"
-        f"next: draftwell calibrate --pair {pair}, which measures the head's step"
+        f"next: draftwell step calibrate --pair {pair}, which measures the head's step"
     )
 
 
@@ -435,7 +435,7 @@ def calibrate(
     are decoded: CSD's paper takes 2,000 or more. A run that was stopped resumes where it was. Of a
     pair without a draft model the hardware profile alone is made, for hybrid.
 
-    Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
+    Example: draftwell step calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
     """
     from draftwell.flows.steps import train as train_step
 
@@ -460,7 +460,7 @@ def calibrate(
             opened, context.open_trace(opened, traces), rows, memory, limit=limit
         )
     if publish:
-        publish_kinds(opened, *made_by("draftwell calibrate"))
+        publish_kinds(opened, *made_by("draftwell step calibrate"))
     typer.echo(
         f"table: {report['accepted']} of {report['judged']} judged tokens accepted, prior "
         f"weight {report['prior_weight']}  "

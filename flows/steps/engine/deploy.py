@@ -353,7 +353,7 @@ def remarks(choice: EngineChoice, bundle: Path) -> list[str]:
     found = [
         f"it decodes up to {settings['max_num_seqs']} requests at once, further ones wait: "
         "another number with --set max_num_seqs="
-        f"{2 * settings['max_num_seqs']}; lengths for several loads with `draftwell tune "
+        f"{2 * settings['max_num_seqs']}; lengths for several loads with `draftwell step choose "
         f"--engine {NAME} --levels 1,8`",
         unmeasured_loads(choice, settings),
         missing_containers(settings),

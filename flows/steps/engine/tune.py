@@ -33,7 +33,7 @@ LEAST_SECONDS = 60.0
 """Below which a tuning is not begun."""
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def tune_on_engine(
     space: EngineSpace,
     prompts: Sequence[Prompt],
@@ -82,7 +82,7 @@ def tune_on_engine(
     return choice
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def tune_as(
     settings: PipelineSettings, space: EngineSpace, prompts: Sequence[Prompt], seconds: float
 ) -> dict[str, Any]:

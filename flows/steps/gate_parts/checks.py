@@ -118,7 +118,7 @@ def predicting_parts(artifacts: dict[str, Artifact]) -> Iterator[tuple[str, Arti
 
 def why_unusable(error: DraftwellError, pair: str, temperature: float) -> str:
     """Why the traces of a temperature cannot be used, with the command that collects others."""
-    command = f"draftwell collect --pair {pair}"
+    command = f"draftwell step collect --pair {pair}"
     if temperature:
         command += f" --temperature {temperature:g}"
     traces = f"traces at temperature {temperature:g}"

@@ -1,4 +1,4 @@
-"""`draftwell collect`: its sources and settings reach the trace, and what was cut is told."""
+"""`draftwell step collect`: its sources and settings reach the trace, and what was cut is told."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwell.serving.recording.trace import TraceSet
 @pytest.fixture
 def collect(run: Any, pair_file: Path, own_stores: Path, tmp_path: Path) -> Callable[..., Any]:
     return lambda source, *more: run(
-        f"collect --pair {pair_file} --prompts {source} --max-tokens 6 --out {tmp_path}/t",
+        f"step collect --pair {pair_file} --prompts {source} --max-tokens 6 --out {tmp_path}/t",
         *more,
     )
 

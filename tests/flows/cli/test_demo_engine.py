@@ -306,7 +306,7 @@ def test_by_default_the_bundle_decodes_eight_requests_at_once(
 def test_methods_of_which_none_can_be_tried_are_refused(
     demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path, folder: Path
 ) -> None:
-    tune = f"tune --engine vllm --pair {pair_file} --prompts {prompts} --methods suffix"
+    tune = f"step choose --engine vllm --pair {pair_file} --prompts {prompts} --methods suffix"
     for done in (demo("--methods suffix"), run(tune)):
         said = line(done)
         assert "the engine's environment has no arctic-inference: install it there" in said

@@ -49,9 +49,9 @@ def accepted(
     """Tunes, lets the gate judge and promotes."""
 
     def steps(*options: Any) -> None:
-        assert vllm("tune --limit 8", *options).exit_code == 0
+        assert vllm("step choose --limit 8", *options).exit_code == 0
         assert vllm(f"gate --prompts {more}").exit_code == 0
-        done = run(f"promote --engine vllm --pair {pair_file} --device cpu")
+        done = run(f"release promote --engine vllm --pair {pair_file} --device cpu")
         assert done.exit_code == 0, (done.output, done.exception)
         assert "`draftwell deploy --pair" in done.stdout
         assert "--device cpu --engine vllm`" in done.stdout
@@ -113,7 +113,7 @@ def test_what_the_gate_judged_is_deployed(
     for port in (9000, 9001):
         assert deploy("--set", f"port={port}").exit_code == 0
     assert (bundle.parent / "3-cpu" / ".env").read_text() == "VLLM_API_KEY=secret\n"
-    pruned = run(f"prune --engine vllm --pair {pair_file} --out {tmp_path}/dist --keep 1")
+    pruned = run(f"release prune --engine vllm --pair {pair_file} --out {tmp_path}/dist --keep 1")
     assert f"removed {bundle}" in pruned.stdout
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["2-cpu", "3-cpu", "current"]
 
@@ -204,7 +204,7 @@ def test_a_release_for_something_else_is_refused(
             patch.setattr(EngineConfig, "load", rewritten(**{field: value}))
             said = line(deploy())
             assert f"was tuned for vllm with {field.replace('_', ' ')} {value!r}" in said
-            assert "`draftwell tune --engine vllm" in said
+            assert "`draftwell step choose --engine vllm" in said
     assert not (tmp_path / "dist").exists()
 
 
@@ -219,10 +219,10 @@ def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "holds no alias champion of release.tiny.cpu-vllm" in line(deploy())
-    assert vllm("tune --methods draft_model --limit 8").exit_code == 0
+    assert vllm("step choose --methods draft_model --limit 8").exit_code == 0
     candidate = ("--alias", "candidate")
     assert "it has no gate record: run `draftwell gate --engine vllm" in line(deploy(*candidate))
-    promote = ("promote", "--engine", "vllm", "--pair", pair_file, "--device", "cpu")
+    promote = ("release", "promote", "--engine", "vllm", "--pair", pair_file, "--device", "cpu")
     assert "is not promoted, it has no gate record" in line(run(*promote))
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy")
     assert vllm(f"gate --prompts {more}").exit_code == 1
@@ -246,7 +246,7 @@ def test_a_choice_that_is_slower_than_the_champion_is_refused(
 ) -> None:
     """It is faster than plain decoding, and would serve in place of what is faster still."""
     accepted("--methods draft_model")
-    assert vllm("tune --limit 8 --methods ngram").exit_code == 0
+    assert vllm("step choose --limit 8 --methods ngram").exit_code == 0
     done = vllm(f"gate --prompts {more}")
     assert done.exit_code == 1, (done.output, done.exception)
     assert "regression" in done.stdout
@@ -264,7 +264,7 @@ def test_a_release_that_was_rolled_back_is_not_deployed(
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"draft_model": 1.2, "ngram": 2.0}))
     accepted("--methods ngram")
     pair = ("--engine", "vllm", "--pair", pair_file, "--device", "cpu")
-    done = run("rollback", *pair, "--reason", "answers are cut")
+    done = run("release rollback", *pair, "--reason", "answers are cut")
     assert "release.tiny.cpu-vllm version 1 is the champion again" in done.stdout
     assert "--device cpu --engine vllm` builds it" in done.stdout
     assert "it was rolled back" in line(deploy("--alias 2"))
@@ -421,7 +421,7 @@ def test_options_that_do_not_fit_are_refused(
 ) -> None:
     assert "holds no version 3 of release.tiny.cpu-vllm" in line(deploy("--alias 3"))
     assert "--sampled means nothing with --engine draftwell" in line(
-        run(f"promote --pair {pair_file} --device cpu --sampled")
+        run(f"release promote --pair {pair_file} --device cpu --sampled")
     )
     assert "--set means nothing with --engine draftwell" in line(
         run(f"deploy --pair {pair_file} --set port=1")

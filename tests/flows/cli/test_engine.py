@@ -26,7 +26,7 @@ def test_sampled_requests_have_a_choice_of_their_own(
     vllm: Callable[..., Any], folder: Path, more: Path
 ) -> None:
     for options in ((), ("--temperature", 0.7)):
-        assert vllm("tune --methods draft_model --limit 8", *options).exit_code == 0
+        assert vllm("step choose --methods draft_model --limit 8", *options).exit_code == 0
     greedy, sampled = tuned(folder).contents, tuned(folder, sampled=True).contents
     assert (greedy.temperature, sampled.temperature) == (0.0, 0.7)
     judged = vllm(f"gate --prompts {more}")
@@ -40,8 +40,8 @@ def test_sampled_requests_have_a_choice_of_their_own(
 def test_tune_gate_and_what_is_kept(
     vllm: Callable[..., Any], folder: Path, more: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "draftwell tune --engine vllm" in line(vllm("gate"))
-    tune = ("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2")
+    assert "draftwell step choose --engine vllm" in line(vllm("gate"))
+    tune = ("step choose", "--methods", "draft_model", "--limit", 8, "--levels", "1,2")
     done = vllm(*tune)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "chosen: draft_model(k=2)" in done.stdout
@@ -86,7 +86,7 @@ def test_the_choice_is_registered_with_figures_and_parents(
 ) -> None:
     """One that a person marks is released in the place of a newer one; `--no-publish` registers
     nothing."""
-    tune = ("tune", "--methods", "draft_model", "--limit")
+    tune = ("step choose", "--methods", "draft_model", "--limit")
     assert vllm(*tune, 7, "--no-publish").exit_code == 0
     store = Store()
     assert store.versions("engine_config", "tiny") == []
@@ -107,7 +107,7 @@ def test_a_method_that_crashes_while_it_decodes_is_left_out(
     vllm: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_PEER_FAULT", "die@draft_model")
-    done = vllm("tune --methods ngram,draft_model --limit 8")
+    done = vllm("step choose --methods ngram,draft_model --limit 8")
     assert done.exit_code == 0, (done.output, done.exception)
     assert (
         "left out: draft_model, the engine fails while it decodes with it: "
@@ -124,7 +124,7 @@ def test_bench_and_collect(vllm: Callable[..., Any], folder: Path, tmp_path: Pat
     figures = json.loads((tmp_path / "r.json").read_text())["figures"]
     assert [figure["label"] for figure in figures] == ["ngram(k=4,n=2)", "draft_model(k=2)"]
     assert figures[1]["ratio"] == pytest.approx(1.6)
-    done = vllm("collect --method ngram --limit 3 --logprobs 2")
+    done = vllm("step collect --method ngram --limit 3 --logprobs 2")
     assert done.exit_code == 0, (done.output, done.exception)
     rows = rows_of(folder / "texts.jsonl")
     assert len(rows) == 3
@@ -166,7 +166,7 @@ def test_a_schedule_from_elsewhere_is_refused_before_an_engine_starts(
 ) -> None:
     (tmp_path / "wrong.json").write_text("{}")
     (tmp_path / "nameless.json").write_text("[[1, 4, 2]]")
-    tune = "tune --levels 1,2 --methods draft_model"
+    tune = "step choose --levels 1,2 --methods draft_model"
     assert "no schedule" in line(vllm(f"{tune} --schedule {tmp_path}/wrong.json"))
     nameless = vllm(f"{tune},ngram --schedule {tmp_path}/nameless.json")
     assert "with --methods" in line(nameless)

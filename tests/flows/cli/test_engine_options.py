@@ -40,13 +40,13 @@ def test_options_that_need_something_exist(command: str) -> None:
 
 
 def test_an_option_is_refused_where_the_engine_lacks_what_it_needs() -> None:
-    assert not on_other_engine(asked("tune", "--trials", "3"))
-    assert on_other_engine(asked("tune", "--engine", "vllm", "--methods", "ngram"))
+    assert not on_other_engine(asked("step choose", "--trials", "3"))
+    assert on_other_engine(asked("step choose", "--engine", "vllm", "--methods", "ngram"))
     vllm = ("--engine", "vllm")
     for words, option in (
-        (("tune", *vllm, "--trials", "3"), "--trials means nothing with --engine vllm"),
+        (("step choose", *vllm, "--trials", "3"), "--trials means nothing with --engine vllm"),
         (("bench", *vllm, "--peer", "vllm"), "--peer means nothing with --engine vllm"),
-        (("tune", "--levels", "1,8"), "--levels means nothing with --engine draftwell"),
+        (("step choose", "--levels", "1,8"), "--levels means nothing with --engine draftwell"),
     ):
         with raises_code("engine_option", option):
             on_other_engine(asked(*words))
@@ -63,7 +63,7 @@ def test_the_demos_options_are_the_loops_settings() -> None:
 
 def test_mistakes_in_settings_are_lines() -> None:
     with raises_code("bad_levels", "1,x"):
-        asked("tune", "--engine", "vllm", "--levels", "1,x")
+        asked("step choose", "--engine", "vllm", "--levels", "1,x")
     with raises_code("bad_method", "lookahed"):
         engine_settings(PipelineSettings(engine="vllm", methods=("ngram", "lookahed")))
     with pytest.raises(ValidationError, match="minutes means nothing with the engine draftwell"):

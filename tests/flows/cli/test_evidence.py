@@ -76,7 +76,7 @@ def test_mistakes_are_one_line(run: Any, own_stores: Path, tmp_path: Path) -> No
 def test_the_verdict_is_kept_with_the_release_that_was_named(
     vllm: Callable[..., Any], run: Any, pair_file: Path
 ) -> None:
-    assert vllm("tune --methods draft_model --limit 8").exit_code == 0
+    assert vllm("step choose --methods draft_model --limit 8").exit_code == 0
     named = ("gate", "--engine", "vllm", "--pair", pair_file, "--release", "candidate", *FILES)
     assert run(*named, "--dry-run").exit_code == 0
     assert verdict() is None

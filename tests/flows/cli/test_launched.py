@@ -59,7 +59,7 @@ def line(done: Any) -> str:
 def test_tune_gate_and_promote_at_an_address(
     at: Callable[..., Any], run: Any, pair_file: Path, more: Path, own_stores: Path
 ) -> None:
-    done = at("tune --methods ngram --limit 8", "--launcher", COMMAND)
+    done = at("step choose --methods ngram --limit 8", "--launcher", COMMAND)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "chosen: ngram(k=3" in done.stdout
     assert "options for vllm: --speculative-config" in done.stdout
@@ -73,14 +73,14 @@ def test_tune_gate_and_promote_at_an_address(
     judged = at(f"gate --prompts {more}", "--launcher", COMMAND)
     assert judged.exit_code == 0, (judged.output, judged.exception)
     assert Store().get_aliases("release", "tiny.cpu-vllm")["challenger"] == release.version
-    promoted = run(f"promote --engine vllm --pair {pair_file}")
+    promoted = run(f"release promote --engine vllm --pair {pair_file}")
     assert promoted.exit_code == 0, (promoted.output, promoted.exception)
 
 
 @pytest.mark.slow
 def test_the_grid_says_what_the_choice_lost_and_a_tuning_resumes(at: Callable[..., Any]) -> None:
     """Slow: a dozen starts of a server."""
-    tune = ("tune --methods ngram --limit 8 --no-publish --grid", "--launcher", COMMAND)
+    tune = ("step choose --methods ngram --limit 8 --no-publish --grid", "--launcher", COMMAND)
     done = at(*tune)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "the best of the others of 3 settings" in done.stdout
@@ -129,13 +129,13 @@ def test_other_outputs_than_plain_decodings_fail(
 @pytest.mark.parametrize(
     ("command", "more", "named"),
     [
-        ("tune", (), "--launcher"),
-        ("tune", ("--launcher", "serve {prot}"), "{prot}"),
-        ("tune --trials 3", ("--launcher", COMMAND), "--trials"),
+        ("step choose", (), "--launcher"),
+        ("step choose", ("--launcher", "serve {prot}"), "{prot}"),
+        ("step choose --trials 3", ("--launcher", COMMAND), "--trials"),
         ("gate --plain http://127.0.0.1:1", ("--launcher", COMMAND), "--plain"),
         ("gate --release candidate", (), "--launcher"),
         ("gate --start-minutes 2", (), "--start-minutes"),
-        ("tune --methods ngram", ("--launcher", "exit 3; {speculation}"), "exit code 3"),
+        ("step choose --methods ngram", ("--launcher", "exit 3; {speculation}"), "exit code 3"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -150,13 +150,15 @@ def test_llama_cpp_is_told_by_its_own_options_and_has_releases_of_its_own(
 ) -> None:
     """Slow: eight starts of a server."""
     launcher = ("--launcher", f"{COMMAND} --llama")
-    done = at("tune --limit 8", *launcher)
+    done = at("step choose --limit 8", *launcher)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "left out: draft_model, the pair has no draft" in done.stderr
     assert "options for llama.cpp: --spec-type ngram-simple" in done.stdout
     assert "--spec-ngram-simple-size-m 3" in done.stdout
     assert at(f"gate --prompts {more}", *launcher).exit_code == 0
     assert Store().get_aliases("release", "tiny.cpu-llamacpp") == {"candidate": 1, "challenger": 1}
-    promoted = run(f"promote --engine llama.cpp --pair {pair_file}")
+    promoted = run(f"release promote --engine llama.cpp --pair {pair_file}")
     assert promoted.exit_code == 0, (promoted.output, promoted.exception)
-    assert line(at("tune --limit 8 --levels 1,4", *launcher)).startswith("Error: llama.cpp has one")
+    assert line(at("step choose --limit 8 --levels 1,4", *launcher)).startswith(
+        "Error: llama.cpp has one"
+    )

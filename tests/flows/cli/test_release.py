@@ -172,14 +172,14 @@ def test_promote_and_deploy_take_the_same_device(
 ) -> None:
     made = tiny("cuda")
     record_gate(Store(), publishing.verdict(made))
-    assert run(f"promote --pair {pair_file}").exit_code == 0
+    assert run(f"release promote --pair {pair_file}").exit_code == 0
     assert Store().get_aliases("release", "tiny.cuda")["champion"] == 1
     assert Store().get_aliases("acceptance_table", "tiny") == {
         "candidate-cuda": 1,
         "challenger-cuda": 1,
         "champion-cuda": 1,
     }
-    done = run(f"promote --pair {pair_file} --device cpu")
+    done = run(f"release promote --pair {pair_file} --device cpu")
     assert done.exit_code == 2
     assert "--device cuda" in done.stderr
 

@@ -86,7 +86,7 @@ def test_collect_resumes_and_keeps_no_key(
     (tmp_path / "key").write_text(KEY)
     url, file = served_by(key=KEY), tmp_path / "texts.jsonl"
     options = f"--engine-key-file {tmp_path}/key --logprobs 2 --concurrency 1 --out {file}"
-    done = ask("collect", url, options, "--limit 4")
+    done = ask("step collect", url, options, "--limit 4")
     assert done.exit_code == 0, (done.output, done.exception)
     whole = file.read_bytes()
     assert [len(row["tokens"]) for row in rows_of(file)] == [12] * 4
@@ -94,13 +94,13 @@ def test_collect_resumes_and_keeps_no_key(
     assert all(len(row["top_logprobs"]) == 12 for row in rows_of(file))
     lines = whole.splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed in the third text
-    done = ask("collect", url, options, "--limit 4")
+    done = ask("step collect", url, options, "--limit 4")
     assert done.exit_code == 0, (done.output, done.exception)
     assert [row["tokens"] for row in rows_of(file)[:2]] == [
         json.loads(line)["value"]["tokens"] for line in lines[1:3]
     ]
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    done = ask("collect", url, f"--concurrency 1 --out {file}", "--limit 3")
+    done = ask("step collect", url, f"--concurrency 1 --out {file}", "--limit 3")
     assert done.exit_code == 2
     assert "--fresh" in done.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "key"]
@@ -115,8 +115,8 @@ def test_mistakes_are_one_line(ask: Callable[..., Any], run: Any, served_by: Ser
         ("bench", served_by(), "--plain ftp://host", "http://HOST:PORT"),
         ("bench", served_by(), "--strategies spide", "--strategies means nothing"),
         ("bench", served_by(mishap="die"), "", "broke off"),
-        ("collect", served_by(), "--kinds target", "--kinds means nothing"),
-        ("collect", served_by(mishap="too long"), "", "64 tokens"),
+        ("step collect", served_by(), "--kinds target", "--kinds means nothing"),
+        ("step collect", served_by(mishap="too long"), "", "64 tokens"),
     ):
         done = ask(command, url, options, "--limit 2")
         assert done.exit_code == 2, (command, options, done.output, done.exception)

@@ -110,7 +110,7 @@ def test_a_pair_without_a_qualifier_is_refused(run: Any, pair_file: Path) -> Non
 
 
 def test_the_lists_name_models_and_choices(run: Any) -> None:
-    rows = {row["name"]: row for row in json.loads(run("strategies --json").stdout)}
+    rows = {row["name"]: row for row in json.loads(run("list strategies --json").stdout)}
     assert rows["pyramid_fuzzy"]["models"] == ["target", "draft", "qualifier"]
     assert rows["fuzzy_sd"]["parameters"]["divergence"]["choices"] == [
         "tv",
@@ -120,7 +120,7 @@ def test_the_lists_name_models_and_choices(run: Any) -> None:
         "fsd_js",
     ]
     assert rows["fuzzy_sd"]["parameters"]["tau"]["choices"] is None
-    table = run("strategies").stdout
+    table = run("list strategies").stdout
     assert "[tv, kl, js, logit_gap, fsd_js]" in table
     assert "qualifier" in table
-    assert "qualifier" in run("pairs").stdout
+    assert "qualifier" in run("list pairs").stdout

@@ -1,4 +1,4 @@
-"""`draftwell train`: a test trace of its own, what it leaves behind, and that wrong input leaves
+"""`draftwell step train`: a test trace of its own, what it leaves behind, and that wrong input leaves
 everything as it was."""
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def train(
     run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path
 ) -> Callable[..., Any]:
     return lambda *more: run(
-        f"train --pair {pair_file} --traces", traces["learn"], "--no-publish", *more
+        f"step train --pair {pair_file} --traces", traces["learn"], "--no-publish", *more
     )
 
 
@@ -187,7 +187,7 @@ def test_what_is_known_is_published_with_it(
 
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run(
-        f"train --pair {pair_file} --traces",
+        f"step train --pair {pair_file} --traces",
         traces["learn"],
         "--test",
         traces["test"],
@@ -238,7 +238,7 @@ def test_a_bad_trace_changes_nothing(
         given = (
             ("--traces", traces["learn"], "--test", bad) if place == "--test" else ("--traces", bad)
         )
-        done = run(f"train --pair {pair_file} --no-publish", *given)
+        done = run(f"step train --pair {pair_file} --no-publish", *given)
         try:
             refused(done, *words)
             assert contents(space) == old
@@ -275,7 +275,7 @@ def test_a_bad_trace_is_refused_for_a_head_too(
     }
     for bad, words in cases.items():
         refused(
-            run(f"train --pair {pair_file} --no-publish --kind {KIND} --traces {bad}"),
+            run(f"step train --pair {pair_file} --no-publish --kind {KIND} --traces {bad}"),
             *words,
         )
         assert contents(space) == old

@@ -1,4 +1,4 @@
-"""`draftwell train --kind eagle3_head`: from prompts to a head that strategies draft with, and what
+"""`draftwell step train --kind eagle3_head`: from prompts to a head that strategies draft with, and what
 is refused before any work."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_a_head_that_was_trained_elsewhere_is_taken_over(
     del config["eagle_aux_hidden_state_layer_ids"], config["eagle_config"]
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
 
-    command = f"train --kind eagle3_head --pair {deep_pair} --published {tmp_path / 'theirs'}"
+    command = f"step train --kind eagle3_head --pair {deep_pair} --published {tmp_path / 'theirs'}"
     refused = run(f"{command} --minutes 5")
     assert refused.exit_code == 2
     assert "--minutes: not with --published" in refused.stderr
@@ -81,7 +81,7 @@ def test_a_head_that_was_trained_elsewhere_is_taken_over(
         assert done.exit_code == 0, (done.output, done.exception)
         outputs[strategy] = done.stdout
     assert outputs["eagle3"] == outputs["autoregressive"]
-    refused = run(f"train --kind verifier --published {tmp_path} --pair {deep_pair}")
+    refused = run(f"step train --kind verifier --published {tmp_path} --pair {deep_pair}")
     assert refused.exit_code == 2
     assert "--published: not for --kind verifier" in refused.stderr
 
@@ -98,7 +98,7 @@ def test_code_of_a_target_is_never_run_for_a_head(
         json.dumps(json.loads(settings.read_text()) | {"model_type": "own", "auto_map": code})
     )
     pair = tmp_path / "own" / deep_pair.name
-    refused = run(f"train --kind eagle3_head --pair {pair} --published {tmp_path}")
+    refused = run(f"step train --kind eagle3_head --pair {pair} --published {tmp_path}")
     assert refused.exit_code == 2, refused.exception
     assert "which is never run" in refused.stderr
 
@@ -120,7 +120,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run(
-        f"train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file} --tokens 3000",
+        f"step train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file} --tokens 3000",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "acceptance on held-out texts" in done.stdout
@@ -164,7 +164,9 @@ def test_a_head_is_trained_registered_and_drafted_with(
     )
     assert profile["t_head"] > 0, "the head's step is measured with the others"
 
-    again = run(f"train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file}", *QUICK)
+    again = run(
+        f"step train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file}", *QUICK
+    )
     assert again.exit_code == 0, (again.output, again.exception)
     assert "tokens by the target" not in again.stderr, "the corpus is there already"
     assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest == head.digest, (
@@ -178,7 +180,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
     more = own_stores / "more.jsonl"
     more.write_text(prompts_file.read_text() + '{"prompt": "the inn"}\n{"prompt": "the inn"}\n')
     for changed in (("--prompts", prompts_file, "--seed", 1), ("--prompts", more)):
-        other = run(f"train --kind eagle3_head --pair {deep_pair}", *changed, *QUICK)
+        other = run(f"step train --kind eagle3_head --pair {deep_pair}", *changed, *QUICK)
         assert other.exit_code == 0, (other.output, other.exception)
         assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest != head.digest, (
             "another training, not a finished one"
@@ -244,7 +246,7 @@ def test_what_is_refused(
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     monkeypatch.chdir(own_stores)
     shutil.copyfile(prompts_file, own_stores / "x.jsonl")
-    refused = run(f"train --pair {pair_file}", *options, "--no-publish")
+    refused = run(f"step train --pair {pair_file}", *options, "--no-publish")
     assert refused.exit_code == 2
     assert words in refused.stderr
     assert refused.stderr.splitlines()[-1].startswith("Error: ")
@@ -271,5 +273,5 @@ def test_the_recipe_is_given_the_seed(
     )
     monkeypatch.chdir(own_stores)
     for seed in ((), ("--seed", 7)):
-        run(f"train --kind eagle3_head --pair {pair_file} --device cpu", *seed)
+        run(f"step train --kind eagle3_head --pair {pair_file} --device cpu", *seed)
     assert asked == [0, 7]

@@ -192,7 +192,13 @@ def test_one_tenant_is_forgotten_and_the_other_stays(
     assert {Path(name).name for name in names} >= {"prompts.jsonl", "odd.md", PLAN}
     assert kinds(left) == dict.fromkeys(TEXT_KINDS, 2)
     changes, judged = history(Store(), "tiny", "cpu"), gate_record(left.release)
-    command = ("forget", "--key-file", str(own_stores / "one"), "--state-dir", str(left.state))
+    command = (
+        "release forget",
+        "--key-file",
+        str(own_stores / "one"),
+        "--state-dir",
+        str(left.state),
+    )
 
     said = run(*command, "--dry-run").output
     assert everything(own_stores) == before
@@ -345,12 +351,13 @@ def test_what_others_hold_is_refused_before_anything_is_deleted(
         (("--tenant", "a", "--key-file", str(keys)), "one of --key-file"),
         (("--key-file", str(keys)), "2 tenants"),
     ):
-        refused = run("forget", *options)
+        refused = run("release forget", *options)
         assert refused.exit_code == 2
         assert code in refused.output
     assert recorded.is_file()
     assert (
-        "give its --key-file" in run("forget", "--tenant", "0" * 12, "--spool", str(spool)).output
+        "give its --key-file"
+        in run("release forget", "--tenant", "0" * 12, "--spool", str(spool)).output
     )
     done = forget(KEYLESS, spool=spool)
     assert done.removed == [str(recorded)]

@@ -65,10 +65,10 @@ def few(prompts_file: Path) -> str:
 def tuned(call: Callable[..., Any], prompts_file: Path, few: str) -> Path:
     """Stations one by one, as README tells them; the workspace."""
     for words in (
-        f"collect --prompts {prompts_file} --limit 5 --max-tokens 16",
+        f"step collect --prompts {prompts_file} --limit 5 --max-tokens 16",
         "train",
-        f"calibrate --prompts {prompts_file} --limit 2",
-        f"tune {few} --trials 2",
+        f"step calibrate --prompts {prompts_file} --limit 2",
+        f"step choose {few} --trials 2",
     ):
         done = call(words)
         assert done.exit_code == 0, (done.output, done.exception)
@@ -269,7 +269,7 @@ def test_a_table_turned_round_is_refused_and_the_champion_stays(
     assert done.exit_code == 1, (done.output, done.exception)
     assert suites(place / "gate.xml") == {"release 2": ["acceptance_table predicts"]}
     assert "**Gate: failed**" in (place / "gate.md").read_text()
-    done = call("promote --release 2")
+    done = call("release promote --release 2")
     assert done.exit_code == 2
     assert "its gate failed (acceptance_table predicts)" in done.stderr
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
@@ -338,7 +338,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
         "deterministic counts, float32": ["vanilla_sd: target calls"],
         f"release {number}": [],
     }
-    done = call(f"promote --release {number}")
+    done = call(f"release promote --release {number}")
     assert done.exit_code == 2
     assert "its gate failed (vanilla_sd: target calls)" in done.stderr
 
@@ -488,7 +488,7 @@ def test_a_release_that_was_tuned_on_the_gates_prompts_is_refused_by_name(
         "judged on its own training prompts: 2 of 2 were used to make decoding_config"
         in (place / "gate.md").read_text()
     )
-    done = call(f"promote --release {number}")
+    done = call(f"release promote --release {number}")
     assert done.exit_code == 2
     assert "its gate failed (untouched prompts)" in done.stderr
 
@@ -523,7 +523,7 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
     from draftwell.registry.promotion import promote
     from tests.support.loop.publishing import verdict
 
-    done = call("rollback --reason", "a trial")
+    done = call("release rollback --reason", "a trial")
     assert done.exit_code == 2
     assert "has no previous champion" in done.stderr
     store = Store()
@@ -540,16 +540,16 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
     )
     assert call("deploy").exit_code == 0
     assert (place / "dist" / "tiny" / "current").resolve().name == f"{number}-cpu"
-    done = call("rollback --reason", "answers in French are cut")
+    done = call("release rollback --reason", "answers in French are cut")
     assert done.exit_code == 0, (done.output, done.exception)
     assert f"version {number} was rolled back: answers in French are cut" in done.stdout
     assert (place / "dist" / "tiny" / "current").resolve().name == "1-cpu"
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
-    done = call(f"promote --release {number}")
+    done = call(f"release promote --release {number}")
     assert done.exit_code == 2
     assert "answers in French are cut" in done.stderr
-    assert call(f"promote --release {number} --reason", "they were whole").exit_code == 0
-    done = call(f"rollback --reason no --out {place}/elsewhere")
+    assert call(f"release promote --release {number} --reason", "they were whole").exit_code == 0
+    done = call(f"release rollback --reason no --out {place}/elsewhere")
     assert "`draftwell deploy" in done.stdout
 
 

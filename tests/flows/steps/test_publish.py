@@ -18,7 +18,7 @@ from tests.support.loop.tiny_files import snapshot
 @pytest.fixture
 def collect(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     return lambda *more: run(
-        f"collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 8",
+        f"step collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 8",
         *more,
     )
 
@@ -139,7 +139,7 @@ def test_the_pipeline_collects_what_the_command_line_collects(
         )
     )
     done = run(
-        f"collect --pair {pair_file} --prompts {rows} --max-tokens 8 --out {tmp_path}/traces",
+        f"step collect --pair {pair_file} --prompts {rows} --max-tokens 8 --out {tmp_path}/traces",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     space = Workspace(str(pair_file))
@@ -173,7 +173,7 @@ def test_calibration_decodes_several_prompts_at_once(
         ),
     )
     assert collect().exit_code == 0
-    done = run(f"calibrate --pair {pair_file} --no-publish --prompts {prompts_file} --limit 3")
+    done = run(f"step calibrate --pair {pair_file} --no-publish --prompts {prompts_file} --limit 3")
     assert done.exit_code == 0, (done.output, done.exception)
     assert at_once == [8], "as many as it is told to"
 

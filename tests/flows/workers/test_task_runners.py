@@ -158,11 +158,11 @@ def shards_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 def collect(
     run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path
 ) -> Callable[..., tuple[Any, TraceSet]]:
-    """Runs `draftwell collect` into a folder of its own."""
+    """Runs `draftwell step collect` into a folder of its own."""
 
     def collect(name: str, *more: Any) -> tuple[Any, TraceSet]:
         done = run(
-            f"collect --pair {pair_file} --prompts {prompts_file} --max-tokens 12 "
+            f"step collect --pair {pair_file} --prompts {prompts_file} --max-tokens 12 "
             "--threads 1 --out",
             tmp_path / name,
             *more,
@@ -270,13 +270,13 @@ def test_replays_by_workers_choose_the_same_configs(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     few = f"--pair {pair_file} --prompts {prompts_file}"
-    assert run("collect", few, "--limit 6 --max-tokens 12").exit_code == 0
+    assert run("step collect", few, "--limit 6 --max-tokens 12").exit_code == 0
     space = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
     reports = []
     for more in ("", f"--runner {runner} --workers 2"):
         study = own_stores / f"study{len(reports)}.jsonl"
         done = run(
-            "tune",
+            "step choose",
             few,
             f"--limit 2 --max-tokens 8 --trials 24 --no-publish --threads 1 --study {study}",
             more,

@@ -1,4 +1,4 @@
-"""`draftwell distill`: a draft for a target that has no small sibling. The command has one
+"""`draftwell step distil`: a draft for a target that has no small sibling. The command has one
 parameter for each flag."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from draftwell.serving.errors import DraftwellError
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(distill)
+    app.command()(distil)
 
 
 class Loss(StrEnum):
@@ -118,7 +118,7 @@ Out = Annotated[
 ]
 
 
-def distill(
+def distil(
     target: Target,
     prompts: Prompts = None,
     limit: Limit = None,
@@ -143,7 +143,7 @@ def distill(
     """Make a draft of a few of a target's own layers, trained on what the target writes, and a pair
     of both. A run that was stopped resumes where it was.
 
-    Example: draftwell distill --target HuggingFaceTB/SmolLM2-360M-Instruct --minutes 60
+    Example: draftwell step distil --target HuggingFaceTB/SmolLM2-360M-Instruct --minutes 60
     """
     kept = None if layers is None else numbers(layers)
     for folder in filter(None, (work, out)):
@@ -177,7 +177,7 @@ def distill(
     if found := made.report.get("agreement"):
         after = f"{found['positions']} tokens that the target wrote after untouched prompts"
         typer.echo(f"agreement {found['agreement']:.3f} on {after}")
-    typer.echo(f"{made.folder}  {reports}\nnext: draftwell collect --pair {made.pair.name}")
+    typer.echo(f"{made.folder}  {reports}\nnext: draftwell step collect --pair {made.pair.name}")
 
 
 def numbers(layers: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`draftwell tune`: the choice of strategy and parameters. The command has one parameter for each
+"""`draftwell step choose`: the choice of strategy and parameters. The command has one parameter for each
 flag."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LIMITS = DEFAULTS.constraints
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(with_options(tune, ADDRESS, LAUNCHER, GRID))
+    app.command()(with_options(choose, ADDRESS, LAUNCHER, GRID))
 
 
 Temperature = Annotated[
@@ -125,7 +125,7 @@ Schedule = Annotated[
 ]
 
 
-def tune(
+def choose(
     context: typer.Context,
     pair: Pair = "default",
     traces: Traces = None,
@@ -161,7 +161,7 @@ def tune(
     Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release
     holds both. Prompts that something was made from are left out. --pad-target saves nothing.
 
-    Example: draftwell tune --pair default --allow-lossy --max-quality-loss 0.05
+    Example: draftwell step choose --pair default --allow-lossy --max-quality-loss 0.05
     """
     more = partial(load_more, prompts, limit, split=split, column=column, redact=redact)
     check_options(study, lossless_only, max_quality_loss)

@@ -1,4 +1,4 @@
-"""`draftwell distill`: from a folder to a pair that the other commands take, and what is refused
+"""`draftwell step distil`: from a folder to a pair that the other commands take, and what is refused
 before any work."""
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def test_a_folder_becomes_a_pair(
 ) -> None:
     shutil.copyfile(empty_database, place / "mlflow.db")
     target = pair_file.parent / "target"
-    done = run(f"distill --target {target} --prompts {prompts_file} --name kept", QUICK)
+    done = run(f"step distil --target {target} --prompts {prompts_file} --name kept", QUICK)
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "next: draftwell collect --pair kept" in done.stdout
+    assert "next: draftwell step collect --pair kept" in done.stdout
     home = place / "draftwell" / "pairs"
     assert yaml.safe_load((home / "kept.yaml").read_text())["draft"] == {"artifact": "kept/draft"}
     spec = find_pair("kept")
@@ -49,7 +49,7 @@ def test_a_folder_becomes_a_pair(
     published = Store().resolve("distilled_draft", "kept", 1)
     assert published.digest == digest_of(home / "kept" / "draft")
     assert published.tags["trace_digest"], "the digest of the text it was trained on"
-    done = run(f"collect --pair kept --prompts {prompts_file} --limit 2 --max-tokens 6")
+    done = run(f"step collect --pair kept --prompts {prompts_file} --limit 2 --max-tokens 6")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "positions" in done.stdout
     done = run(
@@ -61,7 +61,7 @@ def test_a_folder_becomes_a_pair(
 
     before = snapshot(home)
     other = run(
-        f"distill --target {pair_file.parent}/draft --prompts {prompts_file} --name "
+        f"step distil --target {pair_file.parent}/draft --prompts {prompts_file} --name "
         "kept --no-publish",
         QUICK,
     )
@@ -69,7 +69,7 @@ def test_a_folder_becomes_a_pair(
     assert "pair named kept already" in other.stderr
     assert snapshot(home) == before
     finished = run(
-        f"distill --target {target} --prompts {prompts_file} --name kept --no-publish",
+        f"step distil --target {target} --prompts {prompts_file} --name kept --no-publish",
         QUICK,
     )
     assert finished.exit_code == 0, (finished.output, finished.exception)
@@ -87,7 +87,7 @@ def test_a_target_that_asks_itself(
     monkeypatch.setattr(prompts, "DEMO", write_prompts(place / "demo.jsonl"))
     folders = f"--out {place}/draft --work {place}/shards"
     done = run(
-        f"distill --target {pair_file} --invent 24 --layers 1 --loss tv --name asked --no-publish",
+        f"step distil --target {pair_file} --invent 24 --layers 1 --loss tv --name asked --no-publish",
         folders,
         QUICK,
     )
@@ -128,7 +128,7 @@ def test_refused_before_any_work(
     words: tuple[str, ...],
 ) -> None:
     done = run(
-        f"distill --target {pair_file.parent}/target --prompts {prompts_file} --no-publish",
+        f"step distil --target {pair_file.parent}/target --prompts {prompts_file} --no-publish",
         arguments,
     )
     assert (done.exit_code, done.stdout) == (2, "")
@@ -147,7 +147,7 @@ def test_refused_before_any_work(
     ],
 )
 def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -> None:
-    done = run(f"distill --target {target} --no-publish --name some")
+    done = run(f"step distil --target {target} --no-publish --name some")
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in done.stderr
     assert snapshot(place) == {}
@@ -160,7 +160,7 @@ def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(
     from draftwell.components.collect.plan import exclusive_folder
 
     command = (
-        f"distill --target {pair_file.parent}/target --prompts {prompts_file} --name kept "
+        f"step distil --target {pair_file.parent}/target --prompts {prompts_file} --name kept "
         f"--no-publish {QUICK}"
     )
     with exclusive_folder(place / held, "distillation"):
@@ -193,7 +193,9 @@ def test_prompts_of_any_source(
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "an inn"}]
     (place / "spool" / "day.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
     for source in (f"{place}/t.csv --column story", f"{place}/spool"):
-        done = run(f"distill --target {pair_file.parent}/target --no-publish --prompts {source}")
+        done = run(
+            f"step distil --target {pair_file.parent}/target --no-publish --prompts {source}"
+        )
         assert "noted" in done.stderr, (done.output, done.exception)
     table, spool = (wanted.prompts for wanted in asked)
     assert table is not None
@@ -202,7 +204,9 @@ def test_prompts_of_any_source(
     assert [(p.prompt, p.messages) for p in spool] == [("an inn", (talk[0],))]
 
 
-@pytest.mark.parametrize("command", ["distill --target", "tune --pair", "calibrate --pair"])
+@pytest.mark.parametrize(
+    "command", ["step distil --target", "step choose --pair", "step calibrate --pair"]
+)
 def test_a_column_that_a_table_lacks_is_refused_first(
     run: Any, place: Path, pair_file: Path, command: str
 ) -> None:
@@ -215,7 +219,7 @@ def test_a_column_that_a_table_lacks_is_refused_first(
 
 def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
     prompts = write_prompts(place / "two.jsonl", 2)
-    done = run(f"distill --target {pair_file.parent}/target --prompts {prompts} --no-publish")
+    done = run(f"step distil --target {pair_file.parent}/target --prompts {prompts} --no-publish")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "2 prompts are too few" in done.stderr
 

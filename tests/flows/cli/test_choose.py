@@ -1,4 +1,4 @@
-"""`draftwell tune` and its station: what is kept, what goes on, what is refused, and the champion
+"""`draftwell step choose` and its station: what is kept, what goes on, what is refused, and the champion
 beside it."""
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from tests.support.loop.tiny_files import snapshot
 @pytest.fixture
 def tune(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     """Runs the command on a pair that was collected."""
-    done = run(f"collect --pair {pair_file} --prompts {prompts_file} --limit 6 --max-tokens 12")
+    done = run(
+        f"step collect --pair {pair_file} --prompts {prompts_file} --limit 6 --max-tokens 12"
+    )
     assert done.exit_code == 0, done.output
     return lambda *more: run(
-        f"tune --pair {pair_file} --prompts {prompts_file} --limit 2 "
+        f"step choose --pair {pair_file} --prompts {prompts_file} --limit 2 "
         "--max-tokens 8 --trials 4 --no-publish",
         *more,
     )
@@ -124,11 +126,11 @@ def test_prompts_that_were_collected_on_are_not_measured_on(
     made = DecodingConfig.load(space / "cpu" / "artifacts" / "decoding_config").provenance
     assert made.training_prompts == hashes_of(rows[:8])
     done = run(
-        f"tune --pair {pair_file} --prompts {prompts_file} --limit 2 --traces "
+        f"step choose --pair {pair_file} --prompts {prompts_file} --limit 2 --traces "
         f"{space}/traces --no-publish --max-tokens 4 --trials 1",
     )
     assert done.exit_code == 0, (done.output, done.exception)
-    done = run(f"collect --pair {pair_file} --prompts {prompts_file} --max-tokens 4 --fresh")
+    done = run(f"step collect --pair {pair_file} --prompts {prompts_file} --max-tokens 4 --fresh")
     assert done.exit_code == 0, (done.output, done.exception)
     refused(tune(), "no prompt is left: all 12 were used to make traces", "--prompts")
 
@@ -174,7 +176,7 @@ def test_an_unfit_trace_is_refused_before_the_machine_is_measured(
 ) -> None:
     sampled = own_stores / "sampled"
     done = run(
-        f"collect --pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 4 "
+        f"step collect --pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 4 "
         f"--temperature 0.7 --out {sampled}",
     )
     assert done.exit_code == 0, done.output
@@ -196,7 +198,7 @@ def test_each_class_of_temperatures_is_tuned_by_itself(
     kept = space / "cpu" / "artifacts" / "decoding_config"
     refused(tune("--temperature 0.7"), "no traces", "--temperature 0.7")
     done = run(
-        f"collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 12 "
+        f"step collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 12 "
         "--temperature 0.7",
     )
     assert done.exit_code == 0, done.output
