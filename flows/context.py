@@ -94,7 +94,7 @@ def open_trace(step: StepContext, folder: Path | None = None, temperature: float
         folder or step.workspace.traces_at(temperature), fingerprint=step.pair.fingerprint
     )
     if not traces.shards:
-        sampled = f" --temperature {temperature:g}" if temperature else ""
+        sampled = f" --set temperature={temperature:g}" if temperature else ""
         raise DraftwellError(
             (
                 f"no traces in {traces.folder}: run `draftwell step collect --pair "

@@ -407,7 +407,7 @@ class Workspace:
 
         if folder is not None and not folder.is_dir():
             raise DraftwellError(
-                f"no artifacts folder {folder}: check --artifacts", code="no_artifacts_folder"
+                f"no artifacts folder {folder}: check artifacts=", code="no_artifacts_folder"
             )
         cls, shipped = find_kind(kind).load_class(), self.shipped / kind
         for place in (
@@ -472,7 +472,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise DraftwellError(
-                f"--set {item!r} is not key=value, for example --set num_speculative_tokens=4",
+                f"{item!r} is not key=value, for example num_speculative_tokens=4",
                 code="bad_setting",
             )
         settings[key.strip()] = value.strip()

@@ -75,7 +75,7 @@ def read_secret(file: Path | None) -> str:
         raise DraftwellError(
             f"{f'{file} holds' if file else f'{SECRET} has'} no secret of {SHORTEST_SECRET} "
             "characters or more: make one with `openssl rand -hex 32`, for MLflow and for this "
-            "command, and name its file with --secret-file",
+            "command, and name its file with --set secret_file=…",
             code="no_webhook_secret",
         )
     return secret

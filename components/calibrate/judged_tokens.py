@@ -57,7 +57,7 @@ def greedy_tokens(trace: TraceSet | pa.Table) -> JudgedTokens:
         raise TraceError(
             f"the trace was sampled at temperature {hottest:g}, but acceptance is counted "
             "on greedy texts: collect one at "
-            "temperature 0 (`draftwell step collect --temperature 0`)",
+            "temperature 0 (`draftwell step collect --set temperature=0`)",
             code="sampled_trace",
         )
     check_drafted(rows, ("token", "draft_token", "confidence"))

@@ -199,7 +199,7 @@ class VerifierLabel:
             raise DraftwellError(
                 f"the trace was sampled at temperature {examples.temperature:g}, where the "
                 "target's argmax is not known: "
-                "collect one at temperature 0, or train with --label soft",
+                "collect one at temperature 0, or train with --set label=soft",
                 code="sampled_trace",
             )
         if examples.accepted is None:

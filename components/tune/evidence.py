@@ -207,7 +207,7 @@ class Rollouts(_Part):
             found.append(
                 f"Not tried, because rollouts of {self.length} tokens are too short: {those}."
             )
-        return " ".join([*found, "Use a longer `collect --rollout`."]) if found else ""
+        return " ".join([*found, "Use a longer `step collect --set rollout=…`."]) if found else ""
 
 
 class TuningEvidence(_Part):

@@ -245,7 +245,7 @@ def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
         raise DraftwellError(
             (
                 "a cost ratio is relative to vanilla SD, which needs a draft model: leave "
-                "--max-cost-ratio out"
+                "max_cost_ratio out"
             ),
             code="no_draft_model",
         )

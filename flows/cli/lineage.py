@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.flows.steps.lineage import champions, lineage as walk
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command("show")(lineage)
+    add_command(app, lineage, "show")
 
 
 def lineage(

@@ -89,7 +89,7 @@ def run_train_eagle3(
 
     check_drawing()
     work = wanted.work or space.root / "eagle3"
-    with exclusive_folder(work, "training of a head", "choose another --work"):
+    with exclusive_folder(work, "training of a head", "choose another work="):
         pair = load_target(space, say)
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
         recipe = HeadRecipe(

@@ -91,7 +91,7 @@ def write_draft(
         raise DraftwellError(
             (
                 f"the draft of {spec.name} is not distilled: other engines read it as it is, "
-                "leave --save-draft out"
+                "leave save_draft out"
             ),
             code="draft_not_distilled",
         )

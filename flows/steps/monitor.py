@@ -244,7 +244,7 @@ def left_out(
     fix = (
         f"wait for more of what {champion.name} serves"
         if own
-        else "leave --reference out, or name one of such texts"
+        else "leave reference out, or name one of such texts"
     )
     why = (
         f"{count} of the newest prompts were answered by {by}: its texts differ from those of "

@@ -236,7 +236,7 @@ def inputs_of(
         space.say(
             f"predicting texts of {traced} tokens, which is all that the trace has, and "
             f"measuring {settings.max_tokens}: collect "
-            f"with --max-tokens {settings.max_tokens} to have both of one length"
+            f"with --set max_tokens={settings.max_tokens} to have both of one length"
         )
     profile = find_or_measure_profile(space, pair, STRATEGIES)
     if profile is None:

@@ -94,7 +94,7 @@ KINDS: dict[str, ArtifactKind] = {
                 ),
                 "`draftwell step calibrate`: at every position of the target's own texts, "
                 "whether it keeps the draft's token, is counted once; "
-                "`--temperature` adds the same of sampled texts.",
+                "`--set temperature=…` adds the same of sampled texts.",
                 "`acceptance_rate` is the pair's on this traffic; `judged` says on how "
                 "many tokens the table rests; `sampled_…` are those of "
                 "sampled texts, where there are any.",
@@ -223,7 +223,7 @@ KINDS: dict[str, ArtifactKind] = {
                 "`accepted_length`: tokens of a draft that it keeps.",
                 (
                     "`draftwell generate --strategy eagle3`, or `hybrid`; for vLLM and SGLang: "
-                    "`draftwell export --save-head`."
+                    "`draftwell export --set save_head=…`."
                 ),
             ),
             read_by_strategies=True,
@@ -296,7 +296,7 @@ KINDS: dict[str, ArtifactKind] = {
                 ),
                 (
                     "It is what a release serves. To try it by hand: `draftwell generate "
-                    "--strategy … --set …`."
+                    "--strategy … --set STRATEGY.PARAMETER=…`."
                 ),
             ),
             schema_version=2,

@@ -177,8 +177,8 @@ def test_of_two_tunings_at_once_one_is_refused_and_the_other_is_whole(
     """Real processes; the first stands still while the second tries, then goes on. Its release is
     published too."""
     source = f"--pair {pair_file} --prompts {prompts_file}"
-    assert run(f"collect {source} --limit 6 --max-tokens 12").exit_code == 0
-    words = f"tune {source} --limit 2 --max-tokens 8 --trials 4".split()
+    assert run(f"step collect {source} --set limit=6 --set max_tokens=12").exit_code == 0
+    words = f"step choose {source} --set limit=2 --set max_tokens=8 --set trials=4".split()
     command = [sys.executable, "-m", "draftwell.flows.cli.main", *words]
     one = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not (space.root / TURN).exists() or free(space):

@@ -210,35 +210,38 @@ GENERATE = "generate --prompt hi"
         ),
         (f"{GENERATE} --pair nowhere.yaml", ("nowhere.yaml",)),
         (f"{GENERATE} --strategy vanila_sd", ("vanila_sd", "vanilla_sd")),
-        (f"{GENERATE} --set tau", ("'tau'", "key=value")),
-        (f"{GENERATE} --set tau=1", ("tau", "vanilla_sd")),
-        (f"{GENERATE} --set num_speculative_tokens=0", ("num_speculative_tokens", "1")),
-        (f"{GENERATE} --set num_speculative_tokens=many", ("num_speculative_tokens", "many")),
+        (f"{GENERATE} --set tau", ("'tau'", "KEY=VALUE")),
+        (f"{GENERATE} --set tau=1", ("tau", "STRATEGY.tau")),
+        (f"{GENERATE} --set vanilla_sd.num_speculative_tokens=0", ("num_speculative_tokens", "1")),
+        (
+            f"{GENERATE} --set vanilla_sd.num_speculative_tokens=many",
+            ("num_speculative_tokens", "many"),
+        ),
         (
             f"{GENERATE} --strategy adaedl",
-            ("adaedl", "threshold and max_draft", "--set threshold="),
+            ("adaedl", "threshold and max_draft", "--set adaedl.threshold="),
         ),
         (
             "bench --strategies vanilla_sd,adaedl --set adaedl.threshold=0.4",
             ("max_draft", "--set adaedl.max_draft="),
         ),
-        (f"{GENERATE} --artifacts nowhere", ("nowhere", "--artifacts")),
+        (f"{GENERATE} --set artifacts=nowhere", ("nowhere", "artifacts=")),
         ("generate --prompt '  '", ("--prompt is empty",)),
         ("bench --strategies vanilla_sd,spied", ("spied", "spide")),
-        ("bench --set tau=1", ("strategy.key=value",)),
+        ("bench --set tau=1", ("STRATEGY.tau",)),
         ("bench --set spide.tau=1", ("strategy.key=value",)),
         ("bench --set vanilla_sd.tau=1", ("tau", "vanilla_sd")),
-        ("bench --peer sglang", ("sglang", "transformers, vllm, llama.cpp")),
-        ("bench --peer vllm", ("vllm", "make peers")),
-        ("bench --artifacts nowhere", ("nowhere", "--artifacts")),
-        ("bench --json nowhere/report.json", ("nowhere", "does not exist")),
-        ("bench --json .", ("folder",)),
+        ("bench --set peers=sglang", ("sglang", "transformers, vllm, llama.cpp")),
+        ("bench --set peers=vllm", ("vllm", "make peers")),
+        ("bench --set artifacts=nowhere", ("nowhere", "artifacts=")),
+        ("bench --out nowhere/report.json", ("nowhere", "does not exist")),
+        ("bench --out report.txt", ("report.txt", "FILE.json")),
         ("bench --prompts nowhere.jsonl", ("nowhere.jsonl",)),
         ("step collect --prompts nowhere.jsonl", ("nowhere.jsonl",)),
         ("demo --prompts nowhere.jsonl", ("nowhere.jsonl",)),
         ("demo --pair smolm2", ("unknown pair smolm2",)),
         ("gate --pair smolm2-135m", ("did you mean",)),
-        ("gate --junit nowhere/gate.xml", ("nowhere", "does not exist")),
+        ("gate --report nowhere/gate.xml", ("nowhere", "does not exist")),
         ("release promote --pair smolm2-135m", ("did you mean",)),
         ("release rollback --pair smolm2-135m --reason slow", ("did you mean",)),
         ("deploy --pair smolm2-135m", ("did you mean",)),
@@ -257,7 +260,7 @@ def test_mistakes(run: Any, place: Path, arguments: str, words: tuple[str, ...])
     ("text", "words"),
     [
         ('{"prompt": ""}\n{"prompt": \n', ("2 rows left out", "line 1", "line 2")),
-        ('\n\n{"story": "b"}\n', ("line 3", "story", "conversations", "--column")),
+        ('\n\n{"story": "b"}\n', ("line 3", "story", "conversations", "--set column=")),
         ("\n", ("holds no prompts",)),
     ],
 )
@@ -298,7 +301,7 @@ def test_artifact_of_another_pair(run: Any, place: Path, pair_file: Path) -> Non
     table("f" * 64).save(place / "foreign" / "acceptance_table")
     before = snapshot(place)
     refused(
-        run(GENERATE, f"--pair {pair_file} --strategy spide --artifacts {place}/foreign"),
+        run(GENERATE, f"--pair {pair_file} --strategy spide --set artifacts={place}/foreign"),
         "acceptance_table",
         "f" * 12,
     )
@@ -311,13 +314,13 @@ def test_settings_that_have_no_default_can_be_given(
     assert "threshold = (required)" in run("list strategies").stdout
     done = run(
         GENERATE,
-        f"--pair {pair_file} --strategy adaedl --set threshold=0.4 --set max_draft=4 "
-        "--max-tokens 8",
+        f"--pair {pair_file} --strategy adaedl --set adaedl.threshold=0.4 "
+        "--set adaedl.max_draft=4 --max-tokens 8",
     )
     assert done.exit_code == 0, done.output
     done = run(
         f"bench --pair {pair_file} --strategies adaedl --set adaedl.threshold=0.4 --set "
-        f"adaedl.max_draft=4 --prompts {prompts_file} --limit 1 --max-tokens 8 --json "
+        f"adaedl.max_draft=4 --prompts {prompts_file} --set limit=1 --set max_tokens=8 --json "
         f"{place}/report.json",
     )
     assert done.exit_code == 0, done.output
@@ -345,7 +348,7 @@ def test_prompt_longer_than_the_context(run: Any, place: Path, pair_file: Path) 
     )
     refused(
         run(
-            f"bench --pair {pair_file} --prompts {place}/long.jsonl --json {place}/out.json",
+            f"bench --pair {pair_file} --prompts {place}/long.jsonl --out {place}/out.json",
         ),
         "192",
     )
@@ -357,7 +360,7 @@ def test_nothing_to_release(run: Any, registered: Path, pair_file: Path) -> None
         refused_at_once(run(command, f"--pair {pair_file}"), "release.tiny.cpu", "draftwell demo")
     refused_at_once(run(f"gate --pair {pair_file} --release 7"), "version 7")
     done = run(f"gate --pair {pair_file}")
-    refused(done, "baseline", "--record")
+    refused(done, "baseline", "--set record_counts=true")
     assert "pair tiny has no release" in done.stderr
     assert not (registered / "work" / "dist").exists()
 
@@ -366,7 +369,7 @@ def test_ungated_releases_stay_where_they_are(run: Any, registered: Path, pair_f
     spec = find_pair(str(pair_file))
     release(Store(), spec, fetch(spec), registered / "made")
     refused_at_once(run(f"release promote --pair {pair_file}"), "draftwell gate")
-    refused_at_once(run(f"deploy --pair {pair_file} --alias candidate"), "--ungated")
+    refused_at_once(run(f"deploy --pair {pair_file} --release candidate"), "--set ungated=")
     assert not (registered / "work" / "dist").exists()
     assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
 
@@ -374,7 +377,7 @@ def test_ungated_releases_stay_where_they_are(run: Any, registered: Path, pair_f
 def test_tampered_bundle(run: Any, registered: Path, pair_file: Path) -> None:
     spec = find_pair(str(pair_file))
     release(Store(), spec, fetch(spec), registered / "made")
-    done = run(f"deploy --pair {pair_file} --alias 1 --ungated", "a test")
+    done = run(f"deploy --pair {pair_file} --release 1 --set", "ungated=a test")
     assert done.exit_code == 0, done.output
     current = Path("dist/tiny/current")
     file = next(current.rglob("artifact.json"))

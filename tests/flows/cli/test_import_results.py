@@ -128,7 +128,7 @@ def test_it_is_judged_promoted_and_deployed_without_the_card(
     assert refused.exit_code == 3, "its bundle has not been started"
     assert "there is no cuda device here" in refused.stdout
     gate = "gate --device cuda --unmeasured 'no card here'"
-    for command in (gate, "release promote --device cuda", "deploy --device cuda"):
+    for command in (gate, "release promote --set device=cuda", "deploy --device cuda"):
         done = call(command)
         assert done.exit_code == 0, (command, done.output, done.exception)
     release = find_release(Store(), "tiny", "cuda", "champion")
@@ -146,7 +146,9 @@ def test_it_is_judged_promoted_and_deployed_without_the_card(
 def test_a_kit_carries_the_bundle_without_what_the_checkout_has(
     imported: str, call: Callable[[str], Any], place: Path, pair_file: Path
 ) -> None:
-    done = call("deploy --device cuda --ungated trial --alias 1 --with-weights --out whole")
+    done = call(
+        "deploy --device cuda --set ungated=trial --release 1 --set with_weights=true --out whole"
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     bundle, space = place / "whole" / "tiny" / "current", Workspace(str(pair_file), device="cuda")
     (space.artifacts / "verifier").mkdir(parents=True)
@@ -167,7 +169,7 @@ def test_a_champion_that_the_card_did_not_measure_needs_a_reason(
 ) -> None:
     if "champion" not in Store().get_aliases("release", "tiny.cuda"):
         assert call("gate --device cuda --unmeasured 'no card here'").exit_code == 0
-        assert call("release promote --device cuda").exit_code == 0
+        assert call("release promote --set device=cuda").exit_code == 0
     write_results(tmp_path / "later.json", tuned_again(read_results(measured), tmp_path))
     assert call(f"reproduce import {tmp_path / 'later.json'}").exit_code == 0
     refused = call("gate --device cuda --dry-run")

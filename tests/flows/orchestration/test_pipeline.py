@@ -151,7 +151,7 @@ def test_gate_and_promote_again(
     refused_once: dict[str, Any], run: Any, pair_file: Path, prompts_file: Path
 ) -> None:
     """By hand, for a pair of one's own, which no baseline is recorded for."""
-    few = f"--pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 8"
+    few = f"--pair {pair_file} --prompts {prompts_file} --set limit=2 --set max_tokens=8"
     done = run("gate", few)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "no recorded baseline" in done.stderr

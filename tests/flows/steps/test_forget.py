@@ -194,10 +194,10 @@ def test_one_tenant_is_forgotten_and_the_other_stays(
     changes, judged = history(Store(), "tiny", "cpu"), gate_record(left.release)
     command = (
         "release forget",
-        "--key-file",
-        str(own_stores / "one"),
-        "--state-dir",
-        str(left.state),
+        "--set",
+        f"key_file={own_stores / 'one'}",
+        "--set",
+        f"state_dir={left.state}",
     )
 
     said = run(*command, "--dry-run").output
@@ -347,17 +347,17 @@ def test_what_others_hold_is_refused_before_anything_is_deleted(
     keys = own_stores / "keys"
     keys.write_text("one-of-them\nanother-of-them\n")
     for options, code in (
-        ((), "one of --key-file"),
-        (("--tenant", "a", "--key-file", str(keys)), "one of --key-file"),
-        (("--key-file", str(keys)), "2 tenants"),
+        ((), "key_file="),
+        (("a", "--set", f"key_file={keys}"), "key_file="),
+        (("--set", f"key_file={keys}"), "2 tenants"),
     ):
         refused = run("release forget", *options)
         assert refused.exit_code == 2
         assert code in refused.output
     assert recorded.is_file()
     assert (
-        "give its --key-file"
-        in run("release forget", "--tenant", "0" * 12, "--spool", str(spool)).output
+        "give its keys: key_file="
+        in run("release forget", "0" * 12, "--set", f"spool={spool}").output
     )
     done = forget(KEYLESS, spool=spool)
     assert done.removed == [str(recorded)]

@@ -51,10 +51,10 @@ def collect(
         str(pair),
         "--prompts",
         str(prompts),
-        "--max-tokens",
-        "16",
-        "--threads",
-        "1",
+        "--set",
+        "max_tokens=16",
+        "--set",
+        "threads=1",
     ]
     return subprocess.run(
         command,

@@ -102,7 +102,7 @@ def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext)
     collect(step, 0.0)
     [lacking] = prediction_check(step, verifier(0.7), {}, LIMIT).skipped
     assert (lacking.name, lacking.applies) == ("verifier predicts", True)
-    assert "`draftwell step collect --pair tiny --temperature 0.7` collects them" in lacking.why
+    assert "`draftwell step collect --pair tiny --set temperature=0.7` collects them" in lacking.why
     assert [one.name for one in prediction_check(step, verifier(0.0), {}, LIMIT).checks] == [
         "verifier predicts"
     ]
