@@ -4,16 +4,21 @@ card."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, DeviceOption, read_engine, say
-from draftwell.serving.errors import DraftwellError
+from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_yaml
+from draftwell.flows.settings import PipelineSettings
 
 if TYPE_CHECKING:
     from draftwell.components.card.card import Card
 
+OPTIONS = ("pair", "prompts", "engine", "minutes", "device", "fresh")
+"""Settings of the loop that are options."""
+OTHER_SOURCES = ("source", "spool", "drift", "restart")
+"""Settings of the loop on served traffic."""
 EXIT_CODES = {"passed": 0, "failed": EXIT_FAILED, "undecided": EXIT_UNDECIDED}
 
 Target = Annotated[
@@ -75,21 +80,11 @@ Launcher = Annotated[
         help="With --engine URL: file of the command that starts the engine.",
     ),
 ]
-SettingsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--settings", help="YAML file of further settings.", rich_help_panel="Rarely needed"
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="One of them; may be repeated.",
-        rich_help_panel="Rarely needed",
-    ),
-]
+LOOP_KEYS = tuple(
+    name for name in PipelineSettings.model_fields if name not in (*OPTIONS, *OTHER_SOURCES)
+)
+"""Settings of the loop that `--set` takes."""
+More = Annotated[dict[str, str] | None, OtherKeys(LOOP_KEYS)]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Begin again instead of where a run was stopped.")
 ]
@@ -98,7 +93,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the card as JSON.")]
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(tune)
+    add_command(app, tune, file=True)
 
 
 def tune(
@@ -111,10 +106,9 @@ def tune(
     distil: Distil = None,
     launcher: Launcher = None,
     device: DeviceOption = None,
-    settings: SettingsFile = None,
-    set_: Set = None,
     fresh: FreshOption = False,
     json: Json = False,
+    more: More = None,
 ) -> None:
     """Find what makes a model faster on your prompts, prove it, and deploy it; ends with a card.
 
@@ -137,38 +131,12 @@ def tune(
         launcher=launcher,
         device=device,
         fresh=fresh,
-        more=further_settings(settings, set_ or ()),
+        more={key: from_yaml(value) for key, value in (more or {}).items()},
     )
     with ends_what_it_started():
         card = tune_models(wanted, say)
     show(card, as_json=json)
     raise typer.Exit(EXIT_CODES[card.verdict])
-
-
-def further_settings(file: Path | None, pairs: Any) -> dict[str, Any]:
-    """Settings of a YAML file, and over them those of KEY=VALUE, whose values are YAML.
-
-    Raises:
-        DraftwellError: the file is no mapping (`bad_yaml`), or as `parse_settings`.
-    """
-    import yaml
-
-    from draftwell.flows.workspace import parse_settings
-
-    found: dict[str, Any] = {}
-    if file is not None:
-        try:
-            read = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise DraftwellError(f"{file} is no YAML: correct it", code="bad_yaml") from error
-        if not isinstance(read or {}, dict):
-            raise DraftwellError(
-                f"{file} is no YAML mapping of settings, such as bench_prompts: 32",
-                code="bad_yaml",
-            )
-        found |= read or {}
-    named = parse_settings(pairs)
-    return found | {key: yaml.safe_load(value) for key, value in named.items()}
 
 
 def show(card: Card, *, as_json: bool) -> None:
