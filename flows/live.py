@@ -61,8 +61,8 @@ class LiveView:
         self._command, self._resume, self._seconds = command, resume, seconds
         self._console = console or Console(stderr=True)
         self._clock = clock
-        self._began = clock()
-        self._first = (0, self._began)
+        self._began = self._step_began = clock()
+        self._first = self._last = (0, self._began)
         self._title, self._number, self._of = "", 0, 0
         self._trying = self._best = ""
         self._done = self._total = 0
@@ -76,8 +76,13 @@ class LiveView:
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def step(self, name: str, number: int, of: int) -> None:
-        """A step of the command begins."""
-        self._title, self._number, self._of = name, number, of
+        """A step of the command begins; of the last one a terminal keeps a line, with its time."""
+        now = self._clock()
+        if self._live and self._title:
+            self._print(
+                f"{self._number}/{self._of} {self._title}: {duration(now - self._step_began)}"
+            )
+        self._title, self._number, self._of, self._step_began = name, number, of, now
         self._done, self._total, self._trying = 0, 0, ""
         self.line(f"{number}/{of} {name}", passing=True)
 
@@ -97,8 +102,10 @@ class LiveView:
         Args:
             words: what is being tried, where that changes.
         """
+        now = self._clock()
         if total != self._total or done < self._done:  # another count; it may be resumed
-            self._first = (done, self._clock())
+            self._first = (done, now)
+        self._last = (done, now)
         self._done, self._total = done, total
         if words:
             self._trying = words
@@ -110,8 +117,11 @@ class LiveView:
             passing: the live view shows it already.
         """
         self._note(text)
-        if self._live and passing:
-            return
+        if not (self._live and passing):
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        """A line above what changes in place."""
         from rich.text import Text
 
         self._console.print(Text(text), soft_wrap=True, highlight=False)
@@ -197,13 +207,14 @@ class LiveView:
         return Text(f"{duration(elapsed)}{left}")
 
     def _step_left(self) -> str:
-        """How long the rest of the step takes at the pace so far; empty where too little is
-        done."""
-        first, since = self._first
-        made, left = self._done - first, self._total - self._done
-        if left <= 0 or made < max(1.0, FIRST_SHARE * (self._total - first)):
+        """How long the rest of the step takes at the pace so far; empty where too little is done,
+        and where it takes longer than that."""
+        (first, since), (done, last) = self._first, self._last
+        made = done - first
+        if made < max(1.0, FIRST_SHARE * (self._total - first)):
             return ""
-        return f", about {duration((self._clock() - since) * left / made)} left"
+        left = (last - since) * (self._total - done) / made - (self._clock() - last)
+        return f", about {duration(left)} left" if left > 0 else ""
 
 
 def log_file(command: str) -> Path:

@@ -102,10 +102,13 @@ def test_time_left_is_of_this_step_and_only_where_it_is_known(terminal: Console)
         clock.now += 4
         view.advance(2, 10)
         assert "2/10, about 16 s left" in rendered(view)[1]
+        clock.now += 600
+        assert "left" not in rendered(view)[1], "it takes longer than the others did"
         view.advance(10, 10)
         assert "left" not in rendered(view)[1]
         view.step("gate", 6, 7)
         assert len(rendered(view)) == 2, "what the last step tried is shown no longer"
+    assert "2/7 train: 10 min 14 s" in written(terminal)
 
 
 def test_a_small_window_cuts_lines_and_wraps_none(terminal: Console) -> None:
