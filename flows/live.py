@@ -2,7 +2,7 @@
 log file beside it with every line that was said.
 
 On a terminal it is a few lines that change in place, with all other lines above them. Elsewhere
-lines are printed as they come. Ctrl-C ends the command with one line that says how to go on.
+lines are printed as they come. Ctrl-C ends the command with one line that says how to resume.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LiveView:
 
     Args:
         command: its name, for the log file `<home>/logs/<command>-<time>.log`.
-        resume: command that goes on where this one is stopped; empty: the same one.
+        resume: command that resumes where this one is stopped; empty: the same one.
         seconds: that the command may take in all, where that is known.
         console: where it is shown; None: on stderr.
         clock: seconds that only grow.
@@ -166,7 +166,7 @@ class LiveView:
         self._log = None
         if stopped:
             how = f"`{self._resume}`" if self._resume else "the same command"
-            self.line(f"stopped: {how} goes on where this left off; log: {self.log_file}")
+            self.line(f"stopped: {how} resumes where this was stopped; log: {self.log_file}")
             raise SystemExit(INTERRUPTED) from None
 
     def _render(self) -> Group:

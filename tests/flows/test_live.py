@@ -182,7 +182,9 @@ def test_without_a_view_nothing_changes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("console", ["terminal", "pipe"])
-def test_ctrl_c_says_in_one_line_how_to_go_on(request: pytest.FixtureRequest, console: str) -> None:
+def test_ctrl_c_says_in_one_line_how_to_resume(
+    request: pytest.FixtureRequest, console: str
+) -> None:
     where: Console = request.getfixturevalue(console)
     view = LiveView("tune", "draftwell tune --target big", console=where)
     with pytest.raises(SystemExit) as ended, view:
@@ -190,7 +192,8 @@ def test_ctrl_c_says_in_one_line_how_to_go_on(request: pytest.FixtureRequest, co
     assert ended.value.code == 130
     last = written(where).splitlines()[-1]
     assert last.endswith(
-        f"stopped: `draftwell tune --target big` goes on where this left off; log: {view.log_file}"
+        "stopped: `draftwell tune --target big` resumes where this was stopped; "
+        f"log: {view.log_file}"
     )
     assert logged(view)[-1] == "stopped by Ctrl-C"
     assert shown() is None
