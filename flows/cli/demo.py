@@ -9,6 +9,7 @@ import typer
 from draftwell.flows.cli.options import (
     wide_console,
 )
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.serving.artifacts.compiled_libraries import libraries_folder, wanted_mode
 from draftwell.serving.device import cuda_available, default_device, device_class
 from draftwell.serving.errors import DraftwellError
@@ -44,7 +45,7 @@ NEEDED = (
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(doctor)
+    add_command(app, doctor)
 
 
 def doctor() -> None:

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, DeviceOption, read_engine, say
-from draftwell.serving.errors import DraftwellError
+from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_yaml
+from draftwell.flows.settings import PipelineSettings
 
 if TYPE_CHECKING:
     from draftwell.components.card.card import Card
 
+OPTIONS = ("pair", "prompts", "engine", "minutes", "device", "fresh")
+"""Settings of the loop that are options."""
+OTHER_SOURCES = ("source", "spool", "drift", "restart")
+"""Settings of the loop on served traffic."""
+SEVERAL = ("methods", "levels", "engine_header")
+"""Settings with several values."""
 EXIT_CODES = {"passed": 0, "failed": EXIT_FAILED, "undecided": EXIT_UNDECIDED}
 
 Target = Annotated[
@@ -71,25 +78,20 @@ Launcher = Annotated[
     str | None,
     typer.Option(
         "--launcher",
-        metavar="FILE",
-        help="With --engine URL: file of the command that starts the engine.",
+        metavar="FILE|COMMAND",
+        help="With --engine URL: the command that starts the engine, or its file.",
     ),
 ]
-SettingsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--settings", help="YAML file of further settings.", rich_help_panel="Rarely needed"
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="One of them; may be repeated.",
-        rich_help_panel="Rarely needed",
-    ),
-]
+LOOP_KEYS = tuple(
+    name for name in PipelineSettings.model_fields if name not in (*OPTIONS, *OTHER_SOURCES)
+)
+"""Settings of the loop that `--set` takes."""
+ADDRESS_KEYS = (
+    *("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain"),
+    *("stop_command", "start_minutes", "engine_draft", "engine_head"),
+)
+"""Those of an engine at an address."""
+More = Annotated[dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS))]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Begin again instead of where a run was stopped.")
 ]
@@ -98,7 +100,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the card as JSON.")]
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(tune)
+    add_command(app, tune, file=True)
 
 
 def tune(
@@ -111,10 +113,9 @@ def tune(
     distil: Distil = None,
     launcher: Launcher = None,
     device: DeviceOption = None,
-    settings: SettingsFile = None,
-    set_: Set = None,
     fresh: FreshOption = False,
     json: Json = False,
+    more: More = None,
 ) -> None:
     """Find what makes a model faster on your prompts, prove it, and deploy it; ends with a card.
 
@@ -124,6 +125,7 @@ def tune(
     Example: draftwell tune --target models/big --draft models/small --prompts chats.json
     """
     from draftwell.flows.cli.signals import ends_what_it_started
+    from draftwell.flows.live import LiveView
     from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
 
     wanted = TuneModelsSettings(
@@ -137,38 +139,21 @@ def tune(
         launcher=launcher,
         device=device,
         fresh=fresh,
-        more=further_settings(settings, set_ or ()),
+        more={key: value_of(key, text) for key, text in (more or {}).items()},
     )
-    with ends_what_it_started():
+    seconds = None if minutes is None else 60 * minutes
+    with ends_what_it_started(), LiveView("tune", seconds=seconds):
         card = tune_models(wanted, say)
     show(card, as_json=json)
     raise typer.Exit(EXIT_CODES[card.verdict])
 
 
-def further_settings(file: Path | None, pairs: Any) -> dict[str, Any]:
-    """Settings of a YAML file, and over them those of KEY=VALUE, whose values are YAML.
-
-    Raises:
-        DraftwellError: the file is no mapping (`bad_yaml`), or as `parse_settings`.
-    """
-    import yaml
-
-    from draftwell.flows.workspace import parse_settings
-
-    found: dict[str, Any] = {}
-    if file is not None:
-        try:
-            read = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise DraftwellError(f"{file} is no YAML: correct it", code="bad_yaml") from error
-        if not isinstance(read or {}, dict):
-            raise DraftwellError(
-                f"{file} is no YAML mapping of settings, such as bench_prompts: 32",
-                code="bad_yaml",
-            )
-        found |= read or {}
-    named = parse_settings(pairs)
-    return found | {key: yaml.safe_load(value) for key, value in named.items()}
+def value_of(key: str, text: str) -> Any:
+    """A setting's value as YAML; several are written with commas, too."""
+    found = from_yaml(text)
+    if key in SEVERAL and not isinstance(found, list):
+        return [from_yaml(part.strip()) for part in text.split(",")]
+    return found
 
 
 def show(card: Card, *, as_json: bool) -> None:

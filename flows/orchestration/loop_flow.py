@@ -9,15 +9,18 @@ finished shards, trials and results.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from prefect import flow, task
 
+from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.bench.until import Until
 from draftwell.components.card.card import FEWEST_CONFIRMING, WIDEST
 from draftwell.components.gate.settings import GateSettings
+from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.flows.context import open_trace
 from draftwell.flows.loading import open_from_settings, prompts_of, workspace_of
 from draftwell.flows.orchestration import assets, run_artifacts as shown
@@ -30,7 +33,7 @@ from draftwell.flows.orchestration.result_cache import (
     timed,
 )
 from draftwell.flows.orchestration.task_options import ANEW, FLOW, turn_of
-from draftwell.flows.progress import announce
+from draftwell.flows.progress import announce, announce_step
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import (
     collect as collect_step,
@@ -50,13 +53,20 @@ from draftwell.flows.steps.engine import (
     gate as engine_gate,
     tune as engine_tune,
 )
+from draftwell.flows.steps.engine.card import EngineOutcome, engine_card
 from draftwell.flows.steps.engine.recalibrate import recalibrate, said_of
 from draftwell.flows.steps.engine.release import publish_on_engine
-from draftwell.flows.steps.engine.space import REPORT, about, deployment_of, space_of
+from draftwell.flows.steps.engine.space import (
+    REPORT,
+    EngineSpace,
+    about,
+    deployment_of,
+    space_of,
+)
 from draftwell.flows.steps.fits import said_to_fit
 from draftwell.flows.steps.gate_parts.record import earlier_verdict
 from draftwell.flows.steps.keep_card import keep_with_release
-from draftwell.flows.steps.outcome_card import Ran, card_of
+from draftwell.flows.steps.outcome_card import Asked, card_of
 from draftwell.flows.steps.plan import planned
 from draftwell.flows.steps.reference_traces import of_release
 from draftwell.flows.steps.traffic_prompts import settle_prompts
@@ -84,6 +94,7 @@ USES = {
     "tune": "to choose with",
 }
 """Step → what its prompts are for, in words."""
+STEPS = 7
 LAST_STEPS = 0.3
 """Share of `minutes` that is kept for gate and deployment: four starts of the engine and some
 minutes."""
@@ -294,10 +305,37 @@ def card(
     settings: PipelineSettings, outcome: dict[str, Any], fits: str, seconds: float
 ) -> dict[str, Any]:
     """What came of the loop, on a page that is kept with the release; returns it as data."""
-    space = workspace_of(settings)
-    made = card_of(outcome, settings, Ran(space, fits, seconds))
-    keep_with_release(space, made)
+    asked = Asked(
+        fits=fits,
+        seconds=seconds,
+        minutes=settings.engine_minutes if settings.restarts else settings.minutes or 0.0,
+        prompts=None if settings.prompts is None else settings.prompts.name,
+    )
+    if settings.restarts:
+        space = space_of(settings)
+        made = engine_card(space.workspace, engine_outcome(space, outcome), asked)
+        temperature = deployment_of(settings, space).temperature
+        keep_with_release(space.workspace, made, space.released_as(temperature))
+    else:
+        own = workspace_of(settings)
+        made = card_of(outcome, settings, own, asked)
+        keep_with_release(own, made)
     return made.model_dump(mode="json")
+
+
+def engine_outcome(space: EngineSpace, outcome: dict[str, Any]) -> EngineOutcome:
+    """What a card says of a loop on another engine."""
+    name = space.workspace.name
+    serves = outcome["passed"] or outcome["champion"] is not None
+    again = f"draftwell tune --engine {space.option} --pair {name}"
+    return EngineOutcome(
+        engine=f"{space.name} {space.version}",
+        choice=EngineChoice.model_validate_json(json.dumps(outcome["measured"])),
+        figures=[Figure.model_validate_json(json.dumps(one)) for one in outcome["figures"]],
+        verdict=outcome["verdict"],
+        next_command=f"draftwell serve --engine {space.name} --pair {name}" if serves else again,
+        release=outcome["release"],
+    )
 
 
 @task(name="deploy", **ANEW)
@@ -361,10 +399,10 @@ def steps_of(settings: PipelineSettings) -> dict[str, Any]:
     begun = time.monotonic()
     fits = None
     if settings.minutes is not None:
-        fits = said_to_fit(workspace_of(settings))
+        fits = said_to_fit(workspace_of(settings), refuse=not settings.restarts)
         if not settings.restarts:
             settings = planned_in_time(settings)
-    announce("1/7 collect")
+    announce_step("collect", 1, STEPS)
     collected = timed(settings, collect)(settings)
     settings = PipelineSettings.model_validate(collected["settings"])
     if (number := collected["answered"]) is not None:
@@ -394,16 +432,16 @@ def learn(settings: PipelineSettings, begun: float = 0.0) -> dict[str, Any]:
     Args:
         begun: when the run was, of `time.monotonic`; what is left of `minutes` is the tuning's.
     """
-    announce("2/7 train")
+    announce_step("train", 2, STEPS)
     trained = believed(settings, train)
     if not settings.restarts:
-        announce("3/7 calibrate")
+        announce_step("calibrate", 3, STEPS)
         believed(settings, calibrate)
-        announce("4/7 tune")
+        announce_step("tune", 4, STEPS)
         choice: dict[str, Any] = believed(settings, tune)["choice"]
         return choice
     announce(f"    {trained['head']}")
-    announce("4/7 tune")
+    announce_step("tune", 4, STEPS)
     left = 60 * settings.engine_minutes * (1 - LAST_STEPS) - (time.monotonic() - begun)
     return {**believed(settings, tune, left)["choice"], "head": trained["head"]}
 
@@ -429,22 +467,24 @@ def release_choice(
         begun: when the run was, of `time.monotonic`.
         fits: as `said_to_fit` says it; None makes no card.
     """
-    announce("5/7 publish")
+    announce_step("publish", 5, STEPS)
     release = timed(settings, publish)(settings)
-    announce("6/7 gate")
+    announce_step("gate", 6, STEPS)
     seconds = 60 * (settings.minutes or 0.0) * (1 - AFTER_GREEDY) - (time.monotonic() - begun)
     gated = timed(settings, gate)(settings, release, seconds=seconds)
     if gated["champion"] is None and "withdrawn" not in gated and not settings.restarts:
         choice, release, gated = give_way_to_plain(settings, choice, release, gated)
     found = {**choice, **gated, "verdict": verdict_of(gated), "release": release, "bundle": None}
-    if fits is not None and not settings.restarts:
-        announce("    several requests at once")
-        found |= timed(settings, at_once)(settings)
+    if fits is not None:
+        if not settings.restarts:
+            announce("    several requests at once")
+            found |= timed(settings, at_once)(settings)
         found["card"] = card(settings, found, fits, time.monotonic() - begun)
     champion = gated["champion"]
     stays = "nothing is served" if champion is None else f"release {champion}, the champion, stays"
     said = f"release {release}: {gated.get('withdrawn') or sentence(gated)}"
-    announce("7/7 promote and deploy" if gated["passed"] else f"7/7 not deployed: {said}, {stays}")
+    last = "promote and deploy" if gated["passed"] else f"not deployed: {said}, {stays}"
+    announce_step(last, 7, STEPS)
     # another engine's trial takes as long as it was asked to
     step = timed(settings, deploy) if settings.restarts else deploy
     deployed = step(settings, release) if gated["passed"] else {"bundle": None}

@@ -11,11 +11,12 @@ MOST_SHOWN = 512
 """Requests at once; more are not counted."""
 
 
-def said_to_fit(space: Workspace, max_context: int | None = None) -> str:
+def said_to_fit(space: Workspace, max_context: int | None = None, *, refuse: bool = True) -> str:
     """That the models fit, with how many requests at once, in words.
 
     Args:
         max_context: tokens of a request; None: as many as a server takes by default.
+        refuse: what does not fit our own engine, which another one may split or keep elsewhere.
     Raises:
         DraftwellError: they do not (`pair_too_large`).
     """
@@ -24,6 +25,8 @@ def said_to_fit(space: Workspace, max_context: int | None = None) -> str:
     sizes = f"its models take {in_words(weights)} in {space.dtype} while they are loaded"
     if free is None:
         return f"{sizes}; how much memory is free on {space.device} is not known"
+    if weights + slot > free and not refuse:
+        return f"{sizes}, more than the {in_words(free)} that are free on {space.device}"
     if weights + slot > free:
         raise DraftwellError(
             f"{space.spec.name} does not fit: {sizes}, a request {in_words(slot)}, and "

@@ -21,58 +21,70 @@ from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.verdict import unmet
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import ModelSource
-from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED
+from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED, Result
 from draftwell.serving.device import device_class, usable_cores
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy
 
 MOST_TRIED = 8
 """Rows of what was not chosen; the tuning's report has all of them."""
-VERDICTS = {PASSED: "passed", FAILED: "failed", UNDECIDED: "undecided"}
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a card says beside the flow's outcome.
+class Asked:
+    """What a card says beside an outcome.
 
     Args:
         fits: as `said_to_fit` says it.
         seconds: that the command ran.
+        minutes: that it was given.
+        prompts: the file that was named; None: the shipped prompts.
     """
 
-    space: Workspace
     fits: str
     seconds: float
+    minutes: float
+    prompts: str | None = None
 
 
-def card_of(result: Mapping[str, Any], settings: PipelineSettings, ran: Ran) -> Card:
+def card_base(space: Workspace, asked: Asked) -> dict[str, Any]:
+    """The fields of a card that no measurement decides."""
+    spec = space.spec
+    return {
+        "seconds": asked.seconds,
+        "pair": spec.name,
+        "target": model_words(spec.target),
+        "draft": None if spec.draft is None else model_words(spec.draft),
+        "machine": machine_words(space.device),
+        "dtype": space.dtype,
+        "fits": asked.fits,
+    }
+
+
+def card_of(
+    result: Mapping[str, Any], settings: PipelineSettings, space: Workspace, asked: Asked
+) -> Card:
     """The card of what the flow returned for our own engine."""
-    space, choice = ran.space, StrategyChoice(result["strategy"], result["parameters"])
+    choice = StrategyChoice(result["strategy"], result["parameters"])
     report = result["report"] and BenchReport.model_validate(result["report"])
     entry = None if report is None else entry_of(report, choice)
     plain = choice.name == PLAIN.name
     speed = None if entry is None or plain else speed_of(entry)
     return Card(
+        **card_base(space, asked),
         version=version("draftwell"),
         made=datetime.now(UTC),
-        seconds=ran.seconds,
-        pair=space.spec.name,
-        target=model_words(space.spec.target),
-        draft=None if space.spec.draft is None else model_words(space.spec.draft),
         engine="draftwell",
-        machine=machine_words(space.device),
-        dtype=space.dtype,
-        fits=ran.fits,
         memory_bytes=result.get("peak_bytes"),
         strategy=choice.name,
         parameters=result["parameters"],
         speed=speed,
-        by_kind=() if entry is None or plain else tuple(by_kind(entry)),
+        by_kind=() if entry is None or plain else tuple(kinds_of(entry.categories)),
         by_requests=tuple(by_requests(speed, result.get("loads", ()))),
         exact=find_strategy(choice.name).lossless,
         loses=loses(result, choice),
         tried=tuple(tried(evidence_in(space), choice, result)),
-        verdict=VERDICTS[result["verdict"]],
-        needs=needs(speed, settings),
+        verdict=verdict_word(result["verdict"]),
+        needs=needs(speed, asked),
         release=result["release"],
         bundle=result["bundle"] and str(result["bundle"]),
         next_command=next_command(result, settings, space),
@@ -108,22 +120,17 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def by_kind(entry: BenchEntry) -> Iterator[Speed]:
+def kinds_of(categories: Sequence[CategoryFigure]) -> Iterator[Speed]:
     """Speeds by kind of prompt, the fastest first."""
-    kinds = [one for one in entry.categories if one.category != ALL]
+    kinds = [one for one in categories if one.category != ALL]
     for one in sorted(kinds, key=lambda kind: -kind.speedup):
-        yield kind_speed(one)
-
-
-def kind_speed(one: CategoryFigure) -> Speed:
-    """The speed of one kind of prompt."""
-    return Speed(
-        name=one.category,
-        ratio=one.speedup,
-        low=one.speedup_low,
-        high=one.speedup_high,
-        prompts=one.prompts,
-    )
+        yield Speed(
+            name=one.category,
+            ratio=one.speedup,
+            low=one.speedup_low,
+            high=one.speedup_high,
+            prompts=one.prompts,
+        )
 
 
 def by_requests(speed: Speed | None, loads: Sequence[Mapping[str, Any]]) -> Iterator[Speed]:
@@ -132,14 +139,24 @@ def by_requests(speed: Speed | None, loads: Sequence[Mapping[str, Any]]) -> Iter
         yield speed.model_copy(update={"name": "1"})
     for load in loads:
         figure = Figure.model_validate_json(json.dumps(load))
-        yield Speed(
-            name=str(figure.at_once),
-            ratio=figure.ratio,
-            low=figure.low,
-            high=figure.high,
-            prompts=figure.prompts,
-            tokens_per_second=figure.tokens_per_second,
-        )
+        yield load_speed(figure, str(figure.at_once))
+
+
+def load_speed(figure: Figure, name: str) -> Speed:
+    """The speed of a figure."""
+    return Speed(
+        name=name,
+        ratio=figure.ratio,
+        low=finite(figure.low),
+        high=finite(figure.high),
+        prompts=figure.prompts,
+        tokens_per_second=figure.tokens_per_second,
+    )
+
+
+def verdict_word(verdict: Result) -> str:
+    """A gate's verdict as a card has it."""
+    return {PASSED: "passed", FAILED: "failed", UNDECIDED: "undecided"}[verdict]
 
 
 def loses(result: Mapping[str, Any], choice: StrategyChoice) -> str | None:
@@ -209,13 +226,16 @@ def why_not(one: Metrics, dropped: str | None, best: float, result: Mapping[str,
 
 def replayed(evidence: TuningEvidence, seen: set[str]) -> Iterator[Tried]:
     """The best replay of every strategy that was not measured."""
-    plain = next((one for one in evidence.measured if one.choice == PLAIN), None)
-    expected = plain and plain.predicted_seconds_per_token
+    predicted = (
+        one.predicted_seconds_per_token for one in evidence.measured if one.choice == PLAIN
+    )
+    if not (expected := next(predicted, None)):
+        return
     best: dict[str, Trial] = {}
     for trial in sorted(evidence.trials, key=lambda trial: trial.seconds):
         if trial.strategy not in seen:
             best.setdefault(trial.strategy, trial)
-    for trial in best.values() if expected else ():
+    for trial in best.values():
         yield Tried(
             speed=Speed(name=trial.strategy, ratio=expected / trial.seconds, prompts=0),
             parameters=trial.parameters,
@@ -223,23 +243,20 @@ def replayed(evidence: TuningEvidence, seen: set[str]) -> Iterator[Tried]:
         )
 
 
-def needs(speed: Speed | None, settings: PipelineSettings) -> str | None:
+def needs(speed: Speed | None, asked: Asked) -> str | None:
     """What it would take to be sure of a speed: prompts, by how an interval narrows with their
     square root."""
     if speed is None:
         return None
-    low, high = speed.low, speed.high
-    wanted = FEWEST_CONFIRMING
+    low, high, wanted = speed.low, speed.high, FEWEST_CONFIRMING
     if low is not None and high is not None:
         half = (high - low) / 2 / speed.ratio
         if half <= WIDEST and speed.prompts >= FEWEST_CONFIRMING:
             return None
         wanted = max(wanted, math.ceil(speed.prompts * (half / WIDEST) ** 2))
-    where = "the shipped prompts hold" if settings.prompts is None else f"{settings.prompts} holds"
-    return (
-        f"about {wanted} confirming prompts, where {speed.prompts} were measured: more --minutes, "
-        f"or a file of more prompts than {where}"
-    )
+    more = f"--minutes {2 * asked.minutes:g}"
+    file = "" if asked.prompts is None else f", or more prompts than {asked.prompts} holds"
+    return f"about {wanted} confirming prompts, {speed.prompts} were measured: {more}{file}"
 
 
 def next_command(result: Mapping[str, Any], settings: PipelineSettings, space: Workspace) -> str:
