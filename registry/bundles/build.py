@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from draftwell.registry.releases import (
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
+from draftwell.serving.artifacts.checkpoint import packages_of
 from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
 from draftwell.serving.artifacts.pair_files import (
     PairFiles,
@@ -256,7 +258,12 @@ def _write_bundle(
     )
     # the libraries that the release's choice was measured with
     measured = _made(place / "artifacts" / "decoding_config").get("library_versions", {})
-    lock = locked(release.device, measured=measured, wheel=(wheel.name, wheel.data))
+    lock = locked(
+        release.device,
+        measured=measured,
+        wheel=(wheel.name, wheel.data),
+        further=sorted(set(chain(*map(packages_of, files.roles().values())))),
+    )
     (place / wheel.name).write_bytes(wheel.data)
     texts = {
         **bundle_texts(manifest, wheel.name, lock),
