@@ -1,5 +1,5 @@
-"""The launchers of docs/launchers.md: each is a template that renders to a command that a plain
-shell reads, with its values as words."""
+"""The launchers of docs/launchers.md and examples/launchers: each is a template that renders to a
+command that a plain shell reads, with its values as words."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ OPTIONS = launch_options(
 FILE = "/home of/speculation-1.yaml"
 
 
-def blocks(language: str) -> list[str]:
-    """Fenced blocks of the page."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
+def scripts() -> Iterator[str]:
+    """The page's blocks, and the examples."""
+    yield from re.findall(r"```bash\n(.*?)```", PAGE, re.S)
+    yield from (path.read_text(encoding="utf-8") for path in sorted(FILES.glob("*.sh")))
 
 
 def templates() -> Iterator[Any]:
     """Variable and text of every launcher and stop command."""
-    for block in blocks("bash"):
-        for word in shlex.split(block, comments=True):
+    for script in scripts():
+        for word in shlex.split(script, comments=True):
             name, equals, text = word.partition("=")
             if equals and name in ("LAUNCHER", "STOP"):
                 yield pytest.param(name, text, id=f"{text[:24]} ({name})")
@@ -94,6 +95,7 @@ def test_files_are_yaml_that_name_what_the_commands_set() -> None:
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     mounted = container["volumeMounts"][0]["mountPath"]
     assert f"{mounted}/config.yaml" in container["args"]
-    assert "--from-file=config.yaml=" in PAGE
+    started = (FILES / "kubernetes.sh").read_text(encoding="utf-8")
+    assert "--from-file=config.yaml=" in started
     [volume] = deployment["spec"]["template"]["spec"]["volumes"]
-    assert f"configmap {volume['configMap']['name']} " in PAGE
+    assert f"configmap {volume['configMap']['name']} " in started
