@@ -44,7 +44,7 @@ from draftwell.components.tune.search.search import (
     shortlist,
     trials_in,
 )
-from draftwell.components.tune.search.space import MEASURED, REPLAYED, nearest_default
+from draftwell.components.tune.search.space import REPLAYED, nearest_default
 from draftwell.components.tune.settings import TuneSettings
 from draftwell.components.tune.successive_halving import successive_halving
 from draftwell.serving.artifacts.base import ArtifactError
@@ -140,7 +140,8 @@ def tune_strategy(
     bound = {name: about[name] for name in MEASURED_WITH} | {"threads": torch.get_num_threads()}
     evaluate = ResumableEvaluator(evaluate, rungs, bound)
     search = search_of(inputs, settings, trials_in(study))
-    to_replay, to_explore = ([one for one in names if one in kind] for kind in (REPLAYED, MEASURED))
+    to_replay = [one for one in names if one in REPLAYED]
+    to_explore = [one for one in names if one not in REPLAYED]
     replayed = search.run(to_replay, settings.trials, spread=spread, progress=progress)
     explored = explore(search, to_explore, settings.explore, evaluate, quality, inputs.prompts)
     tried = [*replayed, *explored]

@@ -162,12 +162,12 @@ def show(
 
 
 def record_baseline(pair: str) -> None:
-    """Write registry/baselines/<pair>.json."""
+    """Write the pair's file of counts, in registry/baselines or a folder of one's own."""
 
     name = find_pair(pair).name
     with progress("deterministic counts") as bar:
         report, _ = count_checkout(pair, say, bar)
-    path = gates.HERE / "baselines" / f"{name}.json"
+    path = gates.baseline_file(name)
     write_json(path, report.model_dump())
     typer.echo(f"recorded {path.name}")
 

@@ -6,12 +6,13 @@ import torch. How to add a kind: `docs/add_an_artifact.md`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.plugins import Extended, Names
 from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class ArtifactKind:
     Args:
         name: the kind; registered as `<name>.<pair>`, stored in the folder `artifacts/<name>` of a
             workspace or bundle.
-        class_name: its class, in the module `draftwell.serving.artifacts.<name>`.
+        class_name: its class, in the module `draftwell.serving.artifacts.<name>` or in `module`.
         made_by: the command that makes one.
         files: its data files.
         card: what people read of it in the registry.
@@ -54,6 +55,7 @@ class ArtifactKind:
             provenance names; False where one is for both, as a correction memory (sampled at .6 in
             its paper, used at 0).
         engine: the one other than ours that it is for: no release of ours pins it.
+        module: of the class of a plug-in's kind; None for our own.
     """
 
     name: str
@@ -70,16 +72,18 @@ class ArtifactKind:
     pictures: tuple[str, ...] = ()
     tied_to_temperature: bool = False
     engine: str | None = None
+    module: str | None = None
 
     def load_class(self) -> type[Artifact]:
         """The class; importing it may import torch."""
-        found: type[Artifact] = getattr(
-            import_module(f"draftwell.serving.artifacts.{self.name}"), self.class_name
-        )
+        module = self.module or f"draftwell.serving.artifacts.{self.name}"
+        found: type[Artifact] = getattr(import_module(module), self.class_name)
         return found
 
 
-KINDS: dict[str, ArtifactKind] = {
+GROUP = "draftwell.artifacts"
+"""Of the entry points by which other distributions add kinds."""
+OUR_KINDS: dict[str, ArtifactKind] = {
     kind.name: kind
     for kind in (
         ArtifactKind(
@@ -345,6 +349,19 @@ KINDS: dict[str, ArtifactKind] = {
 """name → kind."""
 
 
+def _problem(name: str, kind: Any) -> str:
+    """Why an entry point's object is no kind; "" where it is one."""
+    if not isinstance(kind, ArtifactKind):
+        return "it is no ArtifactKind"
+    if kind.module is None:
+        return "the kind names no module of its class"
+    return "" if kind.name == name else f"the kind calls itself {kind.name}"
+
+
+KINDS: Mapping[str, ArtifactKind] = Extended(OUR_KINDS, GROUP, _problem)
+"""Our own, and those of installed plug-ins (docs/plugins.md): name → kind."""
+
+
 def find_kind(name: str) -> ArtifactKind:
     """The kind of a name.
 
@@ -361,13 +378,13 @@ def find_kind(name: str) -> ArtifactKind:
     return KINDS[name]
 
 
-OURS = tuple(name for name, kind in KINDS.items() if kind.engine is None)
+OURS = Names(KINDS, lambda kind: kind.engine is None)
 """What releases of our own engine pin."""
-CALIBRATED = tuple(name for name, kind in KINDS.items() if kind.calibrated)
+CALIBRATED = Names(KINDS, lambda kind: kind.calibrated)
 """What calibration makes for every pair."""
-READ_BY_STRATEGIES = tuple(name for name, kind in KINDS.items() if kind.read_by_strategies)
+READ_BY_STRATEGIES = Names(KINDS, lambda kind: kind.read_by_strategies)
 """What a tuned choice may rest on."""
-WATCHED = tuple(name for name, kind in KINDS.items() if kind.drift_role)
+WATCHED = Names(KINDS, lambda kind: kind.drift_role is not None)
 """What served traffic is compared with."""
 
 

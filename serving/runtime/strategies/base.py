@@ -4,7 +4,7 @@ decodes one request."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -91,6 +91,9 @@ class Strategy(ABC):
     sampled_defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()
     """Parameters whose default depends on the temperature, each with that of sampled requests. A
     replay's own requests are greedy, whatever its trace."""
+    search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Of a plug-in's strategy: parameter → the values that the tuner may try, by measuring them.
+    Our own stand in `components/tune/search/space.py`."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
