@@ -61,7 +61,7 @@ class PipelineSettings(BaseModel):
     )
     prompts: Path | None = Field(
         None,
-        description="file or folder of prompts, as `draftwell collect` takes; None takes the "
+        description="file or folder of prompts, as `draftwell step collect` takes; None takes the "
         "shipped demo prompts",
     )
     redact: bool = Field(

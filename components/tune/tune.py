@@ -246,7 +246,7 @@ def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
         raise DraftwellError(
             (
                 "a cost ratio is relative to vanilla SD, which needs a draft model: leave "
-                "--max-cost-ratio out"
+                "max_cost_ratio out"
             ),
             code="no_draft_model",
         )
@@ -257,7 +257,7 @@ def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
         raise ArtifactError(
             f"the hardware profile belongs to pair {owner.pair} with fingerprint "
             f"{owner.fingerprint[:12]}, not "
-            f"{fingerprint[:12]}: calibrate this pair (draftwell calibrate)",
+            f"{fingerprint[:12]}: calibrate this pair (draftwell step calibrate)",
             code="foreign_profile",
         )
     return replace(inputs, trace=bound)

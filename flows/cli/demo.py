@@ -31,6 +31,7 @@ from draftwell.flows.cli.options import (
     say,
     wide_console,
 )
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.flows.failures import reaching_prefect
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.progress import settle_prefect
@@ -142,7 +143,7 @@ Grid = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
     for command in (demo, doctor):
-        app.command()(command)
+        add_command(app, command)
 
 
 def demo(
@@ -157,7 +158,7 @@ def demo(
     engine: EngineOption = "draftwell",
     minutes: Minutes = LOOP.minutes,
     methods: Methods = None,
-    levels: Levels = "1,8",
+    levels: Levels = (1, 8),
     max_tokens: MaxTokens = OF_VLLM["tune_tokens"],
     tune_prompts: TunePrompts = OF_VLLM["tune_prompts"],
     train_minutes: TrainMinutes = LOOP.train_minutes,
@@ -246,7 +247,7 @@ def outcome_lines(result: dict[str, Any], settings: PipelineSettings) -> Iterato
     elif result["passed"]:
         yield (
             f"release {result['release']} passed and waits to be promoted: `draftwell "
-            f"promote --pair {settings.pair} --device {settings.device} "
+            f"release promote --pair {settings.pair} --set device={settings.device} "
             f"--release {result['release']}`"
         )
     else:

@@ -54,8 +54,8 @@ def engine_lines(result: Mapping[str, Any], settings: PipelineSettings) -> Itera
     yield f"drafts since the tuning: {drift['verdict']}, {drift['why']}"
     yield (
         f"the bundle decodes up to {served['clients']} requests at once, further ones "
-        "wait: other numbers with --levels, such as "
-        "--levels 1,8, and minutes enough to measure them"
+        "wait: other numbers with levels, such as "
+        "--set levels=1,8, and minutes enough to measure them"
     )
     yield f"bundle {result['bundle']}. Next: `make serve ENGINE={result['engine']}`"
 

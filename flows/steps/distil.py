@@ -149,7 +149,7 @@ def exclusive_pair(name: str, work: Path) -> Iterator[None]:
             (draftwell_home() / "pairs" / name).absolute(),
         }:
             held.enter_context(
-                exclusive_folder(folder, "distillation", "choose another --name and --work")
+                exclusive_folder(folder, "distillation", "choose another name and work=")
             )
         yield
 
@@ -162,13 +162,13 @@ def check_out(out: Path, work: Path) -> None:
         raise DraftwellError(
             (
                 f"the draft's folder {out} and the work folder {work} overlap: choose another "
-                "--out or --work"
+                "out or work"
             ),
             code="folders_overlap",
         )
     if here == Path.cwd() or here in Path.cwd().parents:
         raise DraftwellError(
-            f"{out} holds the folder you are in: choose another --out", code="folder_in_use"
+            f"{out} holds the folder you are in: choose another out", code="folder_in_use"
         )
     if not here.is_dir() or not any(here.iterdir()):
         return
@@ -176,7 +176,7 @@ def check_out(out: Path, work: Path) -> None:
         raise DraftwellError(
             (
                 f"{out} holds something other than a draft, which would be lost: choose an "
-                "empty or a new folder as --out"
+                "empty or a new folder as out"
             ),
             code="folder_not_empty",
         )
@@ -231,7 +231,7 @@ def check_name(name: str, source: ModelSource, file: Path) -> None:
     if not re.fullmatch(NAME, name):
         raise DraftwellError(
             (
-                f"{name!r} cannot name a pair: choose --name of lower case letters, digits, "
+                f"{name!r} cannot name a pair: choose a name of lower case letters, digits, "
                 "dots, dashes, underscores"
             ),
             code="bad_pair_name",
@@ -250,7 +250,7 @@ def check_name(name: str, source: ModelSource, file: Path) -> None:
         raise DraftwellError(
             (
                 f"there is a pair named {name} already, with another target or draft: choose "
-                "another --name"
+                "another name"
             ),
             code="pair_exists",
         )
@@ -284,7 +284,7 @@ def longest_of(wanted: DistilRequest, config: Any) -> int:
     if longest <= wanted.max_tokens:
         raise DraftwellError(
             (
-                f"--max-tokens {wanted.max_tokens} leaves no room for a prompt in the target's "
+                f"max_tokens {wanted.max_tokens} leaves no room for a prompt in the target's "
                 f"{longest} positions: lower it"
             ),
             code="no_room",

@@ -80,7 +80,7 @@ def gate_imported(
     beside: Sequence[GateVerdict] = (),
 ) -> dict[str, Any]:
     """Judge a release for a device that is not here by what was measured there and imported
-    (`draftwell import-results`), and keep the verdict with it; `gate_release` has the arguments.
+    (`draftwell reproduce import`), and keep the verdict with it; `gate_release` has the arguments.
 
     Raises:
         DraftwellError: nothing was imported, or something else was measured than the release pins,

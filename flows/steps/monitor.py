@@ -202,7 +202,7 @@ def heads_left(champion: Served, pair: str) -> list[str]:
     return [
         f"{champion.name} drafts with {kind}, which a recalibration does not train: where "
         "fewer of its drafts are kept now, run "
-        f"`draftwell train --kind {kind} --pair {pair}`, then `draftwell tune`"
+        f"`draftwell step train --kind {kind} --pair {pair}`, then `draftwell step choose`"
         for kind in HEADS
         if kind in read and kind in champion.artifacts
     ]
@@ -244,7 +244,7 @@ def left_out(
     fix = (
         f"wait for more of what {champion.name} serves"
         if own
-        else "leave --reference out, or name one of such texts"
+        else "leave reference out, or name one of such texts"
     )
     why = (
         f"{count} of the newest prompts were answered by {by}: its texts differ from those of "

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from draftwell.serving.recording.trace import TraceSet
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def run_tune(
     step: StepContext,
     traces: TraceSet,
@@ -236,7 +236,7 @@ def inputs_of(
         space.say(
             f"predicting texts of {traced} tokens, which is all that the trace has, and "
             f"measuring {settings.max_tokens}: collect "
-            f"with --max-tokens {settings.max_tokens} to have both of one length"
+            f"with --set max_tokens={settings.max_tokens} to have both of one length"
         )
     profile = find_or_measure_profile(space, pair, STRATEGIES)
     if profile is None:
@@ -250,7 +250,7 @@ def inputs_of(
     return TuneInputs(pair, traces, prompts, resources, profile, served)
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def tune_as(
     settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
         return None
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) -> dict[str, Any]:
     """Make plain decoding the workspace's choice, keeping the evidence of the tuning that it
     replaces; returns the choice.

@@ -90,11 +90,8 @@ def build_bundle(
     release = find_release(store, pair_spec.name, device, alias)
     crowned = alias == "champion" or is_champion(store, release)
     record = gate_record(release)
-    ungated = deployment_objection(store, release)
-    withdrawn = withdrawal(store, release)
+    ungated, withdrawn = check_deployable(store, release, ungated_reason)
     why = ungated or withdrawn
-    if why and not ungated_reason:
-        raise _not_deployable(pair_spec.name, release, why, gated=ungated is None)
     home = out / pair_spec.name
     with building(home) as place:
         if not why and not with_weights and take_judged(release, place):
@@ -115,16 +112,31 @@ def build_bundle(
     return final
 
 
+def check_deployable(
+    store: Store, release: ReleaseVersion, ungated_reason: str | None = None
+) -> tuple[str | None, str | None]:
+    """What is wrong with a release's gate record, and why it was withdrawn, if anything.
+
+    Raises:
+        DraftwellError: anything is, and there is no reason to deploy it all the same
+            (`not_deployable`).
+    """
+    ungated, withdrawn = deployment_objection(store, release), withdrawal(store, release)
+    if (why := ungated or withdrawn) and not ungated_reason:
+        raise _not_deployable(release.pair, release, why, gated=ungated is None)
+    return ungated, withdrawn
+
+
 def _not_deployable(pair: str, release: ReleaseVersion, why: str, *, gated: bool) -> DraftwellError:
     """The error of a release that no gate passed, or that was withdrawn since."""
     fix = (
-        f"promote --pair {pair} --release {release.version} --reason …"
+        f"promote --pair {pair} --release {release.version} --set reason=…"
         if gated
         else f"gate --pair {pair}"
     )
     return DraftwellError(
         f"{release.name} is not deployed, {why}: run `draftwell {fix}`, or say why not with "
-        "--ungated REASON",
+        "--set ungated=REASON",
         code="not_deployable",
     )
 

@@ -207,4 +207,6 @@ def find_pair(name: str) -> PairSpec:
         return names[name]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise DraftwellError(f"unknown pair {name}: {hint}see `draftwell pairs`", code="unknown_pair")
+    raise DraftwellError(
+        f"unknown pair {name}: {hint}see `draftwell list pairs`", code="unknown_pair"
+    )

@@ -89,16 +89,16 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "acceptance_table",
             "AcceptanceTable",
-            "draftwell calibrate",
+            "draftwell step calibrate",
             ("table.json",),
             Card(
                 (
                     "SPIDE's acceptance table: how often the target keeps a token, by the "
                     "draft's confidence."
                 ),
-                "`draftwell calibrate`: at every position of the target's own texts, "
+                "`draftwell step calibrate`: at every position of the target's own texts, "
                 "whether it keeps the draft's token, is counted once; "
-                "`--temperature` adds the same of sampled texts.",
+                "`--set temperature=…` adds the same of sampled texts.",
                 "`acceptance_rate` is the pair's on this traffic; `judged` says on how "
                 "many tokens the table rests; `sampled_…` are those of "
                 "sampled texts, where there are any.",
@@ -114,7 +114,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "verifier",
             "Verifier",
-            "draftwell train",
+            "draftwell step train",
             ("verifier.json", "verifier.safetensors"),
             Card(
                 (
@@ -122,7 +122,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
                     "target keeps a draft token."
                 ),
                 (
-                    "`draftwell train`: logistic regression on the draft tokens of a trace, "
+                    "`draftwell step train`: logistic regression on the draft tokens of a trace, "
                     "scaled to probabilities on validation prompts."
                 ),
                 "`auc` on prompts that nothing was chosen on, compared with `baseline_auc` "
@@ -148,11 +148,11 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "correction_memory",
             "CorrectionMemory",
-            "draftwell calibrate",
+            "draftwell step calibrate",
             ("memory.arrow",),
             Card(
                 "CSD's correction memory: how often the target corrected one token to another.",
-                "`draftwell calibrate`: the rejections of standard speculative decoding.",
+                "`draftwell step calibrate`: the rejections of standard speculative decoding.",
                 (
                     "`patterns` of `rejections`: few patterns for many rejections mean that "
                     "there is much to rescue."
@@ -170,14 +170,14 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "hardware_profile",
             "HardwareProfile",
-            "draftwell calibrate",
+            "draftwell step calibrate",
             ("profile.json",),
             Card(
                 (
                     "Hardware profile: seconds of single forward passes of draft and target on "
                     "one class of machine."
                 ),
-                "`draftwell calibrate`, measured on the machine class named below.",
+                "`draftwell step calibrate`, measured on the machine class named below.",
                 (
                     "`speed_ratio`: forward passes of the draft in the time of one of the "
                     "target. It says nothing of another class of machine."
@@ -191,7 +191,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "acceptance_head",
             "AcceptanceHead",
-            "draftwell train --kind acceptance_head",
+            "draftwell step train --kind acceptance_head",
             ("acceptance_head.safetensors",),
             Card(
                 (
@@ -199,7 +199,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
                     "whether the target keeps a token."
                 ),
                 (
-                    "`draftwell train --kind acceptance_head`: residual blocks on the hidden "
+                    "`draftwell step train --kind acceptance_head`: residual blocks on the hidden "
                     "states of a trace."
                 ),
                 "The loss on held-out prompts: the lower, the better.",
@@ -211,7 +211,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "eagle3_head",
             "Eagle3Head",
-            "draftwell train --kind eagle3_head",
+            "draftwell step train --kind eagle3_head",
             ("config.json", "head.json", "model.safetensors"),
             Card(
                 (
@@ -219,7 +219,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
                     "with the target's embeddings."
                 ),
                 (
-                    "`draftwell train --kind eagle3_head`, on texts that the target wrote, "
+                    "`draftwell step train --kind eagle3_head`, on texts that the target wrote, "
                     "unrolled over the head's own outputs."
                 ),
                 "`acceptance_depth_1`… on held-out texts: how often the target keeps the "
@@ -227,7 +227,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
                 "`accepted_length`: tokens of a draft that it keeps.",
                 (
                     "`draftwell generate --strategy eagle3`, or `hybrid`; for vLLM and SGLang: "
-                    "`draftwell export --save-head`."
+                    "`draftwell export --set save_head=…`."
                 ),
             ),
             read_by_strategies=True,
@@ -236,7 +236,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "datastore",
             "Datastore",
-            "draftwell train --kind datastore",
+            "draftwell step train --kind datastore",
             ("datastore.safetensors",),
             Card(
                 (
@@ -244,7 +244,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
                     "(REST, SuffixDecoding)."
                 ),
                 (
-                    "`draftwell train --kind datastore`: the target's own texts of a trace, "
+                    "`draftwell step train --kind datastore`: the target's own texts of a trace, "
                     "with a suffix array."
                 ),
                 "`right_per_lookup`: draft tokens that the target would keep, counted on "
@@ -260,7 +260,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "medusa_heads",
             "MedusaHeads",
-            "draftwell train --kind medusa_heads",
+            "draftwell step train --kind medusa_heads",
             ("medusa_heads.safetensors",),
             Card(
                 (
@@ -268,7 +268,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
                     "come after its next one."
                 ),
                 (
-                    "`draftwell train --kind medusa_heads`: one residual block a head, on the "
+                    "`draftwell step train --kind medusa_heads`: one residual block a head, on the "
                     "target's states over its own texts."
                 ),
                 (
@@ -283,7 +283,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "decoding_config",
             "DecodingConfig",
-            "draftwell tune",
+            "draftwell step choose",
             ("config.json",),
             Card(
                 (
@@ -291,7 +291,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
                     "evidence."
                 ),
                 (
-                    "`draftwell tune`: replay over a trace, then measurements next to plain "
+                    "`draftwell step choose`: replay over a trace, then measurements next to plain "
                     "decoding; the report is among the run's plots."
                 ),
                 (
@@ -300,7 +300,7 @@ OUR_KINDS: dict[str, ArtifactKind] = {
                 ),
                 (
                     "It is what a release serves. To try it by hand: `draftwell generate "
-                    "--strategy … --set …`."
+                    "--strategy … --set STRATEGY.PARAMETER=…`."
                 ),
             ),
             schema_version=2,
@@ -310,12 +310,12 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "engine_config",
             "EngineConfig",
-            "draftwell tune --engine vllm",
+            "draftwell step choose --engine vllm",
             ("engine.json",),
             Card(
                 "Engine configuration: how vLLM speculates for this pair, by its own settings.",
                 (
-                    "`draftwell tune --engine vllm`: vLLM's ways to speculate, measured by running "
+                    "`draftwell step choose --engine vllm`: vLLM's ways to speculate, measured by running "
                     "it beside its plain decoding."
                 ),
                 (
@@ -331,14 +331,14 @@ OUR_KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "distilled_draft",
             "DistilledDraft",
-            "draftwell distill",
+            "draftwell step distil",
             ("draft.json", "draft.safetensors"),
             Card(
                 (
                     "Draft model distilled from the pair's target: some of its layers, with "
                     "the target's own embeddings."
                 ),
-                "`draftwell distill`, on texts that the target wrote.",
+                "`draftwell step distil`, on texts that the target wrote.",
                 "Agreement with the target's own greedy outputs, where it was measured.",
                 "It is the `draft` of the pair's YAML file; a bundle carries it.",
             ),
@@ -417,7 +417,7 @@ def refuse_other_device(kind: str, device_class: str | None, device: str, what: 
     if made_for is not None and made_for != device.partition("-")[0]:
         raise DraftwellError(
             f"{what} was made on {device_class}, for {made_for}, and cannot be released "
-            f"for {device}: run `draftwell tune "
+            f"for {device}: run `draftwell step choose "
             f"--device {device}`, or use --device {made_for}",
             code="made_on_other_device",
         )
@@ -454,7 +454,7 @@ def other_temperature(artifacts: Iterable[Artifact], temperature: float) -> str 
 def made_by(command: str) -> tuple[str, ...]:
     """The kinds that a command makes.
 
-    >>> made_by("draftwell calibrate")
+    >>> made_by("draftwell step calibrate")
     ('acceptance_table', 'correction_memory', 'hardware_profile')
     """
     return tuple(name for name, kind in KINDS.items() if kind.made_by == command)

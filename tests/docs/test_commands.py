@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from draftwell.flows.cli.main import GROUPS
 from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.markdown import commands
 from tests.support.paths import REPO
@@ -62,10 +63,12 @@ def check(words: list[str], options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("words", named("draftwell"))
 def test_draftwell(words: list[str], groups: dict[str, Any], server: Any) -> None:
-    assert words[1] == "--help" or words[1] in groups, f"no command {words[1]}"
-    if words[1] in groups:
-        passed_on = dict.fromkeys(options_of(server)) if words[1] == SERVE else {}
-        check(words[2:], passed_on | options_of(groups[words[1]]))
+    name = words[1] if words[1] in groups else " ".join(words[1:3])
+    asked_for_help = words[1].startswith("-") or words[1] in GROUPS and words[2:3] == ["--help"]
+    assert asked_for_help or name in groups, f"no command {name}"
+    if name in groups:
+        passed_on = dict.fromkeys(options_of(server)) if name == SERVE else {}
+        check(words[1 + len(name.split()) :], passed_on | options_of(groups[name]))
 
 
 @pytest.mark.parametrize("words", named("draftwell-serve"))

@@ -164,7 +164,7 @@ def trials_in(file: Path | None) -> Results[Trial]:
         DraftwellError: the file holds something else (`not_a_study`).
     """
     refusal = DraftwellError(
-        f"{file} is no file of trials that this version reads: name another with --study, or "
+        f"{file} is no file of trials that this version reads: name another with --set study=…, or "
         "move it away",
         code="not_a_study",
     )

@@ -33,7 +33,7 @@ LEAST_SECONDS = 60.0
 """Below which a tuning is not begun."""
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def tune_on_engine(
     space: EngineSpace,
     prompts: Sequence[Prompt],
@@ -69,7 +69,9 @@ def tune_on_engine(
     lab = lab_of(space, prompts, settings, fresh=fresh)
     lab.budget = budget or lab.budget
     if lab.store.read:
-        say(f"{lab.store.read} measurements of an earlier run are reused: --fresh measures again")
+        say(
+            f"{lab.store.read} measurements of an earlier run are reused: --set fresh=true measures again"
+        )
     choice = bounded(tune_engine(lab, settings, space.lacks, texts, imported), served)
     save_choice(
         space,
@@ -82,7 +84,7 @@ def tune_on_engine(
     return choice
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def tune_as(
     settings: PipelineSettings, space: EngineSpace, prompts: Sequence[Prompt], seconds: float
 ) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def tune_as(
     if seconds < LEAST_SECONDS:
         raise DraftwellError(
             "collecting and training left no time to tune: name more than "
-            f"{settings.minutes:g} --minutes; what was collected is kept",
+            f"{settings.minutes:g} minutes; what was collected is kept",
             code="no_time",
         )
     kept = deployment_of(settings, space)
@@ -145,7 +147,7 @@ def imported_from(settings: EngineTuneSettings) -> Imported | None:
     method = read.method or (settings.methods[0] if len(settings.methods) == 1 else None)
     if method is None:
         raise DraftwellError(
-            f"{file} does not say how its tokens are drafted: name that alone with --methods",
+            f"{file} does not say how its tokens are drafted: name that alone with --set methods=…",
             code="bad_import",
         )
     lengths = tuple((load, read.at(load)) for load in settings.levels)
@@ -187,7 +189,7 @@ def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) 
         raise DraftwellError(
             (
                 f"none of the methods that were named can be tried ({reasons or 'off alone'}): "
-                "name others with --methods"
+                "name others with --set methods=…"
             ),
             code="no_method_left",
         )

@@ -37,8 +37,8 @@ def gate_as_it_runs(
         raise DraftwellError(
             f"{space.address.url} ({space.dialect.name}) cannot decode plainly on request, so "
             "there is nothing to compare with: name the same model without speculation with "
-            "--plain URL, an engine whose requests can switch speculation off "
-            "(Draftwell, some builds of llama.cpp), or the command that starts it with --launcher",
+            "--set plain=URL, an engine whose requests can switch speculation off "
+            "(Draftwell, some builds of llama.cpp), or the command that starts it with --set launcher=…",
             code="no_plain_engine",
         )
     ids, sampling = space.encoded(prompts, max_tokens), space.pair.sampling(max_tokens=max_tokens)
@@ -59,5 +59,7 @@ def regression(space: RemoteSpace) -> Skipped:
     number = champion_number(space.workspace, device)
     if number is None:
         return Skipped("regression", "there is no champion", applies=False)
-    why = f"the champion, release {number}, has to be started: name the command with --launcher"
+    why = (
+        f"the champion, release {number}, has to be started: name the command with --set launcher=…"
+    )
     return Skipped("regression", why)

@@ -122,7 +122,7 @@ def build_strategy(
             raise DraftwellError(
                 f"strategy {name} has no default for {' and '.join(missing)}: give a value "
                 "with --set, for example "
-                f"--set {key}=VALUE (in a bench --set {name}.{key}=VALUE)",
+                f"--set {name}.{key}=VALUE",
                 code="parameter_missing",
             ) from error
         raise DraftwellError(

@@ -259,7 +259,7 @@ def log_temperatures(
     if config.sampled is None:
         log.warning(
             "nothing was tuned or measured for sampled requests: they are decoded plainly "
-            "(draftwell tune --device %s "
+            "(draftwell step choose --device %s "
             "--temperature %g)",
             device,
             SERVED_TEMPERATURE,
@@ -451,7 +451,7 @@ def refuse_other_machine(
     if here != (measured if loaded else without_layers(measured)):
         raise DraftwellError(
             f"the bundle's hardware profile was measured on {measured}, and this machine is "
-            f"{here}: run `draftwell calibrate` and `draftwell tune` here, and deploy again; where "
+            f"{here}: run `draftwell step calibrate` and `draftwell step choose` here, and deploy again; where "
             "only +torch differs, install g++ or unset DRAFTWELL_COMPILE",
             code="profile_of_another_machine",
         )

@@ -65,7 +65,7 @@ def words(pair_file: Path, prompts: Path, own_stores: Path, peers: Path, tmp_pat
 
 @pytest.fixture
 def demo(run: Any, words: str) -> Callable[..., Any]:
-    return lambda *more: run(f"{words} --levels 1", *more)
+    return lambda *more: run(f"{words} --set levels=1", *more)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_whole_loop_and_what_it_says(
         "gate",
         "interval",
         "up to 1 requests at once",
-        "--levels 1,8",
+        "--set levels=1,8",
         "draft_model(k=2) is 1.60 times",
         "the gate passed",
         str(bundle),
@@ -142,10 +142,10 @@ def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is
     texts = (folder / "loop-texts.jsonl").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(EngineSpace, "_head", lambda self: folder)
-        done = demo("--methods draft_model")
+        done = demo("--set methods=draft_model")
         assert "collected again" not in done.stderr
         assert (folder / "loop-texts.jsonl").read_bytes() == texts
-    done = demo("--max-tokens 9")
+    done = demo("--set max_tokens=9")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "collected again" in done.stderr
     assert (folder / "loop-texts.jsonl").read_bytes() != texts
@@ -194,7 +194,7 @@ def test_a_finished_part_is_not_done_again(
         "1-cpu",
         "current",
     ]
-    assert "vllm/off ended with exit code 1" in line(demo("--fresh"))
+    assert "vllm/off ended with exit code 1" in line(demo("--set", "fresh=true"))
 
 
 FAULTS = {
@@ -245,14 +245,14 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(
         said = line(demo(f"--port {port}"))
     assert f"port {port} cannot be listened on ([Errno 98] Address already in use)" in said
     assert "--port" in said
-    assert "--minutes means nothing with --engine draftwell" in line(
+    assert "--set minutes means nothing with --engine draftwell" in line(
         run(f"demo --pair {pair_file} --minutes 3")
     )
     assert "--sampled-temperature means nothing with --engine vllm" in line(
         demo("--sampled-temperature 0.5")
     )
-    assert "no method 'lookahed'" in line(demo("--methods ngram,lookahed"))
-    assert "ascending from 1, such as 1,4,16, not 8,1" in line(demo("--levels 8,1"))
+    assert "no method 'lookahed'" in line(demo("--set methods=ngram,lookahed"))
+    assert "ascending from 1, such as 1,4,16, not 8,1" in line(demo("--set levels=8,1"))
     assert "copy of the target" in line(run("demo --engine vllm --pair smollm2-135m-near-copy-24"))
     of_version(peers, "0.31.2")
     said = line(demo())
@@ -282,9 +282,9 @@ def test_other_judged_prompts_are_judged(
 def test_what_was_not_measured_at_a_load_is_not_served_at_it(
     demo: Callable[..., Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert demo("--levels 1,2").exit_code == 0
+    assert demo("--set levels=1,2").exit_code == 0
     choose(monkeypatch, folder, levels=[], schedule=[], scheduled=[], loads=[])
-    done = demo("--levels 1,2")
+    done = demo("--set levels=1,2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "for 1 at once: there was no time to measure more" in done.stderr
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
@@ -306,11 +306,11 @@ def test_by_default_the_bundle_decodes_eight_requests_at_once(
 def test_methods_of_which_none_can_be_tried_are_refused(
     demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path, folder: Path
 ) -> None:
-    tune = f"tune --engine vllm --pair {pair_file} --prompts {prompts} --methods suffix"
-    for done in (demo("--methods suffix"), run(tune)):
+    tune = f"step choose --engine vllm --pair {pair_file} --prompts {prompts} --set methods=suffix"
+    for done in (demo("--set methods=suffix"), run(tune)):
         said = line(done)
         assert "the engine's environment has no arctic-inference: install it there" in said
-        assert "--methods" in said
+        assert "--set methods" in said
     assert not config_folder(folder).exists()
 
 
@@ -346,7 +346,7 @@ def test_a_server_that_fails_is_one_line(
 def test_a_target_that_no_head_can_be_trained_for_is_tuned_without(
     demo: Callable[..., Any], folder: Path
 ) -> None:
-    done = demo("--methods eagle3,draft_model")
+    done = demo("--set methods=eagle3,draft_model")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((folder / "loop.json").read_text())
     assert report["head"].startswith(
@@ -442,8 +442,8 @@ def test_asked_to_end_it_leaves_no_engine_behind(
         "-c",
         program,
         *words.split(),
-        "--levels",
-        "1",
+        "--set",
+        "levels=1",
         "--serve-seconds",
         "300",
     ]
