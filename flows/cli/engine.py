@@ -29,7 +29,6 @@ from draftwell.components.prompts.prompt import demo_prompts, mixed
 from draftwell.components.report.machine import cpu_model
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.flows.cli.bench_run import outputs_of, teller
-from draftwell.flows.cli.demo import ends_what_it_started, run_loop
 from draftwell.flows.cli.engine_options import named, settings_of
 from draftwell.flows.cli.options import (
     check_folder,
@@ -39,7 +38,9 @@ from draftwell.flows.cli.options import (
     say,
     wide_console,
 )
+from draftwell.flows.cli.signals import ends_what_it_started
 from draftwell.flows.context import training_prompts
+from draftwell.flows.orchestration.whole import run_loop
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.engine.collect import bench_on_engine, collect_on_engine
 from draftwell.flows.steps.engine.deploy import deploy_on_engine, judged, remarks

@@ -20,7 +20,6 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "step collect": ("turns", "rollout", "prefix_kinds", "runner", "workers"),
         "step choose": ("traces",),
         "gate": ("counts_only", "record_counts", "unmeasured"),
-        "demo": ("sampled_temperature",),
         "monitor": ("reference", "out"),
     },
     "replay": {
@@ -48,19 +47,6 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "restart": {
         "step collect": ("method", "logprobs"),
         "step choose": ("methods", "levels", "fresh", "schedule"),
-        "demo": (
-            "minutes",
-            "methods",
-            "levels",
-            "max_tokens",
-            "tune_prompts",
-            "train_minutes",
-            "serve_seconds",
-            "port",
-            "out",
-            "grid",
-            "fresh",
-        ),
         "deploy": ("dtype", "temperature", "serving", "swap", "swap_prompts"),
         "monitor": (
             "recalibrate",

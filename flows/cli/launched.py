@@ -14,7 +14,6 @@ from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.regret import grid_regret
 from draftwell.components.tune.engines.settings import EngineTuneSettings
-from draftwell.flows.cli.demo import ends_what_it_started
 from draftwell.flows.cli.demo_engine import regret_line
 from draftwell.flows.cli.engine import gate_candidates, path_of, show_choice
 from draftwell.flows.cli.engine_options import settings_of
@@ -26,6 +25,7 @@ from draftwell.flows.cli.options import (
 )
 from draftwell.flows.cli.remote import address_of, open_at_address
 from draftwell.flows.cli.settings_option import named, spelled
+from draftwell.flows.cli.signals import ends_what_it_started
 from draftwell.flows.context import take_untouched, training_prompts
 from draftwell.flows.steps.engine.launched import LaunchedSpace, is_local, place_of
 from draftwell.flows.steps.engine.release import publish_on_engine

@@ -20,7 +20,7 @@ from draftwell.flows.failures import disk_full_as_error
 from draftwell.serving.errors import DraftwellError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo", "Run the whole loop on the default pair, and print one table."),
+    "tune": ("tune", "Find what makes a model faster, prove and deploy it; ends with a card."),
     "generate": ("decode", "Generate one answer and report acceptance, speed and model calls."),
     "bench": ("bench", "Compare strategies on the same prompts, interleaved."),
     "gate": ("release", "Judge a release, or this checkout against its recorded baseline."),
@@ -63,6 +63,7 @@ GROUPS = {
 }
 """Group → what its commands do."""
 OLD_NAMES = {
+    "demo": "tune",
     "collect": "step collect",
     "train": "step train",
     "calibrate": "step calibrate",

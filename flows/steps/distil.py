@@ -188,19 +188,30 @@ def keep_report(made: Distilled) -> Path:
     return write_json(Workspace(str(made.file)).reports / "distilled_draft.json", made.report)
 
 
-def find_target(target: str) -> tuple[ModelSource, PairSpec | None]:
-    """Where a target comes from, and the pair that it is taken from, if any."""
-    folder = Path(target).expanduser()
+def model_source(named: str, option: str = "--target") -> ModelSource | None:
+    """Where a model comes from that is a folder or on the hub; None: it is neither.
+
+    Raises:
+        DraftwellError: a folder without a model (`no_model`).
+    """
+    folder = Path(named).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise DraftwellError(
-                f"--target {target} holds no model (no config.json): name a model folder of "
+                f"{option} {named} holds no model (no config.json): name a model folder of "
                 "transformers",
                 code="no_model",
             )
-        return ModelSource(path=str(folder.absolute())), None
-    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", target) and not target.endswith((".yaml", ".yml")):
-        return ModelSource(hub=target, revision="main"), None
+        return ModelSource(path=str(folder.absolute()))
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", named) and not named.endswith((".yaml", ".yml")):
+        return ModelSource(hub=named, revision="main")
+    return None
+
+
+def find_target(target: str) -> tuple[ModelSource, PairSpec | None]:
+    """Where a target comes from, and the pair that it is taken from, if any."""
+    if (source := model_source(target)) is not None:
+        return source, None
     try:
         spec = find_pair(target)
     except DraftwellError as error:

@@ -140,7 +140,7 @@ def train_as(settings: PipelineSettings, space: EngineSpace, prompts: Sequence[P
     learnt = training_prompts(own, kinds=("eagle3_head",)).by_name.get("eagle3_head")
     if not settings.fresh and learnt == frozenset(hashes_of(prompts)):
         return "the head of an earlier run, trained on the same prompts"
-    minutes = minutes or settings.minutes / 5
+    minutes = minutes or settings.engine_minutes / 5
     try:
         head, report = run_train_eagle3(
             own, HeadRequest(prompts=prompts, minutes=minutes), say=own.say

@@ -17,6 +17,7 @@ from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.report.html import write_tuning_report
 from draftwell.components.tune.settings import Constraints, TuneSettings
 from draftwell.components.tune.tune import TuneInputs, tune_strategy
+from draftwell.components.tune.without_draft import tune_without_draft
 from draftwell.flows.context import (
     StepContext,
     open_trace,
@@ -141,7 +142,10 @@ def report_name(temperature: float, name: str) -> str:
 
 
 def config_with(
-    step: StepContext, evidence: TuningEvidence, trace_digest: str, device_class: str | None
+    step: StepContext,
+    evidence: TuningEvidence,
+    trace_digest: str | None,
+    device_class: str | None,
 ) -> DecodingConfig:
     """The decoding config with a new choice for its class of temperatures, and the choice for the
     other class as it was.
@@ -278,6 +282,37 @@ def tune_as(
         **greedy,
         "sampled": {**sampled[0], "temperature": settings.sampled_temperature} if sampled else None,
     }
+
+
+@in_turn("draftwell tune")
+def tune_without_draft_as(
+    settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """As `tune_as`, for a pair without a draft model: greedy requests alone, by measurement. What
+    is chosen for them serves sampled ones too, where the gate finds it fast enough for them."""
+    wanted, space = tune_settings_of(settings), step.workspace
+    profile = find_or_measure_profile(space, step.pair, STRATEGIES)
+    resources = space.resources(step.pair, STRATEGIES, profile=profile)
+    used = training_prompts(space, kinds=READ_BY_STRATEGIES)
+    prompts = take_untouched(space, used, prompts)
+    evaluate = Evaluator(step.pair, resources, max_tokens=wanted.max_tokens, progress=step.bar)
+    champion = champion_decoding(step)
+    served = None if champion is None else served_choice(champion, 0.0)
+    evidence = tune_without_draft(step.pair, resources, prompts, wanted, evaluate, served)
+    sampling = step.pair.sampling(max_tokens=wanted.max_tokens, seed=wanted.seed)
+    levels, loads = measure_levels(
+        step.pair, resources, evidence.choice, prompts, sampling, step.bar
+    )
+    evidence = evidence.model_copy(
+        update={
+            "levels": levels,
+            "loads": loads,
+            "training_prompts": tuple(hashes_of(prompts)),
+            "unknown_prompts": used.unknown,
+        }
+    )
+    save_choice(step, config_with(step, evidence, None, evidence.device_class), evidence)
+    return {**evidence.choice.to_json(), "reason": evidence.reason, "sampled": None}
 
 
 def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> TuneSettings:

@@ -11,7 +11,9 @@ processors.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from draftwell.registry.bundles.wheel import runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
 from draftwell.registry.pairs.records import model_records
 from draftwell.registry.promotion import adopt, deployment_objection, withdrawal
+from draftwell.registry.release_card import kept_card
 from draftwell.registry.releases import (
     ReleaseVersion,
     find_release,
@@ -51,6 +54,8 @@ from draftwell.serving.artifacts.pair_files import (
     tokenizer_digest,
 )
 from draftwell.serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
+from draftwell.serving.bundle.card import without_card
+from draftwell.serving.bundle.manifest import read_bundle_manifest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, put_folder, sha256_file, write_link
 from draftwell.serving.number_format import FORMATS
@@ -73,8 +78,8 @@ def build_bundle(
     Beside another bundle of that release (of another runtime, say) the new one is called
     `<version>-<device>.2`, and so on: a server may still be reading the old one. The same bundle is
     not written twice. One that the gate judged is deployed as it is
-    (`draftwell.registry.bundles.judged`). A champion named by hand in MLflow's UI needs the same
-    gate record as one that was promoted.
+    (`draftwell.registry.bundles.judged`), with the card of the release's tuning if there is one. A
+    champion named by hand in MLflow's UI needs the same gate record as one that was promoted.
 
     Args:
         files: the pair's models on this machine; they must be those of the release.
@@ -101,6 +106,7 @@ def build_bundle(
             as_greedy = bool(record and not ungated and record.sampled_as_greedy)
             reason = ungated_reason if why else None
             _write_bundle(store, release, pair_spec, files, place, reason, with_weights, as_greedy)
+        add_card(place, kept_card(store, release))
         open_bundle(place).files(models_root())
         final = _settle(place, home, release)
         sign(final)
@@ -180,7 +186,7 @@ def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
         with contextlib.suppress(DraftwellError):  # a damaged one
             manifest = open_bundle(bundle).manifest
             if manifest.release_digest == release.published.digest:
-                judged = record is not None and manifest.digest == record.bundle_digest
+                judged = record is not None and without_card(manifest) == record.bundle_digest
                 found.append((judged, manifest.gated, build, bundle))
     if not found:
         return None
@@ -286,6 +292,21 @@ def _write_bundle(
     }
     beside = _settings_digests(files, records)
     manifest = manifest.model_copy(update={"files": listed, "settings_sha256": beside})
+    manifest = manifest.model_copy(update={"digest": manifest.computed_digest()})
+    (place / MANIFEST).write_text(manifest.to_json())
+    set_rights(place)
+
+
+def add_card(place: Path, card: Mapping[str, bytes]) -> None:
+    """Add the card of a release's tuning to its finished bundle; nothing without one."""
+    if not card:
+        return
+    manifest = read_bundle_manifest(place)
+    listed = dict(manifest.files)
+    for name, data in card.items():
+        (place / name).write_bytes(data)
+        listed[name] = FileRecord(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+    manifest = manifest.model_copy(update={"files": dict(sorted(listed.items()))})
     manifest = manifest.model_copy(update={"digest": manifest.computed_digest()})
     (place / MANIFEST).write_text(manifest.to_json())
     set_rights(place)

@@ -364,7 +364,7 @@ class Service:
 
         `exact`: a lossless strategy's greedy answers are plain decoding's to the bit. `tuned` names
         the strategies that requests get which name none, by class of temperature; `default` is that
-        of greedy ones.
+        of greedy ones. `card`: `/card` says how they were tuned.
         """
         served, tenant = self.served, tenant_of(request)
         return {
@@ -374,6 +374,7 @@ class Service:
             "max_context": served.max_context,
             "exact": served.pair.exact,
             "allow_parameters": request.app.state.allow_parameters,
+            "card": bool(served.card),
             "strategies": [
                 described(served.strategies.get(name, tenant)) for name in served.strategies.names()
             ],

@@ -22,6 +22,7 @@ from draftwell.serving.artifacts.pair_files import (
     settings_digest,
 )
 from draftwell.serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
+from draftwell.serving.bundle.card import read_card_files
 from draftwell.serving.bundle.signature import signature_check
 from draftwell.serving.device import cuda_problem, device_class, set_threads
 from draftwell.serving.errors import DraftwellError
@@ -178,6 +179,7 @@ def _served_model(
         artifacts=artifacts,
         model_defaults=settings.generation_config == "model",
         prompt_sharing=settings.prompt_sharing,
+        card=read_card_files(bundle.path, bundle.manifest),
     )
 
 

@@ -82,5 +82,5 @@ def test_mistakes_in_settings_are_lines() -> None:
         asked("step choose", "--engine", "vllm", "--set", "levels=1,x")
     with raises_code("bad_method", "lookahed"):
         engine_settings(PipelineSettings(engine="vllm", methods=("ngram", "lookahed")))
-    with pytest.raises(ValidationError, match="minutes means nothing with the engine draftwell"):
-        PipelineSettings(minutes=3)
+    with pytest.raises(ValidationError, match="grid means nothing with the engine draftwell"):
+        PipelineSettings(grid=True)
