@@ -8,8 +8,8 @@ A bundle that `draftwell deploy` or a tuning built answers in a program of your 
         answer = model.generate("What is a prime number?", max_tokens=64)
         print(answer.text)
 
-`draftwell.bench` compares strategies. Importing this package loads nothing; each name loads what
-it needs when it is first used.
+`draftwell.tune` makes such a bundle of two models, and `draftwell.bench` compares strategies.
+Importing this package loads nothing; each name loads what it needs when it is first used.
 
 The four packages are the folders beside this one, linked here: in a checkout `draftwell.serving` is
 `serving/`, and an installed wheel has them inside `draftwell` and nowhere else.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftwell.components.card.card import Card
-    from draftwell.flows.library import bench
+    from draftwell.flows.library import bench, tune
     from draftwell.serving.errors import DraftwellError
     from draftwell.serving.library import Answer, LoadedBundle, load
 
@@ -34,6 +34,7 @@ __all__ = [
     "__version__",
     "bench",
     "load",
+    "tune",
 ]
 
 _HOMES = {
@@ -43,6 +44,7 @@ _HOMES = {
     "LoadedBundle": "serving.library",
     "bench": "flows.library",
     "load": "serving.library",
+    "tune": "flows.library",
 }
 """Public name → the module that it is loaded from."""
 

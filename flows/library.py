@@ -1,23 +1,28 @@
-"""What `draftwell.bench` is: the command of that name, for programs."""
+"""What `draftwell.bench` and `draftwell.tune` are: the commands of these names, for programs."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.schema import BenchReport
 from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.card.card import Card
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.prompts.sources import load_prompts
+from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
 from draftwell.flows.settings import quality_floor
 from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.bundle.manifest import MANIFEST, read_bundle_manifest
 from draftwell.serving.device import checked_device, default_device
+from draftwell.serving.errors import missing_package
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import (
     StrategyChoice,
@@ -27,6 +32,7 @@ from draftwell.serving.runtime.strategies import (
 from draftwell.serving.server.model.loading import from_bundle, profile_fits
 from draftwell.serving.server.settings import ServerSettings
 
+log = logging.getLogger(__name__)
 Strategies = Sequence[str | tuple[str, Mapping[str, Any]]]
 """Names of strategies; one with parameters is a pair of its name and these."""
 
@@ -80,6 +86,60 @@ def bench(  # noqa: PLR0913
     else:
         pair, resources, wanted = open_pair_to_bench(str(subject), strategies, device)
     return run_bench(pair, wanted, rows, resources, settings)
+
+
+def tune(  # noqa: PLR0913
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    *,
+    pair: str | Path | None = None,
+    prompts: str | Path | None = None,
+    minutes: float | None = None,
+    distil: float | None = None,
+    engine: str = "draftwell",
+    device: str | None = None,
+    fresh: bool = False,
+    **settings: Any,
+) -> Card:
+    """Find what makes a model faster on your prompts, prove it, and build the bundle that serves
+    it: `draftwell tune` for programs. A run that was stopped continues when it is called again.
+
+    One parameter for each of the command's options.
+
+    Args:
+        target: folder or hub id of the model to make faster.
+        draft: folder or hub id of a small model of the same vocabulary; None: only what needs none
+            is tried.
+        pair: a pair in the place of both: its name, alias or YAML file. None of all three takes
+            the shipped pair.
+        prompts: file or folder of prompts; None takes the shipped ones.
+        minutes: for everything but distilling; None: 10, with vLLM 45.
+        distil: minutes to train a draft first, for a target without one.
+        engine: draftwell, vllm, or the address of an engine.
+        device: cpu or cuda; None: that of this machine.
+        fresh: begin again.
+        settings: any other setting of the loop, such as `bench_prompts=32`.
+    Returns:
+        The card. `bundle` is what `load` takes; `verdict` says whether the gate passed it.
+    Raises:
+        DraftwellError: what has to be fixed, before any work where it can be known then; the
+            packages of the extra `pipeline` are missing (`missing_package`).
+    """
+    if find_spec("prefect") is None or find_spec("mlflow") is None:
+        raise missing_package("draftwell.tune needs", "prefect", "pipeline")
+    wanted = TuneModelsSettings(
+        target=None if target is None else str(target),
+        draft=None if draft is None else str(draft),
+        pair=None if pair is None else str(pair),
+        prompts=None if prompts is None else Path(prompts),
+        engine=engine,
+        minutes=minutes,
+        distil=distil,
+        device=device,
+        fresh=fresh,
+        more=settings,
+    )
+    return tune_models(wanted, log.info)
 
 
 def prompt_rows(prompts: str | Path | Sequence[str], limit: int | None) -> list[Prompt]:

@@ -6,6 +6,7 @@ sends a ticket to the same scheduler. It needs neither the server's packages nor
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 import weakref
@@ -16,6 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
+from draftwell.serving.bundle.card import CARD_JSON
 from draftwell.serving.bundle.manifest import read_bundle_manifest
 from draftwell.serving.errors import DraftwellError, InvalidRequest
 from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
@@ -74,6 +76,10 @@ class LoadedBundle:
     def __init__(self, served: ServedModel, path: Path, *, chat: bool = True):
         self.name, self.release, self.path = served.name, served.version, path
         self.strategy, self.max_context = served.strategy.name, served.max_context
+        written = served.card.get(CARD_JSON)
+        self.card: dict[str, Any] | None = None if written is None else json.loads(written)
+        """Of the tuning that the bundle comes from, as plain JSON; `Card.model_validate` reads
+        it."""
         scheduler = Scheduler(
             served.pair.engine(budget=PromptBudget(), governor=served.governor),
             served.strategy,
