@@ -110,8 +110,8 @@ $(STAMP): $(RUN_STAMP)
 	$(call step,tests$(comma) linters and remote stores (about a minute),$(install_project) dev pipeline$(comma)server$(comma)remote$(comma)dev)
 	@touch $@
 
-demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE= FLAGS=, or ENGINE=vllm
-	$(BIN)/draftwell demo $(engine) $(device) $(FLAGS)
+demo: $(RUN_STAMP) ## draftwell tune on the shipped pair: minutes, and a card: DEVICE= FLAGS=, or ENGINE=vllm
+	$(BIN)/draftwell tune $(engine) $(device) $(FLAGS)
 
 test: $(STAMP) ## run the quick tests: JOBS=
 	$(BIN)/python -m pytest $(call side_by_side,3) -m "not slow"

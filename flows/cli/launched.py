@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.regret import grid_regret
 from draftwell.components.tune.engines.settings import EngineTuneSettings
-from draftwell.flows.cli.demo_engine import regret_line
 from draftwell.flows.cli.engine import gate_candidates, path_of, show_choice
 from draftwell.flows.cli.engine_options import settings_of
 from draftwell.flows.cli.options import (
@@ -142,6 +141,18 @@ def show_grid(
         say(f"left out of the grid: {name}, {why}")
     typer.echo(regret_line(found))
     typer.echo(str(file))
+
+
+def regret_line(grid: Mapping[str, Any]) -> str:
+    """How far the choice is behind the best of a grid that was measured again."""
+    regret = grid["regret"]
+    if regret is None:
+        return "regret: unknown, because the choice could not be measured again"
+    low, mid, high = (100 * regret[name] for name in ("low", "regret", "high"))
+    return (
+        f"regret {mid:.1f} % ({low:.1f} to {high:.1f}): the choice beside {regret['best']}, the "
+        f"best of the others of {len(grid['figures'])} settings, on all prompts of the tuning"
+    )
 
 
 def gate_remote(context: typer.Context) -> list[tuple[str, GateVerdict]]:

@@ -4,7 +4,7 @@ card."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,8 @@ OPTIONS = ("pair", "prompts", "engine", "minutes", "device", "fresh")
 """Settings of the loop that are options."""
 OTHER_SOURCES = ("source", "spool", "drift", "restart")
 """Settings of the loop on served traffic."""
+SEVERAL = ("methods", "levels", "engine_header")
+"""Settings with several values."""
 EXIT_CODES = {"passed": 0, "failed": EXIT_FAILED, "undecided": EXIT_UNDECIDED}
 
 Target = Annotated[
@@ -76,15 +78,20 @@ Launcher = Annotated[
     str | None,
     typer.Option(
         "--launcher",
-        metavar="FILE",
-        help="With --engine URL: file of the command that starts the engine.",
+        metavar="FILE|COMMAND",
+        help="With --engine URL: the command that starts the engine, or its file.",
     ),
 ]
 LOOP_KEYS = tuple(
     name for name in PipelineSettings.model_fields if name not in (*OPTIONS, *OTHER_SOURCES)
 )
 """Settings of the loop that `--set` takes."""
-More = Annotated[dict[str, str] | None, OtherKeys(LOOP_KEYS)]
+ADDRESS_KEYS = (
+    *("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain"),
+    *("stop_command", "start_minutes", "engine_draft", "engine_head"),
+)
+"""Those of an engine at an address."""
+More = Annotated[dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS))]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Begin again instead of where a run was stopped.")
 ]
@@ -131,12 +138,20 @@ def tune(
         launcher=launcher,
         device=device,
         fresh=fresh,
-        more={key: from_yaml(value) for key, value in (more or {}).items()},
+        more={key: value_of(key, text) for key, text in (more or {}).items()},
     )
     with ends_what_it_started():
         card = tune_models(wanted, say)
     show(card, as_json=json)
     raise typer.Exit(EXIT_CODES[card.verdict])
+
+
+def value_of(key: str, text: str) -> Any:
+    """A setting's value as YAML; several are written with commas, too."""
+    found = from_yaml(text)
+    if key in SEVERAL and not isinstance(found, list):
+        return [from_yaml(part.strip()) for part in text.split(",")]
+    return found
 
 
 def show(card: Card, *, as_json: bool) -> None:

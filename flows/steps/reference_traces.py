@@ -94,7 +94,7 @@ def served(space: Workspace, device: str, out: Path) -> Served:
         raise DraftwellError(
             f"pair {space.spec.name} has neither a champion on {device} nor calibrated "
             f"artifacts in {space.dtype}: run "
-            f"`draftwell demo --device {device}`, or collect, train and calibrate first",
+            f"`draftwell tune --device {device}`, or collect, train and calibrate first",
             code="nothing_calibrated",
         )
     return Served(

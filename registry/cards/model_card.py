@@ -34,7 +34,7 @@ CARDS = {
     "release": Card(
         "Release: the exact versions that are served together on one device.",
         (
-            "`draftwell demo`, or the flow `release`, pins the artifacts of a workspace; "
+            "`draftwell tune`, or the flow `release`, pins the artifacts of a workspace; "
             "`draftwell gate` judges them."
         ),
         (

@@ -16,15 +16,13 @@ import pytest
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.compiled_libraries import own_folder
-from draftwell.serving.bundle.verdict import Check
 from draftwell.serving.runtime.models.native.library import key
-from tests.support.bench_reports import REPORT
 from tests.support.loop.publishing import release, table
 from tests.support.loop.refusals import refused
 from tests.support.loop.tiny_files import snapshot
 
 COMMANDS = (
-    "demo",
+    "tune",
     "generate",
     "bench",
     "gate",
@@ -63,7 +61,7 @@ from typer.testing import CliRunner
 from draftwell.flows.cli.main import app
 shown = [CliRunner().invoke(app, [*words, "--help"]).output for words in {[page.split() for page in PAGES]}]
 print(json.dumps([shown, [name for name in {HEAVY} if name in sys.modules]]))
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +236,8 @@ GENERATE = "generate --prompt hi"
         ("bench --out report.txt", ("report.txt", "FILE.json")),
         ("bench --prompts nowhere.jsonl", ("nowhere.jsonl",)),
         ("step collect --prompts nowhere.jsonl", ("nowhere.jsonl",)),
-        ("demo --prompts nowhere.jsonl", ("nowhere.jsonl",)),
-        ("demo --pair smolm2", ("unknown pair smolm2",)),
+        ("tune --prompts nowhere.jsonl", ("nowhere.jsonl",)),
+        ("tune --pair smolm2", ("unknown pair smolm2",)),
         ("gate --pair smolm2-135m", ("did you mean",)),
         ("gate --report nowhere/gate.xml", ("nowhere", "does not exist")),
         ("release promote --pair smolm2-135m", ("did you mean",)),
@@ -265,7 +263,7 @@ def test_mistakes(run: Any, place: Path, arguments: str, words: tuple[str, ...])
     ],
 )
 @pytest.mark.parametrize(
-    "command", ["bench", "step collect", "step calibrate", "step choose", "demo"]
+    "command", ["bench", "step collect", "step calibrate", "step choose", "tune"]
 )
 def test_broken_prompt_files(
     run: Any, place: Path, command: str, text: str, words: tuple[str, ...]
@@ -357,7 +355,7 @@ def test_prompt_longer_than_the_context(run: Any, place: Path, pair_file: Path) 
 
 def test_nothing_to_release(run: Any, registered: Path, pair_file: Path) -> None:
     for command in ("deploy", "release promote"):
-        refused_at_once(run(command, f"--pair {pair_file}"), "release.tiny.cpu", "draftwell demo")
+        refused_at_once(run(command, f"--pair {pair_file}"), "release.tiny.cpu", "draftwell tune")
     refused_at_once(run(f"gate --pair {pair_file} --release 7"), "version 7")
     done = run(f"gate --pair {pair_file}")
     refused(done, "baseline", "--set record_counts=true")
@@ -419,103 +417,3 @@ def test_doctor_names_what_is_known_to_break(run: Any, monkeypatch: pytest.Monke
     done = run("doctor")
     assert done.exit_code == 2
     assert "Error: 1 check(s) failed" in done.stderr
-
-
-GATED: dict[str, tuple[dict[str, Any], int, str]] = {
-    "deployed": (
-        {"passed": True, "checks": [], "bundle": "dist/tiny/1-cpu"},
-        0,
-        "bundle dist/tiny/1-cpu",
-    ),
-    "its speed": (
-        {
-            "passed": True,
-            "checks": [{"name": "speedup", "passed": True, "detail": "1.25 x autoregressive"}],
-            "bundle": "b",
-        },
-        0,
-        "the gate on speedup: 1.25 x autoregressive",
-    ),
-    "waits": ({"passed": True, "checks": [], "bundle": None}, 0, "waits to be promoted"),
-    "failed": (
-        {
-            "passed": False,
-            "checks": [vars(Check("speedup", 0.9, 1.0, False, "0.9 x"))],
-            "bundle": None,
-            "champion": 4,
-        },
-        1,
-        "release 7 is not deployed, release 4, the champion, stays: the gate failed: 0.9 x",
-    ),
-    "open": (
-        {
-            "passed": False,
-            "checks": [vars(Check("speedup", 1.1, 1.0, False, "1.1 x", enough=False))],
-            "bundle": None,
-        },
-        3,
-        "release 7 is not deployed, nothing is served: the gate had not enough evidence: 1.1 x",
-    ),
-}
-
-
-def test_the_demos_figures_of_the_choice_are_the_gates() -> None:
-    """Tuning measured it too, in another run: its figure would contradict the table."""
-    from draftwell.flows.cli.demo import outcome_lines
-    from draftwell.flows.settings import PipelineSettings
-
-    result = {
-        "strategy": "hybrid",
-        "parameters": {"max_draft": 8},
-        "reason": "1.31 x plain decoding",
-        "sampled": None,
-        "release": 7,
-        "bundle": "b",
-        "checks": [{"name": "speedup", "passed": True, "detail": "1.23 x autoregressive"}],
-    }
-    text = " ".join(outcome_lines(result, PipelineSettings(pair="tiny", device="cpu")))
-    assert "1.23 x autoregressive" in text
-    assert "1.31" not in text
-    assert "hybrid {'max_draft': 8}, chosen by tuning" in text
-
-
-@pytest.mark.parametrize("case", GATED)
-def test_the_demo_ends_with_the_gates_exit_code(
-    run: Any, pair_file: Path, prompts_file: Path, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What serves is its last line: 0 although the gate refused would let a script go on with the
-    champion of before."""
-    import draftwell.flows.orchestration.loop_flow as flow
-    from draftwell.flows.steps.verdict import verdict_of
-
-    gated, code, line = GATED[case]
-    plain = {"strategy": "autoregressive", "parameters": {}, "reason": "few prompts"}
-    settings = []
-
-    def pipeline(given):
-        settings.append(given)
-        return {
-            **plain,
-            "sampled": {**plain, "temperature": 1.0},
-            "report": REPORT,
-            "release": 7,
-            "champion": None,
-            "verdict": verdict_of(gated),
-            **gated,
-        }
-
-    monkeypatch.setattr(flow, "draftwell", pipeline)
-    done = run(f"demo --pair {pair_file} --prompts {prompts_file}")
-    assert done.exit_code == code, (done.output, done.exception)
-    text = " ".join(done.stdout.split())
-    assert line in text
-    assert (
-        "sampled requests, at temperature 1: plain decoding. Why, by figures of tuning or "
-        "of a gate that refused: few prompts"
-    ) in text
-    assert settings[0].temperatures == (0.0, 1.0)
-    assert (
-        run(f"demo --pair {pair_file} --prompts {prompts_file} --sampled-temperature 0").exit_code
-        == code
-    )
-    assert settings[1].temperatures == (0.0,)

@@ -3,7 +3,6 @@ needs; settings are read from them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,11 +10,10 @@ import typer
 from pydantic import ValidationError
 
 from draftwell.components.engines.port import CAPABILITIES, Capabilities, EngineName
-from draftwell.flows.cli.engine_options import NEEDED, on_other_engine, settings_of
+from draftwell.flows.cli.engine_options import NEEDED, on_other_engine
 from draftwell.flows.cli.main import all_commands
 from draftwell.flows.cli.settings_option import names_of
 from draftwell.flows.settings import PipelineSettings
-from draftwell.flows.steps.engine.recalibrate import needed_prompts
 from draftwell.flows.steps.engine.tune import engine_settings
 from tests.support.errors import raises_code
 
@@ -57,24 +55,6 @@ def test_an_option_is_refused_where_the_engine_lacks_what_it_needs() -> None:
     ):
         with raises_code("engine_option", option):
             on_other_engine(asked(*words))
-
-
-def test_the_demos_options_are_the_loops_settings() -> None:
-    plain = PipelineSettings(engine="vllm")
-    assert settings_of(asked("demo", "--engine", "vllm"), PipelineSettings) == plain
-    words = (
-        "--set",
-        "levels=1,4",
-        "--set",
-        "methods=ngram, suffix",
-        "--out",
-        "there",
-        "--set",
-        "minutes=3",
-    )
-    found = settings_of(asked("demo", "--engine", "vllm", *words), PipelineSettings)
-    assert (found.levels, found.methods) == ((1, 4), ("ngram", "suffix"))
-    assert (found.out, found.minutes, needed_prompts(found)) == (Path("there"), 3.0, 52)
 
 
 def test_mistakes_in_settings_are_lines() -> None:

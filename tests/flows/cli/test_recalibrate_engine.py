@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from draftwell.components.engines.process_group import free_port
-from draftwell.flows.cli.demo import run_loop
+from draftwell.flows.orchestration.whole import run_loop
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.engine import recalibrate as step
 from draftwell.flows.steps.engine.serve import server_environment

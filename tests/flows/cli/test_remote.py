@@ -132,7 +132,6 @@ def test_mistakes_are_one_line(ask: Callable[..., Any], run: Any, served_by: Ser
         assert told in last
         assert KEY not in done.output
     for words, told in (
-        ("demo --engine http://host:1", "asks no engine at an address"),
         ("bench --set plain=http://host:1", "--set plain means nothing with --engine draftwell"),
         ("bench --set concurrency=1,8", "one number from 2"),
     ):

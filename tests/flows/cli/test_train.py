@@ -91,7 +91,12 @@ def train(
     run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path
 ) -> Callable[..., Any]:
     return lambda *more: run(
-        f"step train --pair {pair_file}", "--set", f"traces={traces['learn']}", "--set", "publish=false", *more
+        f"step train --pair {pair_file}",
+        "--set",
+        f"traces={traces['learn']}",
+        "--set",
+        "publish=false",
+        *more,
     )
 
 

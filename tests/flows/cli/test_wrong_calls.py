@@ -106,7 +106,7 @@ def nothing_begins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in (
         "draftwell.registry.pairs.fetch",
-        "draftwell.flows.cli.demo.run_loop",
+        "draftwell.flows.orchestration.whole.run_loop",
         "draftwell.flows.orchestration.deployments.get_client",
         "draftwell.flows.cli.gpu_run.measure_card",
         "draftwell.flows.cli.papers_run.run_of",
