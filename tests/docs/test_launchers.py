@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from configparser import ConfigParser
 from typing import Any
 
 import pytest
@@ -99,3 +100,21 @@ def test_files_are_yaml_that_name_what_the_commands_set() -> None:
     assert "--from-file=config.yaml=" in started
     [volume] = deployment["spec"]["template"]["spec"]["volumes"]
     assert f"configmap {volume['configMap']['name']} " in started
+
+
+def test_the_unit_starts_the_script_of_a_bundle_with_its_variables() -> None:
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(REPO / "examples" / "vllm.service", encoding="utf-8")
+    script, *options = shlex.split(unit["Service"]["ExecStart"])
+    assert script.endswith("/dist/vllm/my-pair/current/serve.sh")
+    assert options == ["--port", "8000"]
+    bundle = REPO / "registry" / "bundles" / "vllm"
+    templates_of_bundle = "".join(
+        path.read_text(encoding="utf-8") for path in bundle.rglob("serve.sh*")
+    )
+    text = (REPO / "examples" / "vllm.service").read_text(encoding="utf-8")
+    variables = re.findall(r"^Environment=(\w+)=", text, re.M)
+    assert variables == ["PYTHON", "DRAFTWELL_SPOOL", "DRAFTWELL_SIGNATURE_KEY"]
+    assert all(name in templates_of_bundle for name in ("PYTHON", "DRAFTWELL_SIGNATURE_KEY"))
+    assert unit["Service"]["KillMode"] == "mixed"
