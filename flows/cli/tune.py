@@ -125,6 +125,7 @@ def tune(
     Example: draftwell tune --target models/big --draft models/small --prompts chats.json
     """
     from draftwell.flows.cli.signals import ends_what_it_started
+    from draftwell.flows.live import LiveView
     from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
 
     wanted = TuneModelsSettings(
@@ -140,7 +141,8 @@ def tune(
         fresh=fresh,
         more={key: value_of(key, text) for key, text in (more or {}).items()},
     )
-    with ends_what_it_started():
+    seconds = None if minutes is None else 60 * minutes
+    with ends_what_it_started(), LiveView("tune", seconds=seconds):
         card = tune_models(wanted, say)
     show(card, as_json=json)
     raise typer.Exit(EXIT_CODES[card.verdict])
