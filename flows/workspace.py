@@ -113,7 +113,7 @@ class Workspace:
         left set aside. This process may begin it again: steps call each other, on several threads.
 
         Args:
-            what: who holds it, for the message of others, such as "draftwell tune".
+            what: who holds it, for the message of others, such as "draftwell step choose".
             wait: for another holder, with a line that says so.
         Raises:
             DraftwellError: another process holds it (`workspace_in_use`).
@@ -190,8 +190,8 @@ class Workspace:
                 "made for other weights, or for the "
                 "tokenizer.json of another version of transformers; install what "
                 "constraints.txt names and remove "
-                f"{self.files().target}, or make your own with `draftwell calibrate` and "
-                "`draftwell train`"
+                f"{self.files().target}, or make your own with `draftwell step calibrate` and "
+                "`draftwell step train`"
             )
 
     @property
@@ -245,7 +245,7 @@ class Workspace:
         folders = shared | {kind: folder for kind, folder in own.items() if folder.is_dir()}
         if "decoding_config" not in folders:
             raise DraftwellError(
-                f"nothing to release: run `draftwell tune --pair {self.spec.name} --device "
+                f"nothing to release: run `draftwell step choose --pair {self.spec.name} --device "
                 f"{device}` first",
                 code="nothing_to_release",
             )
@@ -407,7 +407,7 @@ class Workspace:
 
         if folder is not None and not folder.is_dir():
             raise DraftwellError(
-                f"no artifacts folder {folder}: check --artifacts", code="no_artifacts_folder"
+                f"no artifacts folder {folder}: check artifacts=", code="no_artifacts_folder"
             )
         cls, shipped = find_kind(kind).load_class(), self.shipped / kind
         for place in (
@@ -472,7 +472,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise DraftwellError(
-                f"--set {item!r} is not key=value, for example --set num_speculative_tokens=4",
+                f"{item!r} is not key=value, for example num_speculative_tokens=4",
                 code="bad_setting",
             )
         settings[key.strip()] = value.strip()

@@ -22,6 +22,7 @@ from draftwell.registry.releases import (
     move_alias,
     objection,
     record_gate,
+    release_settings,
     standing_record,
     suppress_gone,
 )
@@ -74,6 +75,7 @@ def promote(
     record: GateRecord | None = None,
     *,
     reason: str | None = None,
+    dry_run: bool = False,
 ) -> ReleaseVersion:
     """Make a release whose gate passed the champion.
 
@@ -81,6 +83,7 @@ def promote(
         record: the verdict; None takes the one that is kept with the release.
         reason: kept in the record; required for a release that was rolled back, and for one whose
             gate compared it with another champion than today's, or judged it on other prompts.
+        dry_run: only check that it may be promoted.
     Raises:
         DraftwellError: there is no passed verdict that names exactly these versions and today's
             champion, or its reports were changed, or it was rolled back, or another became
@@ -96,22 +99,24 @@ def promote(
             code="not_gated",
         )
     _check_reports(store, release, judged)
-    seen = adopt(store, pair, device)
+    seen = history(store, pair, device) if dry_run else adopt(store, pair, device)
     if (why := outdated(store, release, judged)) and not reason:
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} "
             f"{device_options(device)} --release "
-            f"{release.version}`, or give a --reason to promote it all the same",
+            f"{release.version}`, or give a reason to promote it all the same",
             code="gated_against_another_champion",
         )
     if (why := withdrawal(store, release)) and not reason:
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: publish another release, or promote "
             "this one again with "
-            f"a reason: `draftwell promote --pair {pair} {device_options(device)} --release "
-            f"{release.version} --reason …`",
+            f"a reason: `draftwell release promote --pair {pair} {release_settings(device)} --release "
+            f"{release.version} --set reason=…`",
             code="was_rolled_back",
         )
+    if dry_run:
+        return release
     if record is not None:
         record_gate(store, record)
     if reason or not (seen.champion == release.version and is_champion(store, release)):
@@ -151,7 +156,13 @@ def outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) -
 
 
 def rollback(
-    store: Store, pair: str, device: str, reason: str, to: int | None = None
+    store: Store,
+    pair: str,
+    device: str,
+    reason: str,
+    to: int | None = None,
+    *,
+    dry_run: bool = False,
 ) -> tuple[ReleaseVersion, ReleaseVersion]:
     """Make the previous champion the champion again.
 
@@ -162,6 +173,7 @@ def rollback(
     Args:
         to: number of the release to make champion; None takes the previous champion, leaving out
             all that were rolled back.
+        dry_run: only find both.
 
     Returns:
         the release that was rolled back, and the champion now.
@@ -175,7 +187,7 @@ def rollback(
             code="no_reason",
         )
     cut_off = _cut_off_rollback(history(store, pair, device))
-    seen = adopt(store, pair, device)
+    seen = history(store, pair, device) if dry_run else adopt(store, pair, device)
     if (
         cut_off
         and cut_off.before
@@ -191,22 +203,23 @@ def rollback(
             raise
         raise DraftwellError(
             f"version {seen.champion} of release.{pair}.{device}, the champion, was deleted in "
-            f"MLflow: name another with `draftwell promote --pair {pair} {device_options(device)} "
+            f"MLflow: name another with `draftwell release promote --pair {pair} {release_settings(device)} "
             "--release N`",
             code="champion_deleted",
         ) from None
     good = find_release(store, pair, device, to if to is not None else _way_back(store, bad, seen))
     if good.version == bad.version:
         raise DraftwellError(
-            f"{good.name} is the champion already: name another release with --to",
+            f"{good.name} is the champion already: name another release with --release",
             code="already_champion",
         )
     if why := objection(good, gate_record(good), again=True) or withdrawal(store, good):
         raise DraftwellError(
-            f"{good.name} cannot be made champion again, {why}: name another release with --to",
+            f"{good.name} cannot be made champion again, {why}: name another release with --release",
             code="no_way_back",
         )
-    _change(store, seen, good, "rollback", reason.strip(), gate_record(good))
+    if not dry_run:
+        _change(store, seen, good, "rollback", reason.strip(), gate_record(good))
     return bad, good
 
 
@@ -232,7 +245,7 @@ def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
         if why is None and version != champion.version:
             return version
     raise DraftwellError(
-        f"{champion.name} has no previous champion: name a release that passed its gate with --to",
+        f"{champion.name} has no previous champion: name a release that passed its gate with --release",
         code="no_previous_champion",
     )
 

@@ -4,6 +4,7 @@ defined in docs/methods.md)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from draftwell.components.bench.device_parity import check_against
@@ -22,6 +23,7 @@ from draftwell.components.bench.runner import (
     Measurement,
     StrategyContender,
     contenders_of,
+    labels_of,
     measure,
     naming,
 )
@@ -33,6 +35,7 @@ from draftwell.components.bench.schema import (
     ReportSettings,
 )
 from draftwell.components.bench.settings import DEFAULTS, BenchSettings
+from draftwell.components.bench.until import Until
 from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest, several_turns
 from draftwell.components.report.machine import describe_machine, using_threads
 from draftwell.serving.runtime.pair import LoadedPair
@@ -41,7 +44,7 @@ from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, Strategy
 PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24
 
 
-def run_bench(
+def run_bench(  # noqa: PLR0913
     pair: LoadedPair,
     strategies: Sequence[Config],
     prompts: Sequence[Prompt],
@@ -50,6 +53,7 @@ def run_bench(
     *,
     extra: Sequence[StrategyContender] = (),
     check: LoadedPair | None = None,
+    until: Until | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
     """Measure strategies against autoregressive decoding; a contender that fails is left out where
@@ -62,6 +66,8 @@ def run_bench(
             artifacts.
         check: the same pair on the CPU, whose greedy outputs those of lossless strategies are
             compared with.
+        until: measure on the first few prompts, and on others as far as this asks for them; None
+            measures on all.
     Returns:
         the report. Labels are names of strategies, with parameters where one was measured with
         several; each entry also has digests of what it was made from (`origins`) and, for lossy
@@ -72,7 +78,8 @@ def run_bench(
         configs.insert(0, PLAIN)
     left_out: dict[str, str] | None = {} if settings.leave_out else None
     peaks: dict[str, float | None] = {}
-    further = [*extra]
+    further, everything = [*extra], prompts
+    prompts = prompts if until is None else prompts[: until.fewest]
     with using_threads(settings.threads):
         warm_up(pair)
         if settings.memory:
@@ -83,6 +90,18 @@ def run_bench(
         groups, measured = measure_with_peers(
             pair, resources, configs, prompts, settings, further, left_out, progress
         )
+        if until is not None:
+            again = partial(
+                measure,
+                pair,
+                resources,
+                configs,
+                extra=further,
+                left_out=left_out,
+                progress=progress,
+            )
+            measured = until.narrowed(measured, labels_of(configs), everything, again, settings)
+            prompts = everything[: len(measured[REFERENCE].prompt_ids)]
         metrics = BenchMetrics(pair, prompts, measured, settings)
         checked = (
             check_against(check, measured, prompts, max_tokens=settings.max_tokens)

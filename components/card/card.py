@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from pydantic import Field
+
 from draftwell.components.bench.schema import Frozen
 
 FORMAT = 1
@@ -31,7 +33,7 @@ class Tried(Frozen):
     """A setting that was measured or replayed and not chosen."""
 
     speed: Speed
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field(default_factory=dict)
     why_not: str
 
 

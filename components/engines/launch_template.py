@@ -48,7 +48,7 @@ class LaunchTemplate:
 
     def __init__(self, text: str, *, stops: bool = False):
         self.text = text
-        self.option = "--stop-command" if stops else "--launcher"
+        self.option = "stop_command" if stops else "launcher"
         self._found = list(self._placeholders())
         names = {match["name"] for match, _ in self._found}
         if not text.strip():

@@ -207,7 +207,7 @@ class Rollouts(_Part):
             found.append(
                 f"Not tried, because rollouts of {self.length} tokens are too short: {those}."
             )
-        return " ".join([*found, "Use a longer `collect --rollout`."]) if found else ""
+        return " ".join([*found, "Use a longer `step collect --set rollout=…`."]) if found else ""
 
 
 class TuningEvidence(_Part):
@@ -288,7 +288,7 @@ class TuningEvidence(_Part):
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             raise DraftwellError(
-                f"{where} cannot be read, {name}: {first['msg']}: run `draftwell tune` again",
+                f"{where} cannot be read, {name}: {first['msg']}: run `draftwell step choose` again",
                 code="evidence_unreadable",
             ) from error
 

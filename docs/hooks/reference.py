@@ -184,9 +184,8 @@ def strategies() -> str:
     from draftwell.serving.runtime.strategies.catalogue import describe
 
     parts = [
-        "# Strategies\n\nMade from the strategies' own settings. Rules: "
-        "[methods](../methods.md); sources: "
-        "[papers](../strategy_papers.md).\n"
+        "# Strategies\n\nMade from the strategies' own settings. Rules and sources: "
+        "[strategies and their papers](../strategy_papers.md).\n"
     ]
     for name, cls in STRATEGIES.items():
         info = describe(cls)

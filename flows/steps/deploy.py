@@ -40,9 +40,9 @@ def promote_and_deploy(
         announce(
             f"release.{space.spec.name}.{device} version {release} passed its gate and "
             "waits as challenger, because promotion is "
-            f"manual: `draftwell promote --pair {space.name} --device {device} --release "
+            f"manual: `draftwell release promote --pair {space.name} --set device={device} --release "
             f"{release}`, or set the alias champion on it "
-            f"in MLflow; then `draftwell sync --pair {space.name} --device {device}`, or "
+            f"in MLflow; then `draftwell release sync --pair {space.name} --set device={device}`, or "
             "the hourly flow, deploys it"
         )
         return None
@@ -100,12 +100,12 @@ class Synced:
     bundle: Path | None = None
 
 
-def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
+def sync_champion(space: Workspace, device: str, out: Path, *, dry_run: bool = False) -> Synced:
     """Let `current` lead to the release that the alias `champion` names, whoever set it; a server
     that watches `current` switches.
 
     It may run at any time and any number of times. A champion whose bundle stands is linked,
-    another is built.
+    another is built. With `dry_run` it is only said what would be done.
 
     Raises:
         DraftwellError: the champion has no passed gate record, or was rolled back, or `current` is
@@ -139,6 +139,9 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
             "that passed",
             code="champion_not_deployable",
         )
+    if dry_run:
+        announce(f"{champion.name} would be deployed")
+        return Synced("unchanged", number)
     bundle = linked(store, space, champion, out)
     # it serves already; a registry that only lets us read keeps its aliases
     with contextlib.suppress(DraftwellError):

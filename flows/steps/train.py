@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from draftwell.serving.recording.trace import TraceSet
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train(
     step: StepContext,
     traces: TraceSet,
@@ -82,7 +82,7 @@ def run_train(
     return report
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train_head(
     step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0
 ) -> HeadReport:
@@ -103,7 +103,7 @@ def run_train_head(
     return report
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
     """Make a datastore of the target's own texts, put it into the workspace and return its
     report."""
@@ -140,7 +140,7 @@ def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
         step.workspace.say(
             f"the datastore stays: it holds {len(kept.order)} tokens, and the traces have "
             f"{len(store.order)}; collect more "
-            "prompts (collect_prompts), or make it with `draftwell train --kind datastore`"
+            "prompts (collect_prompts), or make it with `draftwell step train --kind datastore`"
         )
         return None
     step.workspace.save(store)
@@ -148,7 +148,7 @@ def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
     return report
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train_medusa(
     step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0
 ) -> MedusaReport:
@@ -182,7 +182,7 @@ def made_from(step: StepContext, traces: TraceSet) -> Provenance:
     return made.model_copy(update={"tenants": tenants_of(traces.prompt_ids())})
 
 
-@in_turn("draftwell calibrate")
+@in_turn("draftwell step calibrate")
 def run_calibrate(
     step: StepContext,
     traces: TraceSet,
@@ -251,7 +251,7 @@ def draw_calibration(step: StepContext, table: AcceptanceTable, memory: Correcti
         step.stamp(drawn.kind)
 
 
-@in_turn("draftwell calibrate")
+@in_turn("draftwell step calibrate")
 def run_profile(step: StepContext) -> dict[str, Any]:
     """Make the hardware profile alone, which is all that can be calibrated without a draft model,
     and return a summary."""
@@ -279,7 +279,7 @@ def milliseconds(times: HardwareProfile) -> dict[str, Any]:
     return {**single, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
 
 
-@in_turn("draftwell calibrate")
+@in_turn("draftwell step calibrate")
 def run_calibrate_sampled(
     step: StepContext, traces: TraceSet, temperature: float
 ) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def run_calibrate_sampled(
     if table is None:
         raise DraftwellError(
             "there is no acceptance table that counts of sampled texts could be added to: "
-            "run `draftwell calibrate "
+            "run `draftwell step calibrate "
             f"--pair {step.workspace.name}` first, on greedy texts",
             code="no_greedy_table",
         )
@@ -309,7 +309,7 @@ def run_calibrate_sampled(
     return report
 
 
-@in_turn("draftwell calibrate")
+@in_turn("draftwell step calibrate")
 def calibrate_as(
     settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:

@@ -295,7 +295,8 @@ def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     folder = path / "artifacts" / kind
     if kind not in KINDS:
         raise BundleError(
-            f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell",
+            f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell, or "
+            "install the plug-in that brings it",
             code="newer_bundle",
         )
     if f"artifacts/{kind}/artifact.json" not in manifest.files:

@@ -27,7 +27,7 @@ def vllm(
     """Runs a command with a fake vLLM that is faster with drafts."""
     install(tmp_path / "peers", monkeypatch, ("vllm",))
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(SPEEDS))
-    fixed = f"--engine vllm --pair {pair_file} --prompts {prompts_file} --max-tokens 8"
+    fixed = f"--engine vllm --pair {pair_file} --prompts {prompts_file} --set max_tokens=8"
 
     def called(command: str, *more: Any) -> Any:
         name, _, options = command.partition(" ")

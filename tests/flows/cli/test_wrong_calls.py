@@ -19,20 +19,23 @@ from typing import Any, NoReturn
 import pytest
 from typer.testing import CliRunner
 
-from draftwell.flows.cli.main import COMMANDS, all_commands, app
+from draftwell.flows.cli.main import all_commands, app
 from draftwell.serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_pair
 from tests.support.patching import replace_everywhere
 
 NEEDED = {
     "generate": ["--prompt", "hello"],
-    "rollback": ["--reason", "slow"],
-    "lineage": ["release.tiny.cpu@champion"],
-    "import-results": ["results.json"],
+    "release rollback": ["--reason", "slow"],
+    "release show": ["release.tiny.cpu@champion"],
+    "reproduce import": ["results.json"],
     "export": ["--to", "vllm"],
 }
 """What a command asks for beside the option that is wrong."""
-WITHOUT_PAIR = ("doctor", "pairs", "strategies", "lineage", "import-results", "ui", "papers", "gpu")
+WITHOUT_PAIR = (
+    *("doctor", "list pairs", "list strategies", "release show", "reproduce import"),
+    *("release ui", "reproduce papers", "reproduce gpu"),
+)
 ODD = ("", " ", "nope", "../..", "/", "x" * 5000, "a\nb", "ünï☃", "a b'\"%$", "-1", "\x1b[31m")
 WRONG: dict[str, tuple[str, ...]] = {
     "int": ("x", "", "-1", "0", "1.5", "nan", "9" * 40, "1e3", "٣"),
@@ -58,15 +61,13 @@ def calls() -> list[list[str]]:
     """Every option of every command with every wrong value."""
     found: list[list[str]] = []
     for name, command in all_commands().items():
-        if name not in COMMANDS:
-            continue
-        base = [name, *([] if name in WITHOUT_PAIR else ["--pair", "tiny.yaml"])]
+        base = [*name.split(), *([] if name in WITHOUT_PAIR else ["--pair", "tiny.yaml"])]
         for option in command.params:
             if option.name == "help" or getattr(option, "is_flag", False):
                 continue
             for value in WRONG[kind_of(option)]:
                 if option.param_type_name == "argument":
-                    found.append([name, "--", value])
+                    found.append([*name.split(), "--", value])
                 else:
                     found.append([*base, option.opts[0], value, *NEEDED.get(name, [])])
         found += [[*base, "--no-such-option"], [*base, *NEEDED.get(name, []), "one", "too many"]]
@@ -105,7 +106,7 @@ def nothing_begins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in (
         "draftwell.registry.pairs.fetch",
-        "draftwell.flows.cli.demo.run_loop",
+        "draftwell.flows.orchestration.whole.run_loop",
         "draftwell.flows.orchestration.deployments.get_client",
         "draftwell.flows.cli.gpu_run.measure_card",
         "draftwell.flows.cli.papers_run.run_of",
@@ -161,13 +162,16 @@ def test_a_home_that_cannot_be(
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_HOME", home)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    commands = (["promote"], ["sync"], ["collect"], ["train"], ["generate", "--prompt", "hello"])
+    commands = (
+        *(["release", "promote"], ["release", "sync"], ["step", "collect"], ["step", "train"]),
+        ["generate", "--prompt", "hello"],
+    )
     every = [[*words, "--pair", "tiny.yaml"] for words in commands]
     assert [fault for words in every for fault in faults(words, folder)] == []
 
 
 @pytest.mark.slow  # two processes
-@pytest.mark.parametrize("words", ["--help", "strategies --json"])
+@pytest.mark.parametrize("words", ["--help", "list strategies --json"])
 def test_a_full_disk_behind_stdout_is_one_line(words: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")

@@ -102,7 +102,7 @@ def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext)
     collect(step, 0.0)
     [lacking] = prediction_check(step, verifier(0.7), {}, LIMIT).skipped
     assert (lacking.name, lacking.applies) == ("verifier predicts", True)
-    assert "`draftwell collect --pair tiny --temperature 0.7` collects them" in lacking.why
+    assert "`draftwell step collect --pair tiny --set temperature=0.7` collects them" in lacking.why
     assert [one.name for one in prediction_check(step, verifier(0.0), {}, LIMIT).checks] == [
         "verifier predicts"
     ]
@@ -127,7 +127,7 @@ def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) ->
     ):
         [lacking] = prediction_check(step, artifacts, {}, LIMIT).skipped
         assert lacking.name == f"{next(iter(artifacts))} predicts"
-        assert "`draftwell collect --pair tiny` collects them" in lacking.why
+        assert "`draftwell step collect --pair tiny` collects them" in lacking.why
         assert str(step.workspace.root) not in lacking.why
 
 
@@ -182,7 +182,7 @@ def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not
     [lacking] = prediction_check(
         step, {"acceptance_table": AcceptanceTable.empty(made)}, {}, LIMIT
     ).skipped
-    assert "`draftwell calibrate`" in lacking.why
+    assert "`draftwell step calibrate`" in lacking.why
 
 
 def config(
@@ -405,7 +405,7 @@ def test_sampled_requests_that_are_decoded_plainly_are_a_note(
 def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(
     step: StepContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it was pinned past `draftwell release`, which refuses it, too."""
+    """Also where it was pinned past `draftwell release create`, which refuses it, too."""
     release = SimpleNamespace(
         name="release.tiny.cuda version 3", device="cuda", fingerprint=step.pair.fingerprint
     )

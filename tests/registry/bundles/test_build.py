@@ -382,7 +382,7 @@ def test_an_ungated_release_needs_a_reason(
 ) -> None:
     made = make_release("release")
     store.set_alias(made.published, "champion")  # by hand, in the UI
-    with raises_code("not_deployable", "version 1", "no gate record", "--ungated REASON"):
+    with raises_code("not_deployable", "version 1", "no gate record", "--set ungated=REASON"):
         build()
     assert not (tmp_path / "dist").exists()
     built = build(ungated_reason="a trial")

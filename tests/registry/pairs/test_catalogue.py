@@ -50,9 +50,9 @@ def test_the_default_comes_first_and_the_papers_pairs_are_there() -> None:
 
 
 def test_an_unknown_pair_offers_close_names() -> None:
-    with raises_code("unknown_pair", "defalt", "did you mean default?", "`draftwell pairs`"):
+    with raises_code("unknown_pair", "defalt", "did you mean default?", "`draftwell list pairs`"):
         find_pair("defalt")
-    with raises_code("unknown_pair", "pair §§§: see", "`draftwell pairs`"):
+    with raises_code("unknown_pair", "pair §§§: see", "`draftwell list pairs`"):
         find_pair("§§§")
 
 

@@ -184,7 +184,7 @@ def test_what_a_person_has_taken_back_stays_taken_back(case: Case) -> None:
     assert (again["state"], len(case.loops)) == ("answered", 1)
     assert (
         again["why"]
-        == "2-cpu was taken back by hand, and 1-cpu is served again: --fresh tunes again"
+        == "2-cpu was taken back by hand, and 1-cpu is served again: --set fresh=true tunes again"
     )
     assert case.run(fresh=True)["state"] == "deployed"
     assert (case.home / "current").resolve().name == "3-cpu"
@@ -314,7 +314,7 @@ def test_plain_decoding_without_recorded_prompts_is_no_error(case: Case) -> None
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"restart": " "}, "bad_setting", "--restart is empty"),
+        ({"restart": " "}, "bad_setting", "names no command"),
         ({"collect_prompts": 200}, "bad_setting", "add up to 228, and only the newest 200"),
     ],
 )

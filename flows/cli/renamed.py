@@ -1,0 +1,44 @@
+"""Earlier options that are no setting of the same name: what each is now.
+
+Options that became a setting need no row: `--max-tokens` is `--set max_tokens=…`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+BUNDLES = {"--out": "--set bundles=FOLDER"}
+NOT_PUBLISHED = {"--no-publish": "--set publish=false", "--publish": "--set publish=true"}
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "bench": {
+        "--peer": "--set peers=NAME,NAME",
+        "--markdown": "--out FILE.md",
+        "--plots": "--out FOLDER",
+    },
+    "gate": {
+        "--markdown": "--report FILE.md",
+        "--junit": "--report FILE.xml",
+        "--baseline": "--set counts_only=true",
+        "--record": "--set record_counts=true",
+    },
+    "deploy": {"--alias": "--release"},
+    "export": {"--alias": "--release"},
+    "monitor": {"--report": "--out FOLDER"},
+    "schedule": {"--file": "--settings FILE"},
+    "step collect": {"--kinds": "--set prefix_kinds=NAMES"},
+    "step train": NOT_PUBLISHED,
+    "step calibrate": NOT_PUBLISHED,
+    "step distil": NOT_PUBLISHED,
+    "step choose": {
+        **NOT_PUBLISHED,
+        "--allow-lossy": "--set lossless_only=false",
+    },
+    "release rollback": {**BUNDLES, "--to": "--release NUMBER"},
+    "release prune": BUNDLES,
+    "release sync": BUNDLES,
+    "release webhook": {**BUNDLES, "--register": "--set register_at=URL"},
+    "release forget": {"--tenant": "the word after `draftwell release forget`"},
+    "reproduce papers": {"--no-publish": "--set publish=false"},
+}
+"""Command → its earlier option → what to write now."""

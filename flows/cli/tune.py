@@ -1,0 +1,167 @@
+"""`draftwell tune`: from two models, or a pair, and prompts to a release that is served, and a
+card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, DeviceOption, read_engine, say
+from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_yaml
+from draftwell.flows.settings import PipelineSettings
+
+if TYPE_CHECKING:
+    from draftwell.components.card.card import Card
+
+OPTIONS = ("pair", "prompts", "engine", "minutes", "device", "fresh")
+"""Settings of the loop that are options."""
+OTHER_SOURCES = ("source", "spool", "drift", "restart")
+"""Settings of the loop on served traffic."""
+SEVERAL = ("methods", "levels", "engine_header")
+"""Settings with several values."""
+EXIT_CODES = {"passed": 0, "failed": EXIT_FAILED, "undecided": EXIT_UNDECIDED}
+
+Target = Annotated[
+    str | None, typer.Option("--target", metavar="DIR|HUB", help="The model to make faster.")
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="DIR|HUB",
+        help="A small model of the same vocabulary. Default: only what needs none is tried.",
+    ),
+]
+Pair = Annotated[
+    str | None,
+    typer.Option(
+        "--pair",
+        metavar="NAME",
+        help="A pair that is known already, or its YAML file. Default without --target: the "
+        "shipped one.",
+    ),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        help="Your traffic: JSON, JSONL, CSV or Parquet in any usual layout, ShareGPT's too. "
+        "Default: shipped prompts.",
+    ),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine", parser=read_engine, metavar="draftwell|vllm|URL", help="What decodes."
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        min=1.0,
+        help="Time for everything but --distil. Default: 10; with vllm 45.",
+    ),
+]
+Distil = Annotated[
+    float | None,
+    typer.Option(
+        "--distil",
+        metavar="MINUTES",
+        min=0.01,
+        help="Train a draft for a target without one for so long, first.",
+    ),
+]
+Launcher = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="FILE|COMMAND",
+        help="With --engine URL: the command that starts the engine, or its file.",
+    ),
+]
+LOOP_KEYS = tuple(
+    name for name in PipelineSettings.model_fields if name not in (*OPTIONS, *OTHER_SOURCES)
+)
+"""Settings of the loop that `--set` takes."""
+ADDRESS_KEYS = (
+    *("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain"),
+    *("stop_command", "start_minutes", "engine_draft", "engine_head"),
+)
+"""Those of an engine at an address."""
+More = Annotated[dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS))]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Begin again instead of where a run was stopped.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the card as JSON.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    add_command(app, tune, file=True)
+
+
+def tune(
+    target: Target = None,
+    draft: Draft = None,
+    pair: Pair = None,
+    prompts: Prompts = None,
+    engine: Engine = "draftwell",
+    minutes: Minutes = None,
+    distil: Distil = None,
+    launcher: Launcher = None,
+    device: DeviceOption = None,
+    fresh: FreshOption = False,
+    json: Json = False,
+    more: More = None,
+) -> None:
+    """Find what makes a model faster on your prompts, prove it, and deploy it; ends with a card.
+
+    A run that was stopped continues when it is started again. Exit code: 0 where a release passed
+    the gate, 1 where the gate failed, 3 where it had not enough evidence.
+
+    Example: draftwell tune --target models/big --draft models/small --prompts chats.json
+    """
+    from draftwell.flows.cli.signals import ends_what_it_started
+    from draftwell.flows.live import LiveView
+    from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
+
+    wanted = TuneModelsSettings(
+        target=target,
+        draft=draft,
+        pair=pair,
+        prompts=prompts,
+        engine=engine,
+        minutes=minutes,
+        distil=distil,
+        launcher=launcher,
+        device=device,
+        fresh=fresh,
+        more={key: value_of(key, text) for key, text in (more or {}).items()},
+    )
+    seconds = None if minutes is None else 60 * minutes
+    with ends_what_it_started(), LiveView("tune", seconds=seconds):
+        card = tune_models(wanted, say)
+    show(card, as_json=json)
+    raise typer.Exit(EXIT_CODES[card.verdict])
+
+
+def value_of(key: str, text: str) -> Any:
+    """A setting's value as YAML; several are written with commas, too."""
+    found = from_yaml(text)
+    if key in SEVERAL and not isinstance(found, list):
+        return [from_yaml(part.strip()) for part in text.split(",")]
+    return found
+
+
+def show(card: Card, *, as_json: bool) -> None:
+    """Print a card."""
+    from draftwell.components.card.text import card_text
+    from draftwell.flows.cli.options import wide_console
+
+    if as_json:
+        typer.echo(card.model_dump_json(indent=2))
+    else:
+        wide_console().print(card_text(card))

@@ -1,0 +1,177 @@
+"""A tuning at an address, from prompts to a card: of an engine that a command starts, or of one as
+it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from draftwell.components.engines.launch_template import LaunchTemplate
+from draftwell.components.engines.launcher import Launcher
+from draftwell.components.engines.remote.address import EngineAddress, parse_address
+from draftwell.components.tune.engines.budget import Budget
+from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.flows.context import take_untouched, training_prompts
+from draftwell.flows.progress import counting
+from draftwell.flows.steps.engine.card import EngineOutcome, engine_card
+from draftwell.flows.steps.engine.gate import gate_on_engine
+from draftwell.flows.steps.engine.launched import LaunchedSpace, is_local, place_of
+from draftwell.flows.steps.engine.release import publish_on_engine
+from draftwell.flows.steps.engine.space import untouched
+from draftwell.flows.steps.engine.tune import tune_on_engine
+from draftwell.flows.steps.keep_card import keep_with_release
+from draftwell.flows.steps.outcome_card import Asked
+from draftwell.flows.steps.remote.gate import judged_as_it_runs
+from draftwell.flows.steps.remote.space import open_remote
+from draftwell.flows.steps.verdict import verdict_of
+from draftwell.flows.workspace import Workspace
+from draftwell.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from draftwell.components.card.card import Card
+    from draftwell.components.prompts.prompt import Prompt
+    from draftwell.serving.bundle.verdict import GateVerdict
+
+TUNING = 0.6
+"""Share of the minutes that the tuning may take; the gate's comes after it."""
+AT_ONCE = (1, 4)
+"""Requests, of an engine that is judged as it runs."""
+
+
+class AddressSettings(Settings):
+    """How an engine at an address is reached, and started."""
+
+    called, error_code = "setting", "bad_tune_setting"
+
+    engine_key_file: Path | None = Field(None, strict=False, description="file of its key")
+    engine_header: tuple[str, ...] = Field((), strict=False, description="headers, NAME:VALUE")
+    engine_ca: Path | None = Field(None, strict=False, description="file of its certificates")
+    engine_model: str | None = Field(None, description="name of the model there")
+    plain: str | None = Field(None, description="where the same model runs without speculation")
+    stop_command: str | None = Field(None, description="ends an engine that a launcher started")
+    start_minutes: float = Field(30.0, gt=0, description="that it may take until it answers")
+    engine_draft: str | None = Field(None, description="the draft model, as the engine reads it")
+    engine_head: str | None = Field(None, description="the EAGLE-3 head, as the engine reads it")
+
+    def address(self, url: str) -> EngineAddress:
+        """A URL with key, headers, certificates and model."""
+        return parse_address(
+            url,
+            key_file=self.engine_key_file,
+            headers=self.engine_header,
+            ca=self.engine_ca,
+            model=self.engine_model,
+        )
+
+
+def tune_at_address(
+    workspace: Workspace,
+    url: str,
+    launcher: str | None,
+    given: AddressSettings,
+    asked: Asked,
+    rows: Mapping[str, Sequence[Prompt]],
+    *,
+    fresh: bool = False,
+) -> Card:
+    """Tune, judge and register what a launcher starts; without one, judge what runs.
+
+    Args:
+        launcher: the command that starts the engine; None: it runs already.
+        asked: its seconds are counted from now on.
+        rows: prompts to tune on (`tune`) and to judge on (`bench`).
+    """
+    begun = time.monotonic()
+    if launcher is None:
+        found = judged_at(workspace, url, given, rows["bench"])
+        device = None
+    else:
+        found, device = launched_at(workspace, url, launcher, given, asked, rows, fresh=fresh)
+    done = Asked(asked.fits, time.monotonic() - begun, asked.minutes, asked.prompts)
+    card = engine_card(workspace, found, done)
+    keep_with_release(workspace, card, device)
+    return card
+
+
+def launched_at(
+    workspace: Workspace,
+    url: str,
+    launcher: str,
+    given: AddressSettings,
+    asked: Asked,
+    rows: Mapping[str, Sequence[Prompt]],
+    *,
+    fresh: bool,
+) -> tuple[EngineOutcome, str]:
+    """What came of a tuning with a launcher, and the device that its release is for."""
+    address = given.address(url)
+    started = Launcher(
+        LaunchTemplate(launcher),
+        address,
+        place_of(workspace, address),
+        stop=None if given.stop_command is None else LaunchTemplate(given.stop_command, stops=True),
+        rests=workspace.device == "cpu" and is_local(address.url),
+        start_seconds=given.start_minutes * 60,
+        say=workspace.say,
+    )
+    with started:
+        space = LaunchedSpace(
+            workspace,
+            0,
+            counting("done"),
+            launcher=started,
+            draft=given.engine_draft,
+            head=given.engine_head,
+        )
+        settings = EngineTuneSettings(methods=space.methods(None))
+        budget = Budget(60 * asked.minutes * TUNING)
+        choice = tune_on_engine(space, rows["tune"], settings, fresh=fresh, budget=budget)
+        released = publish_on_engine(space)
+        judging = untouched(space, rows["bench"], None, released.config)
+        verdict, figures = gate_on_engine(space, released, judging, settings.max_tokens)
+        made = released.release
+        outcome = EngineOutcome(
+            engine=f"{space.name} {space.version} at {space.option}",
+            choice=choice,
+            figures=figures,
+            verdict=word_of(verdict),
+            release=made.version,
+            next_command=f"draftwell export --to {space.name} --pair {workspace.name}",
+        )
+        return outcome, made.device
+
+
+def judged_at(
+    workspace: Workspace, url: str, given: AddressSettings, prompts: Sequence[Prompt]
+) -> EngineOutcome:
+    """What an engine gains as it runs."""
+    plain = None if given.plain is None else given.address(given.plain)
+    used = training_prompts(workspace, kinds=("eagle3_head",))
+    rows = take_untouched(workspace, used, prompts)
+    with ExitStack() as stack:
+        space = stack.enter_context(
+            open_remote(workspace, given.address(url), plain, bar=counting("done"))
+        )
+        tokens = EngineTuneSettings().max_tokens
+        verdict, figures = judged_as_it_runs(space, rows, tokens, AT_ONCE)
+        for remark in space.remarks:
+            workspace.say(remark)
+        return EngineOutcome(
+            engine=f"{space.about.version} at {space.address.url}",
+            choice=None,
+            figures=figures,
+            verdict=word_of(verdict),
+            next_command=f"draftwell tune --engine {url} --pair {workspace.name} --launcher FILE",
+        )
+
+
+def word_of(verdict: GateVerdict) -> Any:
+    """A verdict as one of three."""
+    return verdict_of(
+        {"passed": verdict.passed, "checks": [vars(check) for check in verdict.checks]}
+    )

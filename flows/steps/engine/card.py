@@ -1,0 +1,94 @@
+"""The card of a tuning on another engine: the gate's figures of what was chosen, and tuning's of
+what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.card.card import Card, Tried
+from draftwell.components.engines.vllm_methods import OFF
+from draftwell.flows.steps.outcome_card import (
+    Asked,
+    card_base,
+    kinds_of,
+    load_speed,
+    needs,
+    verdict_word,
+)
+from draftwell.serving.bundle.verdict import Result
+
+if TYPE_CHECKING:
+    from draftwell.components.tune.engines.choice import EngineChoice
+    from draftwell.flows.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class EngineOutcome:
+    """What came of a tuning on an engine.
+
+    Args:
+        engine: its name with version and address.
+        choice: what was tuned; None of an engine that is judged as it runs.
+        figures: of the gate, one for each number of requests; of an earlier gate there are none.
+        release: number; None where nothing was released.
+        next_command: what a user types now.
+    """
+
+    engine: str
+    choice: EngineChoice | None
+    figures: Sequence[Figure]
+    verdict: Result
+    next_command: str
+    release: int | None = None
+    bundle: str | None = None
+
+
+def engine_card(space: Workspace, found: EngineOutcome, asked: Asked) -> Card:
+    """The card of an engine's outcome."""
+    choice = found.choice
+    figures = list(found.figures) or ([] if choice is None else confirmed(choice))
+    alone = next((figure for figure in figures if figure.at_once == 1), None)
+    speed = None if alone is None else load_speed(alone, alone.label)
+    made = {"version": version("draftwell"), "made": datetime.now(UTC)}
+    return Card(
+        **made,
+        **card_base(space, asked),
+        engine=found.engine,
+        memory_bytes=None,
+        strategy="as it runs" if choice is None else choice.chosen.label,
+        parameters={},
+        speed=speed,
+        by_kind=() if alone is None else tuple(kinds_of(alone.categories)),
+        by_requests=tuple(load_speed(one, str(one.at_once)) for one in figures),
+        exact=True,
+        tried=() if choice is None else tuple(lost(choice)),
+        verdict=verdict_word(found.verdict),
+        needs=needs(speed, asked),
+        release=found.release,
+        bundle=found.bundle,
+        next_command=found.next_command,
+    )
+
+
+def confirmed(choice: EngineChoice) -> list[Figure]:
+    """Tuning's figures of the choice, where the gate's are of an earlier run."""
+    if choice.method == OFF:
+        return []
+    of_choice = [one for one in choice.confirmed if one.label == choice.alone.label]
+    return of_choice[-1:]
+
+
+def lost(choice: EngineChoice) -> Iterator[Tried]:
+    """What was measured and not chosen, each by its last figure, the fastest first."""
+    last = {
+        (one.label, one.at_once): one
+        for one in (*choice.explored, *choice.confirmed)
+        if one.label not in (choice.chosen.label, choice.alone.label)
+    }
+    for one in sorted(last.values(), key=lambda one: -one.ratio):
+        yield Tried(speed=load_speed(one, one.label), why_not=choice.reason)
