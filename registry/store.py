@@ -37,6 +37,7 @@ from draftwell.registry.published import (
 )
 from draftwell.registry.strict import validate
 from draftwell.serving.artifacts.base import (
+    MANIFEST,
     Provenance,
     check_files,
     digest_of,
@@ -446,28 +447,66 @@ class Store:
         Raises:
             DraftwellError: the store of its files deletes none (`files_not_deleted`).
         """
+        with registry_errors(self.uri):
+            version = self.client.get_model_version(published.name, str(published.version))
+            self._delete_files(published.source, published.run_id, version.model_id)
+            self.client.delete_model_version(published.name, str(published.version))
+
+    def _delete_files(self, source: str, run_id: str | None, model_id: str | None) -> None:
+        """Delete a logged model with its files and those of its run."""
         from mlflow.exceptions import MlflowException
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+        of_run = [self.client.get_run(run_id).info.artifact_uri] if run_id else []
+        for place in (source, *of_run):
+            try:
+                get_artifact_repository(place, tracking_uri=self.uri).delete_artifacts()
+            except NotImplementedError as error:
+                raise DraftwellError(
+                    f"the files in {place} cannot be deleted here: delete them, then run it again",
+                    code="files_not_deleted",
+                ) from error
+        if model_id:
+            try:
+                self.client.delete_logged_model(model_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+
+    def unnamed(self, kind: str) -> list[LoggedModel]:
+        """Published artifacts of a kind whose versions a person has deleted in MLflow, which keeps
+        their files."""
+        named = {one.source for one in self.all_of(kind)}
         with registry_errors(self.uri):
-            version = self.client.get_model_version(published.name, str(published.version))
-            run = self.client.get_run(published.run_id).info
-            for place in (published.source, run.artifact_uri):
-                try:
-                    get_artifact_repository(place, tracking_uri=self.uri).delete_artifacts()
-                except NotImplementedError as error:
-                    raise DraftwellError(
-                        f"the files of {published.name} version {published.version} cannot be "
-                        f"deleted here: delete {place}, then run it again",
-                        code="files_not_deleted",
-                    ) from error
-            if version.model_id:
-                try:
-                    self.client.delete_logged_model(version.model_id)
-                except MlflowException as error:
-                    if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                        raise
-            self.client.delete_model_version(published.name, str(published.version))
+            homes = self.client.search_experiments(filter_string="name LIKE 'draftwell/%'")
+            experiments = [one.experiment_id for one in homes]
+            found: list[LoggedModel] = []
+            token: str | None = None
+            while experiments and token != "":
+                page = self.client.search_logged_models(experiments, page_token=token)
+                found += page
+                token = page.token or ""
+        return [
+            one
+            for one in found
+            if one.model_type == kind
+            and one.artifact_location not in named
+            and one.status == "READY"
+        ]
+
+    def tenants_of(self, model: LoggedModel) -> list[str]:
+        """Whose recorded requests an `unnamed` artifact was made of."""
+        from mlflow.artifacts import download_artifacts
+
+        with registry_errors(self.uri), tempfile.TemporaryDirectory() as place:
+            wanted = f"{model.artifact_location}/{MANIFEST}"
+            download_artifacts(artifact_uri=wanted, dst_path=place, tracking_uri=self.uri)
+            return list(read_manifest(Path(place))["provenance"].get("tenants", ()))
+
+    def delete_unnamed(self, model: LoggedModel) -> None:
+        """Delete an `unnamed` artifact, as `delete` does."""
+        with registry_errors(self.uri):
+            self._delete_files(model.artifact_location, model.source_run_id, model.model_id)
 
     def versions(self, kind: str, pair: str) -> list[Published]:
         """All versions that Draftwell made, the oldest first."""

@@ -185,6 +185,8 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     rows = []
     for p in prompts:
         asked = [*p.messages, {"role": "user", "content": p.turns[0]}, *p.after]
+        if p.after and p.after[-1]["role"] == "assistant":
+            asked.append({"role": "assistant", "content": ""})  # else the last one is its answer
         body: dict[str, Any] = {"messages": asked} if len(asked) > 1 else {"turns": p.turns}
         if p.tokens:
             body = {"prompt": p.tokens[0]}

@@ -7,7 +7,6 @@ cannot be read is given as the error in its place, so that it costs no other row
 
 from __future__ import annotations
 
-import ast
 import codecs
 import csv
 import gzip
@@ -22,7 +21,7 @@ from itertools import chain, islice, product
 from pathlib import Path
 from typing import IO, Any
 
-from draftwell.components.prompts.layouts import KEYS
+from draftwell.components.prompts.layouts import KEYS, literal
 from draftwell.components.prompts.messages import NoPrompt
 from draftwell.serving.errors import DraftwellError
 
@@ -224,8 +223,11 @@ def _values(file: IO[str]) -> Iterator[Placed]:
     decode = json.JSONDecoder().raw_decode
     text, index, wanted, more = file.read(CHUNK).lstrip(), 0, CHUNK, True
     place = int(text.startswith("["))
+    ended = not place
     while True:
-        place = BETWEEN.match(text, place).end()  # type: ignore[union-attr]
+        between = BETWEEN.match(text, place)
+        assert between is not None  # it may be empty
+        place, ended = between.end(), ended or "]" in between[0]
         value: Any = None
         try:
             value, end = decode(text, place)
@@ -238,6 +240,8 @@ def _values(file: IO[str]) -> Iterator[Placed]:
         if value is None:
             if place < len(text):
                 yield f"row {index}", NoPrompt("not valid JSON: nothing after it can be read")
+            elif not ended:
+                yield f"row {index}", NoPrompt("the file ends before its array: fetch it again")
             return
         for row in rows_in(value):
             yield f"row {index}", row
@@ -271,7 +275,7 @@ def _texts(file: Iterable[str], *, log: bool) -> Iterator[Placed]:
         elif log and (said := LOGGED.search(line)) is not None:
             name, text, ids = (said[i] or said[i + 3] for i in (1, 2, 3))
             try:
-                prompt = ast.literal_eval(ids if ids and text == "None" else text)
+                prompt = literal(ids if ids and text == "None" else text)
             except (ValueError, SyntaxError):  # of `\x`, or cut off
                 yield f"line {number}", NoPrompt("its prompt is no text in quotes of Python")
                 continue

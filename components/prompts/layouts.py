@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -138,7 +139,7 @@ def decoded(value: Any, key: str, *, cells: bool) -> Any:
     found = parsed(value)
     if isinstance(found, str):
         try:
-            found = ast.literal_eval(value.strip())
+            found = literal(value.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             found = value
     first = found[0] if isinstance(found, list) and found else None
@@ -149,6 +150,17 @@ def decoded(value: Any, key: str, *, cells: bool) -> Any:
     if LOOKS_RECORDED.match(value) or key in CONVERSATIONS or (cells and found != value):
         raise NoPrompt(f"its `{key}` is no conversation in JSON: write it as JSON")
     return value
+
+
+def literal(text: str) -> Any:
+    """What a text says as a literal of Python, without a warning about escapes like `\\d`.
+
+    Raises:
+        ValueError, SyntaxError, RecursionError, MemoryError: it is none.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.literal_eval(text)
 
 
 def with_input(text: Any, row: Row, key: str) -> Any:

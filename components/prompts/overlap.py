@@ -48,10 +48,16 @@ def hashes_of(prompts: Iterable[Prompt]) -> list[str]:
 
 
 def different(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """The prompts without those that repeat an earlier one under another id."""
+    """The prompts without those that repeat an earlier one, to the letter, under another id.
+
+    >>> from draftwell.components.prompts.prompt import Prompt
+    >>> asked = [Prompt(name, None, [f"Is 10.0.{name}.7 in 10.0.0.0/24?"]) for name in "01"]
+    >>> len(different([*asked, *asked]))
+    2
+    """
     found: dict[str, Prompt] = {}
     for prompt in prompts:
-        found.setdefault(hash_of(prompt), prompt)
+        found.setdefault(json_digest([prompt.tokens[:1], context_of(prompt)]), prompt)
     return list(found.values())
 
 

@@ -305,7 +305,8 @@ def conversation(
     """Messages before the first turn, the user's turns, what follows the last one before its
     answer (calls of tools and their results), and the recorded answers to them.
 
-    Messages that end with a user's, or with a tool's result, are a request: the last user's is its
+    Messages that end with a user's, with a tool's result, or with an assistant's empty one after
+    another of its, are a request: the last user's is its
     only turn. Messages that end with an answer are a recording: every user's message is a turn if
     users and assistant alternate after a system message, otherwise only the last one is.
 
@@ -325,7 +326,8 @@ def conversation(
     following, answers = messages[last + 1 :], tuple[str, ...]()
     if following and following[-1]["role"] == "assistant":
         *following, answer = following
-        answers = () if "tool_calls" in answer else (answer["content"],)
+        said = answer["content"] and "tool_calls" not in answer
+        answers = (answer["content"],) if said else ()
     return tuple(messages[:last]), [messages[last]["content"]], tuple(following), answers
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from draftwell.components.prompts.messages import NoPrompt
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.serving.recording.tenants import PROMPT_ID
 
 Check = Callable[[str], bool]
 
@@ -126,4 +127,6 @@ def redacted(prompt: Prompt) -> Prompt:
     if prompt.tokens:
         raise NoPrompt("token ids, in which nothing can be masked")
     texts = {f.name: masked_within(getattr(prompt, f.name)) for f in fields(prompt)}
+    if whose := PROMPT_ID.match(prompt.id):  # the digits by which `draftwell forget` finds it
+        texts["id"] = whose[0] + masked(prompt.id[whose.end() :])
     return replace(prompt, **texts)

@@ -37,6 +37,7 @@ from draftwell.components.prompts.prompt import (
 from draftwell.components.prompts.redact import redacted
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError, missing_package
+from draftwell.serving.recording.tenants import PROMPT_ID
 
 if TYPE_CHECKING:
     from draftwell.serving.runtime.pair import LoadedPair
@@ -260,7 +261,7 @@ def _file_rows(files: Iterable[Path], name: str | None) -> Iterator[NamedRow]:
                 own = f"{name}/{index}"
                 if not name:
                     stem = path.name.split(".jsonl")[0]
-                    own = f"{stem}/{place[5:]}" if name is None else place.replace(" ", "-")
+                    own = f"{stem}/{place.split()[-1]}" if name is None else place.replace(" ", "-")
                 row = without_ids(row) if table and not isinstance(row, NoPrompt) else row
                 yield f"{path} {place}", row, own, {"cells": table, "bodies": name is None}
                 index += 1
@@ -269,8 +270,9 @@ def _file_rows(files: Iterable[Path], name: str | None) -> Iterator[NamedRow]:
 
 
 def without_ids(row: Row) -> Row:
-    """A row of a table, which is named by its place: ids in tables need not differ."""
-    return {key: value for key, value in row.items() if key not in IDS}
+    """A row of a table, which is named by its place: ids in tables need not differ. Those that name
+    a tenant stay."""
+    return {k: one for k, one in row.items() if k not in IDS or PROMPT_ID.match(str(one))}
 
 
 def _saved_rows(folder: Path, split: str) -> Iterator[Row]:

@@ -148,7 +148,12 @@ def gate_candidates(context: typer.Context, space: EngineSpace) -> list[tuple[st
         everything = prompts_from(prompts) if prompts else demo_prompts()[::-1]
         rows = untouched(space, everything, given["limit"], one.config)
         verdict, _ = gate_on_engine(
-            space, one, rows, given["max_tokens"], keep=not given["dry_run"]
+            space,
+            one,
+            rows,
+            given["max_tokens"],
+            keep=not given["dry_run"],
+            file=prompts.name if prompts else None,
         )
         of = one.config.contents
         at = f" at temperature {of.temperature:g}" if of.temperature else ""

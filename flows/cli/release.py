@@ -122,7 +122,7 @@ EvidenceFiles = Annotated[
     typer.Option(
         "--evidence",
         help="Judge what a benchmark tool measured with speculation, instead of measuring: a file, "
-        "or the folder that the tool wrote; may be repeated. See docs/registry.md.",
+        "or the folder that the tool wrote; may be repeated. See docs/gates.md.",
     ),
 ]
 PlainEvidence = Annotated[

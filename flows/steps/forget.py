@@ -137,6 +137,23 @@ def _forget_published(run: Forgetting) -> None:
         run.removed.append(f"{one.name} version {one.version} in the registry")
         if not run.dry_run:
             store.delete(one)
+    for kind in TEXT_KINDS:
+        _forget_unnamed(run, store, kind)
+
+
+def _forget_unnamed(run: Forgetting, store: Store, kind: str) -> None:
+    """Delete what versions of the tenant's texts left that a person has deleted in MLflow."""
+    for model in store.unnamed(kind):
+        place = f"a {kind} whose version was deleted in MLflow, {model.artifact_location}"
+        try:
+            whose = store.tenants_of(model)
+        except (DraftwellError, OSError) as error:
+            run.left.append(f"{place}: whose it is cannot be read ({error}); delete it by hand")
+            continue
+        if run.tenant in whose:
+            run.removed.append(place)
+            if not run.dry_run:
+                store.delete_unnamed(model)
 
 
 def _withdraw(run: Forgetting, store: Store, published: Published, kinds: list[str]) -> None:

@@ -64,7 +64,17 @@ def newest_prompts(settings: PipelineSettings, spool: Path) -> list[Prompt]:
         shards=found.shards,
         notes=found.notes,
     )
-    return [redacted(p) for p in prompts if not p.tokens] if settings.redact else prompts
+    if not settings.redact:
+        return prompts
+    texts = [redacted(p) for p in prompts if not p.tokens]
+    if len(texts) < FEWEST:
+        raise DraftwellError(
+            f"{len(prompts) - len(texts)} of {len(prompts)} prompts in {spool} are token ids, in "
+            f"which nothing can be masked (redact), and {FEWEST} others are needed: wait for more "
+            "traffic, or let clients send texts",
+            code="too_few_prompts",
+        )
+    return texts
 
 
 def settle_prompts(settings: PipelineSettings) -> PipelineSettings:

@@ -15,6 +15,7 @@ import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from draftwell.registry.bundles.places import (
     set_rights,
     standing,
 )
-from draftwell.registry.bundles.requirements import locked, requirements_name
+from draftwell.registry.bundles.requirements import Lock, locked, requirements_name
 from draftwell.registry.bundles.sbom import SBOM, bill_of_materials
 from draftwell.registry.bundles.signing import sign
 from draftwell.registry.bundles.text import bundle_texts
-from draftwell.registry.bundles.wheel import runtime_wheel
+from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
 from draftwell.registry.pairs.records import model_records
 from draftwell.registry.promotion import adopt, deployment_objection, withdrawal
@@ -44,6 +45,7 @@ from draftwell.registry.releases import (
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
+from draftwell.serving.artifacts.checkpoint import packages_of
 from draftwell.serving.artifacts.compiled_libraries import COMPILED, wanted_mode
 from draftwell.serving.artifacts.pair_files import (
     PairFiles,
@@ -272,9 +274,7 @@ def _write_bundle(
         runs={"release": release.published.run_id} | {k: p.run_id for k, p in pinned.items()},
         files={},
     )
-    # the libraries that the release's choice was measured with
-    measured = _made(place / "artifacts" / "decoding_config").get("library_versions", {})
-    lock = locked(release.device, measured=measured, wheel=(wheel.name, wheel.data))
+    lock = _lock(place, release, files, wheel)
     (place / wheel.name).write_bytes(wheel.data)
     texts = {
         **bundle_texts(manifest, wheel.name, lock),
@@ -295,6 +295,18 @@ def _write_bundle(
     manifest = manifest.model_copy(update={"digest": manifest.computed_digest()})
     (place / MANIFEST).write_text(manifest.to_json())
     set_rights(place)
+
+
+def _lock(place: Path, release: ReleaseVersion, files: PairFiles, wheel: Wheel) -> Lock:
+    """A bundle's requirements, with what its models' weights need."""
+    # the libraries that the release's choice was measured with
+    measured = _made(place / "artifacts" / "decoding_config").get("library_versions", {})
+    return locked(
+        release.device,
+        measured=measured,
+        wheel=(wheel.name, wheel.data),
+        further=sorted(set(chain(*map(packages_of, files.roles().values())))),
+    )
 
 
 def add_card(place: Path, card: Mapping[str, bytes]) -> None:

@@ -106,6 +106,7 @@ def locked(
     *,
     measured: Mapping[str, str] | None = None,
     wheel: tuple[str, bytes] | None = None,
+    further: Iterable[str] = (),
 ) -> Lock:
     """The requirements of a bundle.
 
@@ -115,10 +116,11 @@ def locked(
             record them. A bundle for CUDA that is built beside another kind of PyTorch takes that
             build.
         wheel: name and bytes of the runtime's wheel, which requirements with hashes list too.
+        further: packages that the bundle's models need.
     Raises:
-        DraftwellError: a package that the runtime needs is not installed here.
+        DraftwellError: a package that the runtime or a model needs is not installed here.
     """
-    installed = closure(runtime_requirements())
+    installed = closure([*runtime_requirements(), *further])
     packages = {
         name: version
         for name, version in installed.items()

@@ -91,6 +91,12 @@ def check_layout(folder: Path) -> list[Path]:
     return _weight_files(folder)
 
 
+def packages_of(folder: Path) -> tuple[str, ...]:
+    """What the weights of a model folder need from PyPI beside the runtime's own packages."""
+    config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    return PACKAGES.get(quantisation(config) or "", ())
+
+
 def computed_bytes(folder: Path, number: int) -> int:
     """Bytes of a model's weights as they are computed with, by the headers of its files.
 

@@ -359,7 +359,7 @@ def _problem(name: str, kind: Any) -> str:
 
 
 KINDS: Mapping[str, ArtifactKind] = Extended(OUR_KINDS, GROUP, _problem)
-"""Our own, and those of installed plug-ins (docs/add_an_artifact.md): name → kind."""
+"""Our own, and those of installed plug-ins (docs/plugins.md): name → kind."""
 
 
 def find_kind(name: str) -> ArtifactKind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from typer.main import get_command
 
 from draftwell.flows.cli.main import GROUPS
 from draftwell.serving.runtime.strategies import STRATEGIES
-from tests.support.markdown import commands
+from tests.support.markdown import PAGES, commands
 from tests.support.paths import REPO
 
 SERVE = "serve"
@@ -61,14 +62,38 @@ def check(words: list[str], options: dict[str, Any]) -> None:
     assert "--help" in given or needed <= set(given), f"{needed} must be given"
 
 
+def check_settings(words: list[str], command: Any) -> None:
+    """Every key of --set is a setting of the command, or a parameter of a strategy."""
+    keys = [value.partition("=")[0] for option, value in pairwise(words) if option == "--set"]
+    assert [key for key in keys if "<" not in key and not is_setting(key, command)] == []
+
+
+def is_setting(key: str, command: Any) -> bool:
+    strategy, dot, parameter = key.partition(".")
+    if dot:
+        return parameter in STRATEGIES[strategy].Config.model_fields
+    return key in getattr(command, "keys", list)()
+
+
 @pytest.mark.parametrize("words", named("draftwell"))
 def test_draftwell(words: list[str], groups: dict[str, Any], server: Any) -> None:
     name = words[1] if words[1] in groups else " ".join(words[1:3])
-    asked_for_help = words[1].startswith("-") or words[1] in GROUPS and words[2:3] == ["--help"]
+    asked_for_help = words[1].startswith("-") or (words[1] in GROUPS and words[2:3] == ["--help"])
     assert asked_for_help or name in groups, f"no command {name}"
     if name in groups:
         passed_on = dict.fromkeys(options_of(server)) if name == SERVE else {}
-        check(words[1 + len(name.split()) :], passed_on | options_of(groups[name]))
+        rest = words[1 + len(name.split()) :]
+        check(rest, passed_on | options_of(groups[name]))
+        check_settings(rest, groups[name])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_settings_in_the_text_exist(page: Path, groups: dict[str, Any]) -> None:
+    """Of some command at least: a sentence seldom names the whole one."""
+    spoken = re.findall(r"`[^`\n]*--set (\w+)=", page.read_text(encoding="utf-8"))
+    assert [
+        key for key in spoken if not any(is_setting(key, command) for command in groups.values())
+    ] == []
 
 
 @pytest.mark.parametrize("words", named("draftwell-serve"))

@@ -45,6 +45,15 @@ class Side(Message):
     outputs: list[list[list[int]]] = Field(default_factory=list)
     """Of each group the new tokens of each prompt."""
 
+    def followed_by(self, rest: Side) -> Side:
+        """These groups, and those of `rest`."""
+        both = {
+            name: getattr(self, name) + getattr(rest, name)
+            for name in type(self).model_fields
+            if name != "acceptance"
+        }
+        return Side(acceptance=Acceptance.total([self.acceptance, rest.acceptance]), **both)
+
 
 class Beside(Message):
     """An engine's settings and its plain decoding, on the same groups."""
@@ -119,16 +128,24 @@ def measure_beside(
             "groups that are compared have one size: split the prompts into equal ones",
             code="unequal_groups",
         )
-    if apart:
-        one, two = decode_by_halves(plain, other, groups, sampling, progress)
-    else:
-        one, two = decode_in_turn(plain, other, groups, sampling, progress)
+    in_turn = decode_by_halves if apart else decode_in_turn
+    one, two = in_turn(plain, other, groups, sampling, progress)
     return Beside(
         at_once=len(groups[0]),
         plain=side_of(one),
         other=side_of(two),
         prompts=places_of(groups),
         apart=apart,
+    )
+
+
+def joined(groups: Sequence[Group], first: Beside, rest: Beside) -> Beside:
+    """What was measured in two parts, the one after the other, of `groups`."""
+    return Beside(
+        at_once=first.at_once,
+        plain=first.plain.followed_by(rest.plain),
+        other=first.other.followed_by(rest.other),
+        prompts=places_of(groups),
     )
 
 

@@ -26,7 +26,7 @@ def _problem(name: str, found: Any) -> str:
 
 
 PLUGINS = Extended[Recognise]({}, GROUP, _problem)
-"""How engines of installed plug-ins are recognised (docs/add_an_engine.md)."""
+"""How engines of installed plug-ins are recognised (docs/plugins.md)."""
 
 
 def find_dialect(client: EngineClient) -> Dialect:

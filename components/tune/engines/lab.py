@@ -1,15 +1,27 @@
 """Runs ways to speculate beside plain decoding: the plain engine stays, one other is started for
 each way and ended after it. For two ways beside each other plain decoding ends: no more than two
-engines are up at once."""
+engines are up at once.
+
+Of two equal engines on the same cores the one that was started second can be a sixth faster (vLLM
+on two cores: the scheduler places the processes of the first one worse, and leaves them there). So
+a comparison that decides starts both anew after half of its groups, in the other order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from draftwell.components.bench.engines.figures import Figure, figure_of
-from draftwell.components.bench.engines.measure import Beside, Group, groups_of, measure_beside
+from draftwell.components.bench.engines.measure import (
+    Beside,
+    Group,
+    groups_of,
+    joined,
+    measure_beside,
+    middle_of,
+)
 from draftwell.components.bench.interleaved import Progress
 from draftwell.components.engines.port import About, Decoded, Engine, EngineSettings
 from draftwell.components.engines.vllm_methods import OFF, Method, VllmFiles
@@ -32,6 +44,10 @@ FATAL = frozenset(
     }
 )
 """Codes of failures that are of the machine or the engine, not of one way to speculate."""
+
+
+MORE_STARTS = ((), (), ())
+"""For `Budget.allows`: of a comparison that decides, beside its first start of the other engine."""
 
 
 class MethodFails(DraftwellError):
@@ -138,15 +154,14 @@ class Lab:
         missing = [level for level in levels if self.name(method, stage, level) not in self.store]
         if missing:
             other = Tried(self.make(method.label))
+            wanted = {
+                self.name(method, stage, level): groups_of(
+                    self.prompts[:prompts], level, self.groups
+                )
+                for level in missing
+            }
             try:
-                plain = self.plain()
-                with self.budget.starting():
-                    other.start(self.settings(method))
-                for level in missing:
-                    groups = groups_of(self.prompts[:prompts], level, self.groups)
-                    with self.budget.decoding(level, len(groups)):
-                        made = self._measured(plain, other, groups)
-                    self.store.put(self.name(method, stage, level), made)
+                self._measure(method, other, wanted, decides=prompts is None)
             finally:
                 other.stop()
         figures = [
@@ -173,31 +188,65 @@ class Lab:
 
     def _beside(self, one: Method, two: Method, level: int) -> Beside:
         self.end_plain()
-        engines: list[Engine] = [
-            engine if method.name == OFF else Tried(engine)
-            for method in (one, two)
-            for engine in [self.make(method.label)]
-        ]
+        groups = self.groups_at(level)
+        if level == 1:
+            groups += groups
+        first, second = engines = [self._engine(method) for method in (one, two)]
         try:
-            for engine, method in zip(engines, (one, two), strict=True):
-                with self.budget.starting():
-                    engine.start(self.settings(method))
-            groups = self.groups_at(level)
-            if level == 1:
-                # one place further the second time, so that the other engine is the first to be
-                # asked for each of an even number
-                groups += groups if len(groups) % 2 else [*groups[1:], groups[0]]
-            with self.budget.decoding(level, len(groups)):
-                first, second = engines
+            self._start(first, one)
+            self._start(second, two)
+            if self.apart:
                 return self._measured(first, second, groups)
+            half = middle_of(groups)
+            begun = self._measured(first, second, groups[:half])
+            for engine in engines:
+                engine.stop()
+            self._start(second, two)
+            self._start(first, one)
+            # the other one is asked first now, so that each is the first for every prompt
+            rest = self._measured(second, first, groups[half:])
+            turned = rest.model_copy(update={"plain": rest.other, "other": rest.plain})
+            return joined(groups, begun, turned)
         finally:
             for engine in engines:
                 engine.stop()
 
+    def _engine(self, method: Method) -> Engine:
+        engine = self.make(method.label)
+        return engine if method.name == OFF else Tried(engine)
+
+    def _start(self, engine: Engine, method: Method) -> None:
+        with self.budget.starting():
+            engine.start(self.settings(method))
+
+    def _measure(
+        self, method: Method, other: Engine, wanted: Mapping[str, Sequence[Group]], *, decides: bool
+    ) -> None:
+        """Measure a way on all groups by name, started after plain decoding; where it decides,
+        before it for the second half of each."""
+        self.plain()
+        self._start(other, method)
+        if not decides or self.apart or min(map(len, wanted.values())) == 1:
+            for name, groups in wanted.items():
+                self.store.put(name, self._measured(self.plain(), other, groups))
+            return
+        for name, groups in wanted.items():
+            self._half(f"{name}, half 1", other, groups[: middle_of(groups)])
+        self.end_plain()
+        other.stop()
+        self._start(other, method)
+        for name, groups in wanted.items():
+            rest = self._half(f"{name}, half 2", other, groups[middle_of(groups) :])
+            self.store.put(name, joined(groups, self.store[f"{name}, half 1"], rest))
+
+    def _half(self, name: str, other: Engine, groups: Sequence[Group]) -> Beside:
+        return self.store.get(name, lambda: self._measured(self.plain(), other, groups))
+
     def _measured(self, one: Engine, two: Engine, groups: Sequence[Group]) -> Beside:
-        return measure_beside(
-            one, two, groups, self.sampling, progress=self.progress, apart=self.apart
-        )
+        with self.budget.decoding(len(groups[0]), len(groups)):
+            return measure_beside(
+                one, two, groups, self.sampling, progress=self.progress, apart=self.apart
+            )
 
     def has(self, method: Method, stage: str, level: int = 1) -> bool:
         """Whether it was measured already."""

@@ -16,7 +16,7 @@ from draftwell.components.tune.engines.by_load import choose_by_load
 from draftwell.components.tune.engines.candidates import candidates, first_ngram, left_out
 from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.components.tune.engines.imported import Imported, beside_imported, with_lengths_of
-from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
+from draftwell.components.tune.engines.lab import MORE_STARTS, Lab, left_out_if_it_fails
 from draftwell.components.tune.engines.ngram_replay import Text
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.components.tune.halving import best_of_each, halve
@@ -131,7 +131,7 @@ def explore(
         out: gets what fails, and what there was no time for.
     """
     found: dict[Method, Figure] = {}
-    to_come = [[(1, len(lab.prompts))]] * settings.confirm
+    to_come = [[(1, len(lab.prompts))], *MORE_STARTS] * settings.confirm
 
     def measure(name: str, method: Method) -> None:
         """`name` is what is left out where it fails: the method, or one of its lengths."""
@@ -176,7 +176,8 @@ def confirm(
     """
     found: dict[Method, Figure] = {}
     for method in methods:
-        known = lab.has(method, "confirm") or lab.budget.allows([(1, len(lab.prompts))])
+        time = lab.budget.allows([(1, len(lab.prompts))], *MORE_STARTS)
+        known = lab.has(method, "confirm") or time
         if found and not known:
             out[method.label] = NO_TIME
             continue

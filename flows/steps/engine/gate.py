@@ -79,12 +79,14 @@ def gate_on_engine(
     max_tokens: int,
     *,
     keep: bool = True,
+    file: str | None = None,
 ) -> tuple[GateVerdict, list[Figure]]:
     """Judge a release beside the engine's plain decoding, at the temperature that it was tuned for;
     outputs are compared at 0.
 
     Args:
         keep: whether the verdict is recorded with the release (`record_stays`).
+        file: name of the prompts' file, where a person chose one for this gate.
     Returns:
         the verdict, and the figures that speed was judged by, one for each load.
     Raises:
@@ -96,7 +98,9 @@ def gate_on_engine(
     champion = champion_number(space.workspace, release.device)
     if keep and not record_stays(space.workspace, release, verdict):
         judged = judged_digest(prompts, max_tokens)
-        keep_verdict(record_of(release, verdict, champion, judged=judged), verdict, figures)
+        keep_verdict(
+            record_of(release, verdict, champion, judged=judged, prompts=file), verdict, figures
+        )
     return verdict, figures
 
 

@@ -7,14 +7,22 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwell.serving.errors import DraftwellError, InvalidRequest, missing_package
+from draftwell.serving.runtime.grammar.intersections import (
+    MOST_KEY_PAIRS,
+    MOST_PAIRS,
+    Patterns,
+    pairs_in_lark,
+)
+
+Returned = TypeVar("Returned")
 
 WHITESPACE = r"(\x20{1,2}|\n[\x20\t]{0,32})"
 """What may stand between the parts of a JSON text: spaces, or a new line with its indentation.
@@ -58,6 +66,7 @@ def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) 
         text = json.dumps(schema)
         check_size(text, references(text))
         check_multiples([DIGITS.decode(text)])
+        check_patterns([json.loads(text)])
         return str(
             compiler.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace})
         )
@@ -107,7 +116,10 @@ def lark(text: str, rules: int | None = None) -> str:
         rules: how many it has, where that is known; no two of its schemas are then about one place.
     """
     check_size(text, text.count(":") if rules is None else rules)
-    check_multiples(schemas_in(text), together=rules is None)
+    schemas = schemas_in(text)
+    check_multiples(schemas, together=rules is None)
+    check_patterns(schemas)
+    check_pairs("an intersection (&)", recursed(pairs_in_lark, text))
     return str(matcher_class().grammar_from_lark(text))
 
 
@@ -183,6 +195,50 @@ def check_multiples(schemas: Sequence[Any], together: bool = False) -> None:
             "common multiple if several are about one number), at most "
             f"{MOST_REMAINDERS} can be: name fewer, smaller or rounder ones"
         )
+
+
+def check_patterns(schemas: Sequence[Any]) -> None:
+    """Refuse schemas whose patterns would take long to compile.
+
+    Raises:
+        InvalidRequest: too many of them may be about one text, or about the keys of an object.
+    """
+    found = [recursed(Patterns, schema) for schema in schemas]
+    check_pairs(
+        "a text that several patterns or formats are about",
+        max((one.most.pairs for one in found), default=1.0),
+    )
+    if (pairs := sum(one.key_pairs for one in found)) > MOST_KEY_PAIRS:
+        raise refused(
+            f"its patternProperties have {pairs} pairs of patterns, at most {MOST_KEY_PAIRS} can "
+            "be: name fewer in one object"
+        )
+
+
+def check_pairs(what: str, pairs: float) -> None:
+    """Refuse an intersection that would take long to compile.
+
+    Raises:
+        InvalidRequest: it would.
+    """
+    if pairs > MOST_PAIRS:
+        raise refused(
+            f"{what} has up to {pairs:.2g} combinations of sets of characters (their number in a "
+            f"part, to the power of the number of parts), at most {MOST_PAIRS} can be: join fewer "
+            "or simpler ones"
+        )
+
+
+def recursed(call: Callable[[Any], Returned], value: Any) -> Returned:
+    """What a function that follows a definition finds.
+
+    Raises:
+        InvalidRequest: the definition is nested too deeply.
+    """
+    try:
+        return call(value)
+    except RecursionError as error:
+        raise refused("a definition that is nested too deeply") from error
 
 
 class Multiples:

@@ -83,7 +83,7 @@ def _problem(name: str, cls: Any) -> str:
 
 
 STRATEGIES: Mapping[str, type[Strategy]] = Extended(OUR_STRATEGIES, GROUP, _problem)
-"""Our own, and those of installed plug-ins (docs/add_a_strategy.md)."""
+"""Our own, and those of installed plug-ins (docs/plugins.md)."""
 
 
 def find_strategy(name: str) -> type[Strategy]:

@@ -272,6 +272,18 @@ class StructuredOutputs(BaseModel):
             raise PydanticCustomError(
                 "format", "takes exactly one of json, regex, choice, grammar and json_object"
             )
+        kind = self.asked[0]
+        if self.disable_additional_properties and kind != "json":
+            raise PydanticCustomError(
+                "format", "disable_additional_properties is about the schema of json: leave it out"
+            )
+        spaced = self.whitespace_pattern is not None or self.disable_any_whitespace
+        if spaced and kind not in ("json", "json_object"):
+            raise PydanticCustomError(
+                "format",
+                "whitespace_pattern and disable_any_whitespace are about json and json_object: "
+                "leave them out",
+            )
         return self
 
     @property

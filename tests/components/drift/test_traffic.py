@@ -16,7 +16,13 @@ import pytest
 from draftwell.components.drift.prompts import recorded_prompts, spooled_prompts, write_prompts
 from draftwell.components.drift.spool import Shard, newest, read_spool
 from draftwell.components.drift.traffic import shared_kinds
-from draftwell.components.prompts.prompt import Prompt, ids_of, read_prompts
+from draftwell.components.prompts.prompt import (
+    Prompt,
+    context_of,
+    ids_of,
+    prompt_of,
+    read_prompts,
+)
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, rows, spool, traffic
@@ -301,3 +307,18 @@ def test_request_bodies_go_before_traces(tmp_path: Path) -> None:
     )
     assert ids_of(pair, again["ten men"]) == pair.encode("ten men")
     assert {prompt.id for prompt in again.values()} == {prompt.id for prompt in found}
+
+
+@pytest.mark.parametrize("before", [[], [("user", "one"), ("assistant", "two")]])
+def test_a_prompt_whose_last_message_is_an_assistants_is_read_as_it_was(
+    tmp_path: Path, before: list[tuple[str, str]]
+) -> None:
+    """Read as a recording, its last message would be the answer, and all else other turns."""
+    said = [*before, ("user", "go on"), ("assistant", "well,"), ("assistant", "yes")]
+    row = {"messages": [{"role": role, "content": text} for role, text in said]}
+    asked = prompt_of(row, "p", "here")
+    assert [message["content"] for message in asked.after] == ["well,"]
+    write_prompts(tmp_path / "kept.jsonl", [asked])
+    (again,) = read_prompts(tmp_path / "kept.jsonl")
+    assert (context_of(again), again.turns) == (context_of(asked), asked.turns)
+    assert again.answers == (), "the written prompt has none"

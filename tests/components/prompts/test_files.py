@@ -7,6 +7,7 @@ import gzip
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,31 @@ def test_a_bad_line_of_a_log_costs_that_line(tmp_path: Path) -> None:
     left = LeftOut()
     assert texts(tmp_path / "p.log", left) == ["a", "b"]
     assert left.reasons.total() == 2
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.jsonl"])
+def test_an_array_that_is_cut_off_between_two_rows_is_told(tmp_path: Path, name: str) -> None:
+    rows, left = '[\n{"prompt": "a"},\n{"prompt": "b"}', LeftOut()
+    for end in (",\n", "\n", ""):
+        left = LeftOut()
+        (tmp_path / name).write_text(rows + end)
+        assert len(load_prompts(tmp_path / name, left_out=left)) == 2
+        assert "ends before its array" in str(left)
+    (tmp_path / name).write_text(f"{rows} ]\n")
+    whole = LeftOut()
+    assert len(load_prompts(tmp_path / name, left_out=whole)) == 2
+    assert not whole
+
+
+def test_texts_that_look_like_python_warn_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"input": r'["\d"]'}) + "\n")
+    (tmp_path / "p.log").write_text(
+        r"INFO 01-01 10:00:00 Received request a: prompt: '\d', params: 1" + "\n"
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = [load_prompts(tmp_path / name)[0].prompt for name in ("p.jsonl", "p.log")]
+    assert (found, told) == ([r'["\d"]', r"\d"], [])
 
 
 def test_what_ends_early_gives_what_was_before(tmp_path: Path) -> None:

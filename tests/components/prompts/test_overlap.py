@@ -41,6 +41,14 @@ def test_repeated_prompts_count_once_in_order() -> None:
     ]
 
 
+def test_prompts_that_differ_in_what_is_masked_are_different() -> None:
+    """They are other questions; yet what was made from one leaves the other out, too."""
+    asked = [Prompt(name, None, [f"Is 10.0.{name}.7 in 10.0.0.0/24?"]) for name in "01"]
+    assert different([*asked, *asked]) == asked
+    used = TrainingPrompts.of({"traces": hashes_of(asked[:1])})
+    assert used.split(asked) == ([], asked)
+
+
 def test_prompts_that_something_was_made_from_are_left_out_and_named() -> None:
     renamed = [Prompt(f"served/{i}", "chat", prompt.turns) for i, prompt in enumerate(ROWS)]
     used = TrainingPrompts.of(

@@ -151,6 +151,17 @@ def test_every_part_of_a_prompt_is_masked_and_its_hash_is_the_same(tmp_path: Pat
     assert "token ids" in str(left)
 
 
+def test_an_id_keeps_the_tenant_that_it_names(tmp_path: Path) -> None:
+    """Digits that begin with 00 look like a phone number; `draftwell forget` finds prompts by
+    them, in tables too."""
+    whose = "spool/00123456789a/"
+    asked = Prompt(f"{whose}ann@example.org", None, ["hi"])
+    assert redacted(asked).id == f"{whose}[email]"
+    (tmp_path / "p.csv").write_text(f"id,prompt\n{whose}0001,hi\n7,ho\n")
+    found = load_prompts(tmp_path / "p.csv", redact=True)
+    assert [prompt.id for prompt in found] == [f"{whose}0001", "p/1"]
+
+
 def test_token_ids_are_not_passed_off_as_masked() -> None:
     with pytest.raises(NoPrompt):
         redacted(Prompt("a", None, [""], tokens=((1, 2),)))

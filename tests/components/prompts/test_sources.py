@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.prompts.sources import LeftOut, load_prompts
+from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_requests
 from tests.support.errors import raises_code
 
 SCRIPTS = ["今天天气怎么样？", "كيف حالك؟", "🙂 ok\nin two lines"]
@@ -72,6 +72,12 @@ def test_a_spool_of_requests_is_read_file_by_file_up_to_a_line_that_is_being_wri
     assert next(p.id for p in load_prompts(tmp_path, left_out=left)) == "2026-11-20/2"
     assert "2026-11-20.jsonl line 1" in str(left)
     assert "JSON" in str(left)
+
+
+def test_requests_in_an_array_are_named_by_their_places(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('[\n{"prompt": "a"},\n{"prompt": "b"}\n]')
+    found, wrong = readable_requests([tmp_path / "r.jsonl"])
+    assert ([prompt.id for prompt in found], wrong) == (["r/0", "r/1"], [])
 
 
 def test_a_spool_line_that_ends_inside_a_character_is_still_being_written(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_tune_gate_and_what_is_kept(
     record = verdict()
     assert record is not None
     assert record.passed
+    assert record.prompts == more.name, "promotion asks for a reason then"
     assert [check.name for check in record.checks][:2] == [
         f"speed over plain decoding, {load} at once" for load in (1, 2)
     ]

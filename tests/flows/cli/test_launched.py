@@ -56,19 +56,21 @@ def line(done: Any) -> str:
     return str(done.stderr.strip().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_tune_gate_and_promote_at_an_address(
     at: Callable[..., Any], run: Any, pair_file: Path, more: Path, own_stores: Path
 ) -> None:
+    """Slow: two dozen starts of a server."""
     done = at("step choose --set methods=ngram --set limit=8", "--launcher", COMMAND)
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "chosen: ngram(k=3" in done.stdout
+    assert "chosen: ngram(k=" in done.stdout, "plain decoding is slower by much"
     assert "options for vllm: --speculative-config" in done.stdout
     release = find_release(Store(), "tiny", "cpu-vllm", "candidate")
     home = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "cpu"
     config = EngineConfig.load(home / "artifacts" / "engine_config")
     assert (config.contents.engine, config.contents.version) == ("vllm", "0.32.0")
     assert config.contents.settings is not None
-    assert config.contents.settings["num_speculative_tokens"] == 3
+    assert f"ngram(k={config.contents.settings['num_speculative_tokens']}" in done.stdout
     assert COMMAND not in config.contents.model_dump_json()
     judged = at(f"gate --prompts {more}", "--set", f"launcher={COMMAND}")
     assert judged.exit_code == 0, (judged.output, judged.exception)

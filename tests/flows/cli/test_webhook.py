@@ -36,7 +36,7 @@ SECONDS = 10.0
 def mlflow(
     own_stores: Path, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """A server as docs/registry.md sets one up for webhooks on one machine; the environment names
+    """A server as docs/webhooks.md sets one up on one machine; the environment names
     it."""
     folder = tmp_path / "mlflow"
     folder.mkdir()

@@ -45,7 +45,7 @@ from draftwell.registry.releases import (
     record_gate,
 )
 from draftwell.registry.store import Store
-from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.artifacts.base import MANIFEST, Provenance
 from draftwell.serving.artifacts.datastore import Datastore
 from draftwell.serving.files import file_lock
 from draftwell.serving.recording.tenants import KEYLESS, short_tenant
@@ -282,6 +282,30 @@ def with_datastore(store: Store, space: Workspace, folder: Path, tenant: str) ->
     models = model_records(space.spec, space.files())
     pins = {**plain.pins, "datastore": texts.version}
     return create_release(store, "tiny", "cpu", pins, models, {})
+
+
+def test_a_version_that_was_deleted_by_hand_leaves_no_files(
+    own_stores: Path, pair_file: Path
+) -> None:
+    """MLflow keeps them, with the tokens of what was asked."""
+    store = Store()
+    places = {}
+    for number, tenant in enumerate((ONE, TWO)):
+        made = Provenance(pair="tiny", fingerprint="f" * 64, tenants=[tenant])
+        folder = own_stores / f"datastore-{tenant}"
+        one = publish(store, Datastore.from_texts([[5, 6, 7 + number]], made), folder)
+        places[tenant] = Path(one.source.removeprefix("file://"))
+        store.client.delete_model_version(one.name, str(one.version))
+    assert all((place / MANIFEST).is_file() for place in places.values())
+    said = forget(ONE, dry_run=True).removed
+    assert all((place / MANIFEST).is_file() for place in places.values())
+    assert forget(ONE).removed == said
+    assert "a datastore whose version was deleted" in said[0]
+    assert not (places[ONE] / MANIFEST).exists()
+    assert (places[TWO] / MANIFEST).is_file(), "another tenant's"
+    assert forget(ONE).removed == []
+    (places[TWO] / MANIFEST).unlink()
+    assert "cannot be read" in forget(ONE).left[0]
 
 
 def test_a_release_is_withdrawn_whatever_its_models_are_called(

@@ -156,3 +156,20 @@ def test_served_prompts_are_masked_before_they_are_stored(
     stored = fixed.prompts.read_text()
     assert "mail [email]" in stored
     assert "ann@" not in stored
+
+
+def test_token_ids_that_cannot_be_masked_are_no_prompts(
+    settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the others there would be enough, and a sample of the texts alone is too small."""
+    own, masking = prompts_of(settings), settings.model_copy(update={"redact": True})
+    tokens = Prompt("t", None, [""], tokens=((1, 2),))
+    rows = [Prompt(str(i), None, [f"ask {i}"]) for i in range(served.FEWEST)]
+    serve(settings, 44)
+    monkeypatch.setattr(served, "spooled_prompts", lambda *given, **options: [tokens, *rows[1:]])
+    assert taken(masking, space) == own
+    assert settings.spool is not None
+    with raises_code("too_few_prompts", "1 of 40", "token ids"):
+        served.newest_prompts(masking, settings.spool)
+    monkeypatch.setattr(served, "spooled_prompts", lambda *given, **options: [tokens, *rows])
+    assert served.newest_prompts(masking, settings.spool) == rows

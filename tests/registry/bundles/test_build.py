@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -39,6 +40,21 @@ from tests.support.loop.publishing import (
     publish,
     verdict,
 )
+
+
+@pytest.mark.parametrize(("method", "listed"), [("fp8", True), ("mxfp4", False)])
+def test_the_requirements_list_what_the_models_weights_need(
+    build: Make, champion: Store, files: PairFiles, method: str, listed: bool
+) -> None:
+    """transformers reads FP8 with accelerate alone, which no other bundle needs."""
+    config = files.target / "config.json"
+    quantised = {"quantization_config": {"quant_method": method}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | quantised))
+    built = build()
+    line = f"accelerate=={importlib.metadata.version('accelerate')}"
+    assert (line in (built / "requirements-cpu.txt").read_text().splitlines()) is listed
+    names = [one["name"] for one in json.loads((built / "sbom.cdx.json").read_text())["components"]]
+    assert ("accelerate" in names) is listed
 
 
 @pytest.fixture(autouse=True)

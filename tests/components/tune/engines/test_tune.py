@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.bench.engines.figures import Figure, figure_of
 from draftwell.components.bench.engines.measure import measurements_of
+from draftwell.components.engines.port import About, EngineSettings
 from draftwell.components.engines.vllm_methods import Method, VllmFiles, schedule_of
 from draftwell.components.tune.engines.budget import NO_TIME, Budget
 from draftwell.components.tune.engines.by_load import choose_by_load
@@ -29,7 +30,7 @@ from draftwell.components.tune.levels import Level, level_of, table_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
-from tests.support.peers.fake_engine import maker
+from tests.support.peers.fake_engine import FakeEngine, maker
 
 PROMPTS = [[5 + i, 6, 7 + i % 3] for i in range(10)]
 
@@ -277,7 +278,7 @@ def test_a_regret_is_of_a_grid_that_is_measured_again_and_of_both_beside_each_ot
     assert found["left_out"] == {}, "what the tuning left out is not tried again"
     lengths = [f"draft_model(k={k})" for k in (1, 2, 3, 5)]
     assert {figure["label"] for figure in found["figures"]} == set(lengths)
-    assert sum(line.startswith("start draft_model") for line in log) == 5, "nothing is reused"
+    assert sum(line.startswith("start draft_model") for line in log) == 10, "nothing is reused"
     assert found["regret"]["best"] == "off", "the others are slower than plain decoding"
     assert found["regret"]["regret"] == pytest.approx(1 / 1.5 - 1, abs=0.01)
     starts, stops = (sum(line.startswith(word) for line in log) for word in ("start", "stop"))
@@ -320,12 +321,44 @@ def test_a_regret_that_cannot_be_measured_is_none_with_the_reason() -> None:
     )
 
 
+def test_that_the_engine_started_second_is_faster_changes_no_ratio() -> None:
+    """Two equal engines, of which the one that runs already is slower."""
+    measured = lab({})
+    running: list[FakeEngine] = []
+
+    class Later(FakeEngine):
+        def start(self, settings: EngineSettings) -> About:
+            self.pace = 1.2 if running else 1.0
+            running.append(self)
+            return super().start(settings)
+
+        def stop(self) -> None:
+            if self in running:
+                running.remove(self)
+            super().stop()
+
+        def speed(self, requests: int) -> float:
+            return self.pace
+
+    measured.make = lambda label: Later(label, {}, [])
+    with measured.open():
+        (figure,) = measured.measure(Method("draft_model", 2), "confirm")
+    beside = measured.between(Method("draft_model", 2), Method("draft_model", 3), "regret")
+    for found in (figure, figure_of("", beside)):
+        assert found.ratio == pytest.approx(1.0, abs=0.02)
+        assert found.low <= 1 <= found.high
+    with measured.open():
+        (biased,) = measured.measure(Method("draft_model", 2), "explore", prompts=8)
+    assert biased.ratio == pytest.approx(1.2), "a search ranks by one order alone"
+
+
 def test_two_ways_beside_each_other_are_each_first_for_every_prompt() -> None:
     for count in (9, 10):
         log: list[str] = []
         measured = lab({}, log=log, prompts=PROMPTS[:count])
         beside = measured.between(Method("draft_model", 2), Method("draft_model", 3), "regret")
-        turns = [line.split()[1] for line in log if line.startswith("decode")][2:]
+        turns = [line.split()[1] for line in log if line.startswith("decode")]
+        turns = [*turns[2 : 2 + 2 * count], *turns[4 + 2 * count :]]  # each half warms up first
         first: dict[int, set[str]] = {}
         for turn, (place,) in enumerate(beside.prompts):
             first.setdefault(place, set()).add(turns[2 * turn])

@@ -76,7 +76,7 @@ def test_a_choice_must_not_be_slower_than_what_serves(
         ("regression, 2 at once", result),
     ]
     starts, stops = ([row for row in log if row.startswith(word)] for word in ("start", "stop"))
-    assert len(starts) == len(stops) == 4, "no engine is left"
+    assert len(starts) == len(stops) == 8, "no engine is left"
 
 
 def test_a_champion_that_cannot_be_measured_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,12 @@ import pytest
 
 from draftwell.serving.errors import InvalidRequest
 from draftwell.serving.runtime.grammar import guidance
-from draftwell.serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
+from draftwell.serving.runtime.grammar.guidance import (
+    LONGEST_DEFINITION,
+    GuidanceGrammar,
+    GuidanceTokenizer,
+)
+from draftwell.serving.runtime.grammar.intersections import pairs_in_lark
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.http.requests import MOST_TEXTS
@@ -261,6 +266,97 @@ def test_usual_multiples_are_taken(pair: LoadedPair, compiled: Any, multiple: fl
     matcher = compiled(guidance.json_schema({"multipleOf": multiple, "type": "number"})).matcher()
     for token in pair.encode(str(multiple)):
         assert matcher.accept(token)
+
+
+def branches(seed: int, count: int) -> str:
+    """A regular expression that may begin with that many overlapping sets of characters."""
+    one = (f"[{'abcdefghij'[i]}-z]{'klmnopqrst'[(i + seed) % 10]}{{{i + 1}}}" for i in range(count))
+    return f"({'|'.join(one)})+"
+
+
+def patterned(*patterns: str) -> dict[str, Any]:
+    return {"type": "string", "allOf": [{"pattern": pattern} for pattern in patterns]}
+
+
+SEVERAL = [branches(seed, 10) for seed in range(6)]
+JOINED = " & ".join(f"/{one}/" for one in SEVERAL)
+PARTS = "".join(f"P{seed}: /{one}/\n" for seed, one in enumerate(SEVERAL))
+REFERRED = {"$ref": "#/$defs/five%20of%20them", "$defs": {"five of them": patterned(*SEVERAL[1:])}}
+TOGETHER = {
+    "one terminal": f"start: X\nX: {JOINED}",
+    "complements": f"start: X\nX: {JOINED.replace('/(', '~/(')}",
+    "named": f"start: X\nX: P0 & P1 & P2 & P3 & P4 & P5\n{PARTS}",
+    "nested": f"start: X\nX: (Y | Z)+ & P0\nY: (P1 & P2)+\nZ: Y+ & P3 & P4\n{PARTS}",
+    "ignored": f"%ignore {JOINED}\nstart: /c/",
+    "in brackets": f'start: "a" ( X | "/" ) // "\nX: ({JOINED.replace("& ", "&")})',
+    "patterns": patterned(*SEVERAL),
+    "plain patterns": patterned(*(f"w{number}x" for number in range(20))),
+    "references": {"pattern": SEVERAL[0], **REFERRED},
+    "other references": {
+        "$defs": {"a": {"$id": "http://x/a", "pattern": SEVERAL[0]}, **REFERRED["$defs"]},
+        "allOf": [{"$ref": "http://x/a"}],
+    },
+    "properties": {
+        "allOf": [{"properties": {"a": {"items": {"pattern": one}}}} for one in SEVERAL]
+    },
+    "choices": {"pattern": SEVERAL[0], "anyOf": [patterned(*SEVERAL[1:]), {"type": "string"}]},
+    "keys": {"patternProperties": {f"^k{number}[a-z]+$": {} for number in range(200)}},
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_an_intersection_that_takes_minutes_to_compile_is_refused(name: str) -> None:
+    asked = TOGETHER[name]
+    defined: list[Callable[[], str]] = (
+        [lambda: guidance.context_free(asked)]
+        if isinstance(asked, str)
+        else [
+            lambda: guidance.json_schema(asked),
+            lambda: guidance.lark(f"start: {guidance.json_rule(asked)}", rules=1),
+        ]
+    )
+    for define in defined:
+        with pytest.raises(InvalidRequest, match="at most"):
+            define()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        r"start: X" + "\n" + r"X: /[a-zA-Z \n]*/ & ~/(?s:.*)\n\n(?s:.*)/",
+        "start: (X | /[a-z&~]+/)*\n# & & &\nX: /[a-z]+/ & /.*x.*/ & ~(KEYWORD)\n"
+        "KEYWORD: " + " | ".join(f'"k&{number}"' for number in range(150)),
+        "start: X\nX: /(?s:.*)/" + "".join(f" & ~/(?s:.*){word}(?s:.*)/" for word in "abcdefgh"),
+        f"start: X\nX: /{SEVERAL[0]}/ & /{SEVERAL[1]}/",
+        {"properties": {f"p{number}": {"pattern": one} for number, one in enumerate(SEVERAL)}},
+        {"anyOf": [{"type": "string", "pattern": f"^{one}$"} for one in SEVERAL]},
+        patterned("^[a-z]+$", "x") | {"format": "hostname", "minLength": 3},
+        {
+            "$ref": "#/$defs/tree",
+            "$defs": {
+                "tree": {
+                    "properties": {
+                        "name": {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"},
+                        "leaves": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+                    }
+                }
+            },
+        },
+        {"patternProperties": {f"^k{number}_": {"type": "string"} for number in range(50)}},
+    ],
+    ids=lambda asked: str(asked)[:40],
+)
+def test_usual_intersections_are_taken(compiled: Any, asked: Any) -> None:
+    define = guidance.context_free if isinstance(asked, str) else guidance.json_schema
+    compiled(define(asked))
+
+
+def test_looking_at_odd_grammars_takes_no_longer_than_their_length() -> None:
+    """Their time would grow with the square of it: many seconds for each of these."""
+    for odd in ("a", "a ", "a[", "/\\", '"\\', "<", "&", "[", "a.", "\n", "x:", "A: A & A\n"):
+        began = time.thread_time()
+        pairs_in_lark("&" + odd * (LONGEST_DEFINITION // 2 // len(odd)))
+        assert time.thread_time() - began < 2
 
 
 def test_the_longest_choice_can_be_written(pair: LoadedPair, compiled: Any) -> None:

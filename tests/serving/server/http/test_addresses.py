@@ -34,6 +34,11 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5]},
 }
+ANTHROPIC = {
+    "/v1/messages": CHAT,
+    "/v1/messages/count_tokens": {key: CHAT[key] for key in ("model", "messages")},
+}
+"""Their errors have another shape."""
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +79,13 @@ def test_a_slash_too_many_changes_nothing(http: httpx.Client, path: str) -> None
             assert found.text == right.text, wrong
 
 
-@pytest.mark.parametrize("path", WRITTEN)
+@pytest.mark.parametrize("path", [*WRITTEN, *ANTHROPIC])
 def test_no_body_is_sent_twice_for_a_slash(http: httpx.Client, path: str) -> None:
     """A redirect may lose the key, and clients that follow none get an empty answer."""
     for wrong in (f"{path}/", f"/{path}", f"{path}//"):
-        answer = http.post(f"{str(http.base_url).rstrip('/')}{wrong}", json=WRITTEN[path])
+        answer = http.post(
+            f"{str(http.base_url).rstrip('/')}{wrong}", json=(WRITTEN | ANTHROPIC)[path]
+        )
         assert answer.status_code == 200, (wrong, answer.text)
 
 

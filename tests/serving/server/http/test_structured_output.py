@@ -216,6 +216,10 @@ def test_an_echoed_prompt_is_no_part_of_the_grammar(http: httpx.Client) -> None:
     assert all(rating > -9999 for rating in found["logprobs"]["token_logprobs"][1:])
 
 
+OVERLAPPING = "/(" + "|".join(f"[{letter}-z]{letter}x" for letter in "abcdefghijkl") + ")+/"
+"""Six texts of which one has to match all: minutes of a compiler."""
+
+
 @pytest.mark.parametrize(
     ("asked", "param", "said"),
     [
@@ -262,6 +266,36 @@ def test_an_echoed_prompt_is_no_part_of_the_grammar(http: httpx.Client) -> None:
             {"structured_outputs": {"regex": "a", "choice": ["b"]}},
             "structured_outputs",
             "exactly one",
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "disable_additional_properties": True}},
+            "structured_outputs",
+            "disable_additional_properties",
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "disable_additional_properties": True}},
+            "structured_outputs",
+            "disable_additional_properties",
+        ),
+        (
+            {"structured_outputs": {"choice": ["a"], "whitespace_pattern": " "}},
+            "structured_outputs",
+            "whitespace_pattern",
+        ),
+        (
+            {"structured_outputs": {"grammar": 'start: "a"', "disable_any_whitespace": True}},
+            "structured_outputs",
+            "disable_any_whitespace",
+        ),
+        (
+            {"guided_grammar": "start: X\nX: " + " & ".join(6 * [OVERLAPPING])},
+            "guided_grammar",
+            "intersection",
+        ),
+        (
+            {"guided_json": {"allOf": 6 * [{"pattern": OVERLAPPING[1:-1]}]}},
+            "guided_json",
+            "patterns",
         ),
         (
             {"guided_regex": "a", "response_format": {"type": "json_object"}},
