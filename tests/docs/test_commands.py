@@ -12,7 +12,9 @@ import pytest
 from typer.main import get_command
 
 from draftwell.flows.cli.main import GROUPS
+from draftwell.flows.cli.settings_option import read_value, split_word
 from draftwell.serving.runtime.strategies import STRATEGIES
+from tests.support.errors import raises_code
 from tests.support.markdown import PAGES, commands
 from tests.support.paths import REPO
 
@@ -63,9 +65,15 @@ def check(words: list[str], options: dict[str, Any]) -> None:
 
 
 def check_settings(words: list[str], command: Any) -> None:
-    """Every key of --set is a setting of the command, or a parameter of a strategy."""
-    keys = [value.partition("=")[0] for option, value in pairwise(words) if option == "--set"]
+    """Every key of --set is a setting of the command, which takes the value, or a parameter of a
+    strategy."""
+    given = [value for option, value in pairwise(words) if option == "--set"]
+    keys = [word.partition("=")[0] for word in given]
     assert [key for key in keys if "<" not in key and not is_setting(key, command)] == []
+    for word in given:
+        setting = split_word(word)
+        if setting.key in command.settings.model_fields:
+            read_value(command.settings, setting)
 
 
 def is_setting(key: str, command: Any) -> bool:
@@ -113,3 +121,11 @@ def test_make(words: list[str]) -> None:
 def test_there_is_something_to_check() -> None:
     assert len(commands("draftwell")) > 40
     assert len(commands("make")) > 10
+
+
+def test_a_setting_that_is_wrong_would_be_found(groups: dict[str, Any]) -> None:
+    check_settings(["--set", "limit=3"], groups["step collect"])
+    with pytest.raises(AssertionError):
+        check_settings(["--set", "limits=3"], groups["step collect"])
+    with raises_code("bad_setting", "limit"):
+        check_settings(["--set", "limit=none of it"], groups["step collect"])
