@@ -11,7 +11,7 @@ from draftwell.components.engines.port import About, Acceptance, Answer
 from draftwell.components.engines.remote.client import EngineClient
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.engines.remote.dialect import DialectName
-from draftwell.components.engines.remote.dialects.collected import from_histogram, token_list
+from draftwell.components.engines.remote.dialects.collected import token_list
 from draftwell.components.engines.remote.dialects.openai import (
     complete,
     completion_request,
@@ -88,7 +88,7 @@ class VllmDialect:
         said = (extras.get("metrics") or {}).get("speculative_decoding")
         if said is None:
             return Acceptance()
-        return from_histogram(said["acceptance_histogram"], int(said["num_draft_tokens"]))
+        return Acceptance.of_histogram(said["acceptance_histogram"], int(said["num_draft_tokens"]))
 
     def counters(self, client: EngineClient) -> Counters:
         text = client.find_text("/metrics") or ""
