@@ -217,7 +217,6 @@ def vllm_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         ('vllm:request_success_total{finished_reason="stop"}', 0),
         (f"vllm:request_time_per_output_token_seconds_sum{labels}", engine.decode_seconds),
         (f"vllm:request_time_per_output_token_seconds_count{labels}", engine.requests),
-        (f"vllm:time_to_first_token_seconds_sum{labels}", 0.01 * engine.requests),
     ]
     if not engine.accepts:
         return rows
@@ -246,7 +245,6 @@ def sglang_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         (f"sglang:spec_verify_calls_total{labels}", engine.rounds),
         (f"sglang:inter_token_latency_seconds_sum{labels}", engine.decode_seconds),
         (f"sglang:inter_token_latency_seconds_count{labels}", engine.new_tokens),
-        (f"sglang:time_to_first_token_seconds_sum{labels}", 0.01 * engine.requests),
     ]
 
 
@@ -256,7 +254,6 @@ def llama_cpp_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
     return [
         ("llamacpp:prompt_tokens_total", engine.prompt_tokens - engine.cached_tokens),
         ("llamacpp:prompt_tokens_cached_total", engine.cached_tokens),
-        ("llamacpp:prompt_seconds_total", 0.01 * engine.requests),
         ("llamacpp:tokens_predicted_total", engine.new_tokens),
         ("llamacpp:tokens_predicted_seconds_total", engine.decode_seconds),
         ("llamacpp:spec_decode_num_draft_tokens_total", engine.drafted),

@@ -35,7 +35,6 @@ NAMES = Names(
         "waiting": ("sglang:num_queue_reqs",),
         "decode_seconds": ("sglang:inter_token_latency_seconds_sum",),
         "decode_steps": ("sglang:inter_token_latency_seconds_count",),
-        "first_token_seconds": ("sglang:time_to_first_token_seconds_sum",),
     },
 )
 

@@ -34,7 +34,6 @@ NAMES = Names(
         "waiting": ("vllm:num_requests_waiting",),
         "decode_seconds": ("vllm:request_time_per_output_token_seconds_sum",),
         "decode_steps": ("vllm:request_time_per_output_token_seconds_count",),
-        "first_token_seconds": ("vllm:time_to_first_token_seconds_sum",),
     },
     accepted_at="vllm:spec_decode_num_accepted_tokens_per_pos_total",
 )
