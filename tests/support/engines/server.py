@@ -48,7 +48,9 @@ class EngineServer:
         busy: answers 429 that come first, with `retry_after`.
         counted: whether each answer says how its drafts fared, where the real one can.
         lengths_by_request: llama.cpp: a build that reads `speculative.n_max` of requests.
-        drafts: path and body of each request.
+        away: status of every answer, such as 503; 0: it answers.
+        hangs_up: whether each connection is for one request.
+        asked: path and body of each request.
     """
 
     engine: SimulatedEngine
@@ -62,6 +64,8 @@ class EngineServer:
     models: tuple[str, ...] = (MODEL,)
     retry_after: str = "3"
     pieces: int = 0
+    away: int = 0
+    hangs_up: bool = False
     asked: list[tuple[str, Json]] = field(default_factory=list)
 
     def about(self, path: str) -> Json:
@@ -97,6 +101,10 @@ class EngineServer:
             yield from self._llama_cpp(body)
         else:
             yield from self._completions(body)
+
+    def is_too_long(self, body: Json) -> bool:
+        """Whether it has no room for a request."""
+        return self.mishap == "too long"
 
     def _ending(self, text: Sequence[int]) -> str:
         if self.mishap == "abort":
@@ -279,6 +287,11 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
+    def end_headers(self) -> None:
+        if self.plays.hangs_up:
+            self.send_header("Connection", "close")
+        super().end_headers()
+
     def do_GET(self) -> None:
         if self.refused():
             return
@@ -302,7 +315,7 @@ class Handler(BaseHTTPRequestHandler):
         elif body.get("model", MODEL) not in self.plays.models:
             said = f"The model `{body['model']}` does not exist."
             self.send_json(404, {"error": {"message": said, "code": 404}})
-        elif self.plays.mishap == "too long":
+        elif self.plays.is_too_long(body):
             said = "This model's maximum context length is 64 tokens. You asked for more."
             self.send_json(400, {"error": {"message": said, "code": 400}})
         elif self.plays.busy:
@@ -316,7 +329,9 @@ class Handler(BaseHTTPRequestHandler):
     def refused(self) -> bool:
         """Whether something else was answered than what was asked for."""
         mishap, plays = self.plays.mishap, self.plays
-        if self.path not in PATHS[plays.speaks]:
+        if plays.away:
+            self.send_json(plays.away, {})
+        elif self.path not in PATHS[plays.speaks]:
             self.send_json(404, {"detail": "Not Found"})
         elif plays.key and self.headers["authorization"] != f"Bearer {plays.key}":
             self.send_json(401, {"error": "Unauthorized"})
