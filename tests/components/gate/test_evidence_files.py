@@ -260,11 +260,8 @@ def wrong(document: Any) -> dict[str, Callable[[], object]]:
     """Changes of a result of vLLM that make it none."""
     return {
         "NaN": lambda: document["latencies"].__setitem__(0, float("nan")),
-        "negative": lambda: document["latencies"].__setitem__(0, -1.0),
         "unequal": lambda: document["output_lens"].pop(),
-        "text": lambda: document.update(duration="long"),
         "missing": lambda: document.pop("duration"),
-        "endless": lambda: document.update(duration=float("inf")),
         "no output": lambda: document["output_lens"].__setitem__(0, 0),
     }
 
