@@ -137,7 +137,7 @@ def test_other_outputs_than_plain_decodings_fail(
         ("gate --plain http://127.0.0.1:1", ("--launcher", COMMAND), "--plain"),
         ("gate --release candidate", (), "--launcher"),
         ("gate --start-minutes 2", (), "--start-minutes"),
-        ("tune --methods ngram", ("--launcher", "exit 3; {speculation}"), "exit code 3"),
+        ("tune --methods ngram", ("--launcher", "exit 3; {speculation_options}"), "exit code 3"),
     ],
 )
 def test_a_mistake_is_one_line(
