@@ -4,7 +4,7 @@ engines are up at once.
 
 Of two equal engines on the same cores the one that was started second can be a sixth faster (vLLM
 on two cores: the scheduler places the processes of the first one worse, and leaves them there). So
-a comparison that decides starts both anew after half of its groups, in the other order.
+a comparison that decides starts both again after half of its groups, in the other order.
 """
 
 from __future__ import annotations
