@@ -17,6 +17,7 @@ from draftwell.registry.releases import (
     changed_report,
     device_options,
     find_release,
+    follow_alias,
     gate_record,
     is_champion,
     move_alias,
@@ -252,30 +253,48 @@ def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
 
 def adopt(store: Store, pair: str, device: str) -> History:
     """Make alias and record agree: finish a change whose process was killed, or record a champion
-    that a person named by hand; returns the record."""
-    moved = 0
+    that a person named by hand; returns the record. Whoever moves the alias in MLflow meanwhile,
+    or after a process was killed, has the last word."""
+    moved: Entry | None = None
     while True:
         seen = history(store, pair, device)
         last = seen[-1] if seen else None
         # Whoever has set the alias looks again: another may have come after it, and been faster.
-        if last is not None and (not last.done or moved not in (0, last.number)):
+        if last is not None and (not last.done or (moved and moved.number != last.number)):
             release = None  # where it was deleted in MLflow, no alias can name it
             with suppress_gone():
                 release = find_release(store, pair, device, last.change.release)
             # again, as that takes a while: what came meanwhile must not be undone
             if history(store, pair, device)[-1].number != last.number:
                 continue
-            if release is not None:
+            if release is not None and _may_set_alias(store, release, last, moved):
                 move_alias(store, release, "champion")
+                moved = last
+            else:
+                moved = None
+                if release is not None:
+                    follow_alias(store, release, "champion")
             store.set_tag(last.kept, DONE, "yes")
             _tell(pair, device, last)
-            moved = last.number
             continue
         # Read after the record: an alias that another has moved since belongs to a later change.
         alias = store.get_aliases("release", f"{pair}.{device}").get("champion")
         if alias in (None, seen.champion):
             return seen
+        moved = None
         append(store, find_release(store, pair, device, alias), seen, "by hand")
+
+
+def _may_set_alias(store: Store, release: ReleaseVersion, last: Entry, moved: Entry | None) -> bool:
+    """Whether the alias is where the last change, or this process' own (`moved`), has left it.
+
+    A person who moved it since came later, and MLflow itself does not compare before it sets. What
+    a person has set needs no setting.
+    """
+    alias = store.get_aliases("release", f"{release.pair}.{release.device}").get("champion")
+    if moved is not None and alias == moved.change.release:
+        return True
+    return last.change.what != "by hand" and alias in (None, last.before)
 
 
 def _tell(pair: str, device: str, entry: Entry) -> None:

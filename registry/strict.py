@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from draftwell.serving import files
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, first_wrong
 
 
 class Strict(BaseModel):
@@ -28,15 +28,12 @@ def validate(model: type[Model], data: Any, where: str) -> Model:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
+            place = ".".join(map(str, first["loc"]))
             raise DraftwellError(
                 f"{where}: unknown key {place}: remove it or correct its name", code="unknown_key"
             ) from error
-        message = first["msg"].removeprefix("Value error, ")
-        raise DraftwellError(
-            f"{where}: {place + ': ' if place else ''}{message}", code="bad_value"
-        ) from error
+        raise DraftwellError(f"{where}: {first_wrong(error)}", code="bad_value") from error
 
 
 def read_text(path: Path, fix: str) -> str:

@@ -7,6 +7,11 @@ compare `code`, never the text.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class DraftwellError(Exception):
     """A user's mistake or a refused input.
@@ -25,6 +30,13 @@ class DraftwellError(Exception):
         super().__init__(message)
         if code is not None:
             self.code = code
+
+
+def first_wrong(error: ValidationError) -> str:
+    """The first value that a model refused, where it stands and why, in one line."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}{': ' if place else ''}{first['msg'].removeprefix('Value error, ')}"
 
 
 def missing_package(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, nan, sqrt
+from math import exp, log, nan
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from draftwell.components.report.intervals import TAIL, Timed, jackknife
+from draftwell.components.report.intervals import TAIL, Timed, jackknife, student_reach
 
 ALL = "macro average"
 ENTROPY = frozenset({"low_entropy", "mixed", "high_entropy"})
@@ -94,9 +94,7 @@ class Estimate:
         """Both ends, `tail` left out at each; None where the variance is unknown."""
         if self.freedom < 1 or not self.variance >= 0:
             return None
-        from scipy.stats import t
-
-        reach = float(t.ppf(1 - tail, self.freedom)) * sqrt(self.variance)
+        reach = student_reach(self.variance, self.freedom, tail)
         return self.value - reach, self.value + reach
 
 

@@ -26,7 +26,7 @@ from draftwell.components.drift.schema import (
 )
 from draftwell.components.drift.statistics import Exchanged
 from draftwell.components.engines.port import Acceptance
-from draftwell.components.report.intervals import jackknife
+from draftwell.components.report.intervals import jackknife, student_reach
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
 
@@ -194,7 +194,7 @@ def first_token_check(
     bootstrap of a tuning's dozen prompts would need millions of resamples for a tail as small as
     that of monitoring.
     """
-    from scipy.stats import t
+    from scipy.special import stdtr
 
     counts = [np.array(rows).T for rows in ([line.first for line in own], tuned.each)]
     served, prompts = (table.shape[1] for table in counts)
@@ -203,15 +203,15 @@ def first_token_check(
     if not math.isfinite(variance):
         return None
     freedom = variance**2 / (spread**2 / (served - 1) + more**2 / (prompts - 1)) if variance else 1
-    error = max(variance**0.5, 1e-12)
-    reach = float(t.ppf(1 - limits.false_alarm_rate / 2, freedom)) * error
+    variance = max(variance, 1e-24)
+    reach = student_reach(variance, freedom, limits.false_alarm_rate / 2)
     value = max(-moved, 0.0) if method == LEARNS else abs(moved)
-    p_value = float(2 * t.sf(abs(moved) / error, freedom))
+    p_value = float(2 * stdtr(freedom, -abs(moved) / variance**0.5))
     words = (
         f"the target keeps {now:.3f} of first draft tokens, and kept {then:.3f} when it was tuned, "
         f"a change of {moved - reach:+.3f} to {moved + reach:+.3f}"
     )
-    found = Exchanged(value, float(t.ppf(0.75, freedom)) * error, p_value)
+    found = Exchanged(value, student_reach(variance, freedom, 0.25), p_value)
     rate = limits.false_alarm_rate
     check = DriftCheck.of("first_tokens", found, limits.acceptance, rate, words)
     if not check.drifted:

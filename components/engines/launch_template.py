@@ -1,8 +1,8 @@
 """The command template that starts an engine, and how it becomes a command for the shell.
 
-A placeholder outside of quotes becomes one word of the command, or none; inside of single quotes,
-as in `ssh host 'vllm serve … {speculation}'`, a word of the shell that reads the quoted text. So no
-value is ever read as shell.
+A placeholder outside of quotes becomes words of the command, or none; inside of single quotes, as
+in `ssh host 'vllm serve … {speculation_options}'`, words of the shell that reads the quoted text.
+So no value is ever read as shell.
 """
 
 from __future__ import annotations
@@ -15,16 +15,12 @@ from typing import Any
 
 from draftwell.serving.errors import DraftwellError
 
-SPECULATION = ("speculation", "speculation_options", "speculation_file")
+SPECULATION = ("speculation_options", "speculation_file")
 """At least one of them is needed: else every start would decode in the same way."""
 PLACES = ("port", "url")
 """With one of them in it, a template starts engines at two addresses."""
 PLACEHOLDERS = (*SPECULATION, *PLACES)
-PATTERN = re.compile(
-    r"(?P<option>(?<![^\s'])--?[\w.-]+(?:=|[ \t]+))?(?<!\$)\{(?P<name>[a-z_]+)\}", re.ASCII
-)
-"""A placeholder, and the option that it is the value of: without speculation, the one before
-`{speculation}` is left out with it."""
+PATTERN = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 LITERAL_KEY = re.compile(
     r"(--[\w-]*api-?key(=|\s+)|\b\w*(KEY|TOKEN|SECRET|PASSWORD)=)[\"']?[^\s\"'$]"
 )
@@ -50,13 +46,13 @@ class LaunchTemplate:
         self.text = text
         self.option = "stop_command" if stops else "launcher"
         self._found = list(self._placeholders())
-        names = {match["name"] for match, _ in self._found}
+        names = {match[1] for match, _ in self._found}
         if not text.strip():
             raise self._refused("is empty: write the command")
         if not stops and not names & set(SPECULATION):
             raise self._refused(
                 "does not say how to speculate: add {speculation_options}, or the engine's own "
-                "option with {speculation}"
+                "option with {speculation_file}"
             )
         if names and "<<" in text:
             raise self._refused("has a here-document: let it read {speculation_file} instead")
@@ -73,29 +69,27 @@ class LaunchTemplate:
         Args:
             values: placeholder → words.
 
-        >>> template = LaunchTemplate("ssh gpu 'serve --spec {speculation}'")
-        >>> print(template.render({"speculation": ['{"k": 2}']}), template.render({}))
-        ssh gpu 'serve --spec '"'"'{"k": 2}'"'"'' ssh gpu 'serve '
+        >>> template = LaunchTemplate("ssh gpu 'serve {speculation_options}'")
+        >>> print(template.render({"speculation_options": ["--spec", "a b"]}))
+        ssh gpu 'serve --spec '"'"'a b'"'"''
         """
         parts, end = [], 0
         for match, quoted in self._found:
-            words = " ".join(map(shlex.quote, values.get(match["name"], ())))
+            words = " ".join(map(shlex.quote, values.get(match[1], ())))
             if quoted:
                 words = words.replace("'", "'\"'\"'")
-            left_out = match["name"] == "speculation" and not words
-            option = "" if left_out else match["option"] or ""
-            parts += [self.text[end : match.start()], option, words]
+            parts += [self.text[end : match.start()], words]
             end = match.end()
         return "".join((*parts, self.text[end:]))
 
     def _placeholders(self) -> Iterator[tuple[re.Match[str], bool]]:
         """Each, and whether it is inside of single quotes."""
         for match in PATTERN.finditer(self.text):
-            name = match["name"]
+            name = match[1]
             if name not in PLACEHOLDERS:
                 known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
                 raise self._refused(f"has {{{name}}}: known are {known}")
-            quotes = open_quotes(self.text[: match.start("name") - 1])
+            quotes = open_quotes(self.text[: match.start()])
             if '"' in quotes or "`" in quotes:
                 raise self._refused(
                     f"has {{{name}}} inside of double quotes: write it outside of quotes, or "
@@ -141,17 +135,3 @@ def option_words(options: Options) -> list[str]:
         if value is not True:
             words.append(json.dumps(value) if isinstance(value, (Mapping, list)) else str(value))
     return words
-
-
-def json_words(options: Options) -> list[str]:
-    """What `{speculation}` stands for: the value of the only option, else all of them as JSON; no
-    word for plain decoding.
-
-    >>> json_words({"speculative-config": {"method": "ngram"}}), json_words({})
-    (['{"method": "ngram"}'], [])
-    """
-    if not options:
-        return []
-    [*values] = options.values()
-    only = values[0] if len(values) == 1 and isinstance(values[0], Mapping) else options
-    return [json.dumps(only)]

@@ -20,7 +20,6 @@ from draftwell.components.engines.failures import last_line, one_line, tail_of
 from draftwell.components.engines.launch_template import (
     LaunchTemplate,
     Options,
-    json_words,
     option_words,
 )
 from draftwell.components.engines.process_group import END_SECONDS, FOREIGN, ProcessGroup
@@ -73,7 +72,6 @@ class Launcher:
             (`rest`): vLLM's workers keep a core busy for a second after each answer.
         start_seconds: bound for an engine to answer.
         say: takes lines of progress.
-        connect: makes a client of an address; tests replace it.
     Raises:
         DraftwellError: (of `start`) the command ended (`engine_failed`, or what
             `failures.why_ended` finds), the engine did not answer in time (`engine_timeout`) or
@@ -91,11 +89,10 @@ class Launcher:
         rests: bool = False,
         start_seconds: float = 1800.0,
         say: Callable[[str], None] = lambda line: None,
-        connect: Callable[[EngineAddress], EngineClient] = EngineClient,
     ):
         self.command, self.stop, self.folder = command, stop, folder
         self._rests = rests and stop is None
-        self.start_seconds, self._say, self._connect = start_seconds, say, connect
+        self.start_seconds, self._say = start_seconds, say
         self.addresses = [address]
         if command.takes_address:
             self.addresses.append(replace(address, url=next_port(address.url)))
@@ -235,7 +232,7 @@ class Launcher:
         """Why no engine answers yet; None where one does."""
         if not listens(address.url):
             return "nothing listens there"
-        client = self._connect(address)
+        client = EngineClient(address)
         try:
             client.find_text("/health")  # llama.cpp and SGLang say there that they load
             if client.find_text("/v1/models") is None:
@@ -295,7 +292,6 @@ class Launcher:
         file = self.folder / f"speculation-{json_digest(content)[:12]}.yaml"
         write_json(file, content)  # JSON is YAML, which engines read by --config
         return {
-            "speculation": json_words(options),
             "speculation_options": option_words(options),
             "speculation_file": [str(file.absolute())],
             "port": [str(port_of(address.url))],

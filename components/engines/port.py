@@ -3,7 +3,7 @@ about a decoded prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -110,6 +110,27 @@ class Acceptance(Message):
         """Mean acceptance length, 1 + accepted / rounds (vLLM's convention); None where nothing was
         drafted."""
         return 1 + self.accepted / self.rounds if self.rounds else None
+
+    @classmethod
+    def of_histogram(
+        cls, counts: Mapping[int, int] | Sequence[int], drafted: int = 0
+    ) -> Acceptance:
+        """Sums from how many rounds accepted 0, 1, 2, … draft tokens.
+
+        >>> Acceptance.of_histogram([1, 2, 3], drafted=12).accepted_at
+        (5, 3)
+        """
+        pairs = counts.items() if isinstance(counts, Mapping) else enumerate(counts)
+        rounds = {accepted: int(times) for accepted, times in pairs}
+        return cls(
+            rounds=sum(rounds.values()),
+            drafted=drafted,
+            accepted=sum(accepted * times for accepted, times in rounds.items() if accepted > 0),
+            accepted_at=tuple(
+                sum(times for accepted, times in rounds.items() if accepted >= place)
+                for place in range(1, max(rounds, default=0) + 1)
+            ),
+        )
 
     @classmethod
     def total(cls, parts: Iterable[Acceptance]) -> Acceptance:

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, first_wrong
 from draftwell.serving.files import read_text, write_json
 
 FILE = "speculation_profile.json"
@@ -187,9 +187,7 @@ def read_profile(path: Path) -> SpeculationProfile:
     try:
         profile = SpeculationProfile.model_validate(found)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise bad_profile(file, f"{where}: {first['msg'].lower()}") from error
+        raise bad_profile(file, first_wrong(error)) from error
     check_conventions(file, profile)
     return profile
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftwell.components.engines.port import Answer, Engine
 from draftwell.components.gate.engine_checks import NEAR_TIES, parting
-from draftwell.components.report.intervals import TAIL, jackknife
+from draftwell.components.report.intervals import TAIL, jackknife, student_reach
 from draftwell.serving.bundle.verdict import Check
 from draftwell.serving.number_format import dtype_of
 from draftwell.serving.runtime.requests import Sampling
@@ -29,14 +29,12 @@ def acceptance_check(probed: Sequence[Counts], tuned: Sequence[Counts], toleranc
         probed, tuned: of the same prompts, in the same order if it is known.
         tolerance: a smaller change does not matter.
     """
-    from scipy.stats import t
-
     if not all(sum(drafts for _, drafts in side) for side in (probed, tuned)):
         said = "no drafts were counted: ask when less else is asked"
         return Check("acceptance", math.inf, tolerance, False, said)
     columns = np.array([*zip(*probed, strict=True), *zip(*tuned, strict=True)], dtype=float)
     moved, variance = jackknife(lambda sums: sums[0] / sums[1] - sums[2] / sums[3], columns)
-    reach = float(t.ppf(1 - TAIL / 2, len(probed) - 1)) * variance**0.5
+    reach = student_reach(variance, len(probed) - 1, TAIL / 2)
     now, then = (
         sum(kept for kept, _ in side) / sum(n for _, n in side) for side in (probed, tuned)
     )

@@ -23,7 +23,7 @@ from pydantic import (
 from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.tune.levels import Level, table_of
 from draftwell.components.tune.settings import Constraints
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, first_wrong
 from draftwell.serving.runtime.strategies.choice import StrategyChoice
 
 EVIDENCE_VERSION = 3
@@ -285,10 +285,8 @@ class TuningEvidence(_Part):
                 {"choice": value, **value} if "choice" not in value else dict(value)
             )
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
             raise DraftwellError(
-                f"{where} cannot be read, {name}: {first['msg']}: run `draftwell step choose` again",
+                f"{where} cannot be read, {first_wrong(error)}: run `draftwell step choose` again",
                 code="evidence_unreadable",
             ) from error
 

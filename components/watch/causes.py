@@ -21,12 +21,16 @@ from draftwell.components.watch.probing import (
     tokens_of_round,
 )
 from draftwell.components.watch.remedies import REMEDIES, TELLING, switch_off_above
-from draftwell.components.watch.schema import Alarm, Cause, Evidence, Probe, WatchLimits
+from draftwell.components.watch.schema import Alarm, Cause, Evidence, Probe
 from draftwell.components.watch.window import Window
 
 ACCEPTANCE_SECONDS, SPEED_SECONDS = 900, 3600
 """A change that begins this soon after another version does is that version's: a fall of
 acceptance shows at once, slower rounds need longer."""
+DEAD = 0.25
+"""Share of the former acceptance, or hits, that is left of a dead draft or an empty cache."""
+LONGER = 1.4
+"""How many times as long prompts are that count as longer."""
 FEW = 5
 """Windows that say something together."""
 
@@ -41,7 +45,6 @@ class Case:
     windows: Sequence[Window]
     """All judged ones, up to now."""
     probes: Sequence[Probe]
-    limits: WatchLimits
     found: list[Evidence] = field(default_factory=list)
 
     @property
@@ -170,10 +173,10 @@ def lost_acceptance(case: Case) -> Alarm:
     if changed is not None:
         return case.alarm("build_change", since=changed)
     left = share_left(case)
-    if left is not None and left <= case.limits.dead and fixed != "same" and abrupt(case):
-        sure = fixed == "fell" or left <= case.limits.dead / 2
+    if left is not None and left <= DEAD and fixed != "same" and abrupt(case):
+        sure = fixed == "fell" or left <= DEAD / 2
         return case.alarm("dead_draft", *(() if sure else ("drift_of_traffic",)))
-    if longer_now(case) >= case.limits.longer and fixed != "fell":
+    if longer_now(case) >= LONGER and fixed != "fell":
         return longer_context(case)
     return stale_or_drift(case, fixed)
 
@@ -321,7 +324,7 @@ def slower_rounds(case: Case) -> Alarm:
 def lost_hits(case: Case) -> Alarm:
     """The prefix cache, or traffic that repeats itself less."""
     left = 1 - case.effect
-    return case.alarm("prefix_cache", *(() if left <= case.limits.dead else ("drift_of_traffic",)))
+    return case.alarm("prefix_cache", *(() if left <= DEAD else ("drift_of_traffic",)))
 
 
 def slower_than_plain(case: Case) -> Alarm:

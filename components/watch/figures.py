@@ -25,6 +25,8 @@ CACHE_SPREAD = 0.1
 BUILD_SECONDS, BUILD_CHANCE = 7200, 1e-3
 """How long another version's speed is judged as that of a change at a known moment, and the chance
 of a false alarm of each."""
+SLOWER_THAN_PLAIN = math.log(1.03)
+"""Seconds of a token, as a logarithm, that are an alarm."""
 EXACT = 10**6
 """Windows of a baseline that is known and not estimated."""
 
@@ -80,7 +82,7 @@ def watched(
         speed(baseline, sized, limits),
         build(baseline, sized, limits),
         cache(baseline, sized, limits),
-        crossover(baseline, probes, limits),
+        crossover(baseline, probes),
     ]
     return [figure for figure in found if figure is not None]
 
@@ -163,14 +165,15 @@ def cache(baseline: Baseline, sized: Sequence[Window], limits: WatchLimits) -> F
     return figure("cache", known, normal, limits.cache)
 
 
-def crossover(baseline: Baseline, probes: Sequence[Probe], limits: WatchLimits) -> Figure | None:
+def crossover(baseline: Baseline, probes: Sequence[Probe]) -> Figure | None:
     """log(seconds of a token / without speculation at this load), of pairs of probes."""
     measured = [pair for pair in pairs(probes) if pair.at >= baseline.end]
     normal = Normal(mean=0.0, spread=PAIR_SPREAD, low=0.0, high=0.0, windows=EXACT)
     spans = [(pair.at, pair.at) for pair in measured]
     slower = [pair.slower for pair in measured]
-    limit = math.log(1 + limits.crossover)
-    return Figure("crossover", spans, slower, normal, limit, tuple(measured)) if spans else None
+    if not spans:
+        return None
+    return Figure("crossover", spans, slower, normal, SLOWER_THAN_PLAIN, tuple(measured))
 
 
 def figure(

@@ -66,7 +66,7 @@ def history(
         for episode in figure.episodes(limits)
     ]
     alarms = [
-        diagnose(Case(figure, episode, baseline, sized, probes, limits))
+        diagnose(Case(figure, episode, baseline, sized, probes))
         for figure, episode in found
         if figure.name != "crossover" or not explained(figure, episode, found)
     ]

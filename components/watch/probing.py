@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftwell.components.report.intervals import TAIL, jackknife, student_reach
 from draftwell.components.watch.schema import Evidence, Probe
 
 PAIR_SECONDS = 300
@@ -80,13 +81,11 @@ def logs(
 def of_prompts(changes: Sequence[float]) -> Change | None:
     """Mean and interval over prompts, by Student's t; a prompt's own noise is taken for at least
     2 %."""
-    from scipy.special import stdtrit
-
     if len(changes) < 2:
         return None
     mean = float(np.mean(changes))
-    spread = max(float(np.std(changes, ddof=1)), 0.02) / math.sqrt(len(changes))
-    half = float(stdtrit(max(len(changes) - 1, 3), 0.975)) * spread
+    variance = max(float(np.var(changes, ddof=1)), 0.02**2) / len(changes)
+    half = student_reach(variance, max(len(changes) - 1, 3), TAIL / 2)
     return Change(mean, mean - half, mean + half, len(changes))
 
 
@@ -175,27 +174,25 @@ def crossing(measured: Sequence[Versus]) -> Crossing | None:
         None where fewer than ten measurements or one load is there, or the difference does not
         grow with load.
     """
-    from scipy.special import stdtrit
-
-    table = np.array([(v.load, v.seconds, v.plain) for v in measured])
-    if len(table) < BLOCKS or np.ptp(table[:, 0]) == 0:
+    if len(measured) < BLOCKS:
         return None
-    found = zero_of(table)
-    blocks = np.array_split(np.arange(len(table)), BLOCKS)
-    without = [zero_of(np.delete(table, block, axis=0)) for block in blocks]
-    if found is None:
+    load, seconds, plain = np.array([(v.load, v.seconds, v.plain) for v in measured]).T
+    one, slope, gap = 1 / plain, load / plain, (seconds - plain) / plain
+    products = np.stack([one * one, one * slope, slope * slope, gap * one, gap * slope])
+    blocks = [part.sum(1) for part in np.array_split(products, BLOCKS, axis=1)]
+    log_load, variance = jackknife(log_zero, np.stack(blocks, 1))
+    if not math.isfinite(log_load):
         return None
-    logs = np.log([value for value in without if value is not None])
-    if len(logs) < BLOCKS:
-        return Crossing(found, 1.0, math.inf)
-    spread = math.sqrt((BLOCKS - 1) / BLOCKS * float(((logs - logs.mean()) ** 2).sum()))
-    half = float(stdtrit(BLOCKS - 1, 0.975)) * spread
-    return Crossing(found, found * math.exp(-half), found * math.exp(half))
+    if not math.isfinite(variance):  # without one of the blocks it does not grow with load
+        return Crossing(math.exp(log_load), 1.0, math.inf)
+    half = student_reach(variance, BLOCKS - 1, TAIL / 2)
+    return Crossing(*(math.exp(log_load + side) for side in (0, -half, half)))
 
 
-def zero_of(table: np.ndarray) -> float | None:
-    """−A / B of `[measurements, 3]` load, seconds, plain; None where it is not above 0."""
-    load, seconds, plain = table.T
-    columns = np.stack([1 / plain, load / plain], 1)
-    (a, b), *_ = np.linalg.lstsq(columns, (seconds - plain) / plain, rcond=None)
-    return float(-a / b) if b > 0 and a < 0 else None
+def log_zero(sums: np.ndarray) -> np.ndarray:
+    """log(−A / B) by the normal equations, of sums `[5, …]` over measurements; NaN where A is not
+    below 0 and B above it, or all are of one load."""
+    ones, mixed, slopes, gap_one, gap_slope = sums
+    apart = ones * slopes - mixed**2 > 1e-9 * ones * slopes
+    a, b = slopes * gap_one - mixed * gap_slope, ones * gap_slope - mixed * gap_one
+    return np.where(apart, np.log(-a) - np.log(b), np.nan)

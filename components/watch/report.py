@@ -91,39 +91,39 @@ def figures(windows: Sequence[Window], baseline: Baseline | None) -> tuple[Row, 
         if (w.version, w.born) == (last.version, last.born) and w.end > last.end - LATEST_SECONDS
     ]
     now, then = merged(same), baseline
-    at = then.accepted_at if then is not None else ()
-    usual = {
-        "tokens a round": math.exp(then.length.mean) if then and then.length else None,
-        "accepted / drafted": then.accepted_share if then else None,
-        "prompt tokens from the cache": then.hits.mean if then and then.hits else None,
-        "tokens of a prompt": 2**then.prompt.mean if then and then.prompt else None,
-    }
+    length, hits, prompt = (then.length, then.hits, then.prompt) if then else (None, None, None)
+    usual_at = dict(enumerate(then.accepted_at)) if then else {}
     rows = [
-        Row(name="tokens a round", now=now.length),
-        Row(name="accepted / drafted", now=now.accepted_share),
+        Row(name="tokens a round", now=now.length, then=math.exp(length.mean) if length else None),
+        Row(
+            name="accepted / drafted",
+            now=now.accepted_share,
+            then=then.accepted_share if then else None,
+        ),
         *(
-            Row(
-                name=f"accepted at position {place}", now=share, then=dict(enumerate(at)).get(place)
-            )
+            Row(name=f"accepted at position {place}", now=share, then=usual_at.get(place))
             for place, share in enumerate(now.accepted_at)
         ),
         Row(name="drafted tokens for each new one", now=now.drafted_per_token),
         Row(name="wasted tokens for each new one", now=now.wasted_per_token),
-        Row(name="prompt tokens from the cache", now=now.hit_rate),
-        Row(name="tokens of a prompt", now=now.prompt_length, form=".0f"),
+        Row(
+            name="prompt tokens from the cache",
+            now=now.hit_rate,
+            then=hits.mean if hits else None,
+        ),
+        Row(
+            name="tokens of a prompt",
+            now=now.prompt_length,
+            then=2**prompt.mean if prompt else None,
+            form=".0f",
+        ),
         Row(name="requests at once", now=now.at_once, form=".1f"),
         Row(name="seconds of a token", now=now.seconds_per_token, form=".4f"),
     ]
-    step = then.step_time if then else None
-    if step is not None and now.at_once:
-        expected = step.base + step.each * now.at_once
-        row = Row(name="seconds of a round", now=now.step_seconds, then=expected, form=".4f")
-        rows.append(row)
-    return tuple(
-        row if row.then is not None else row.model_copy(update={"then": usual.get(row.name)})
-        for row in rows
-        if row.now is not None
-    )
+    if then and then.step_time and now.at_once:
+        expected = then.step_time.base + then.step_time.each * now.at_once
+        rows.append(Row(name="seconds of a round", now=now.step_seconds, then=expected, form=".4f"))
+    return tuple(row for row in rows if row.now is not None)
 
 
 def probe_rows(probes: Sequence[Probe]) -> tuple[ProbeRow, ...]:

@@ -30,15 +30,6 @@ class WatchLimits(Settings):
     acceptance: float = Field(0.08, gt=0, lt=1, description="fall of the tokens of a round")
     speed: float = Field(0.06, gt=0, lt=1, description="rise of a round's seconds at equal load")
     cache: float = Field(0.5, gt=0, lt=1, description="fall of the prefix cache's hits")
-    crossover: float = Field(
-        0.03, gt=0, lt=1, description="how much slower than plain decoding, in seconds of a token"
-    )
-    dead: float = Field(
-        0.25, gt=0, lt=1, description="share of the baseline's acceptance that a dead draft keeps"
-    )
-    longer: float = Field(
-        1.4, gt=1, description="times that prompts must be longer to be called longer"
-    )
     quiet_days: float = Field(30, gt=0, description="days between two false alarms, at least")
     baseline_windows: int = Field(120, ge=30, description="quiet windows that a baseline takes")
     warm_up_seconds: float = Field(300, ge=0, description="after a start that are not judged")

@@ -41,9 +41,9 @@ LaunchCommand = Annotated[
     Field(
         description=(
             "With --engine URL: the command that starts the engine, for a shell. In it "
-            "{speculation_options} stands for the options that say how it speculates, {speculation} "
-            "for their JSON, {speculation_file} for a file with them, {port} and {url} for where it "
-            "answers. See docs/launchers.md."
+            "{speculation_options} stands for the options that say how it speculates, "
+            "{speculation_file} for a file with them, {port} and {url} for where it answers. See "
+            "docs/launchers.md."
         )
     ),
 ]

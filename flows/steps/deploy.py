@@ -17,7 +17,7 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.build import build_bundle, relink
 from draftwell.registry.bundles.judged import deviation
 from draftwell.registry.promotion import adopt, deployment_objection, promote, withdrawal
-from draftwell.registry.releases import find_release, tell_refused
+from draftwell.registry.releases import find_release, is_champion, tell_refused
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
@@ -48,7 +48,12 @@ def promote_and_deploy(
         return None
 
     store = Store()
-    return linked(store, space, promote(store, space.spec.name, device, release), out)
+    promoted = promote(store, space.spec.name, device, release)
+    bundle = linked(store, space, promoted, out)
+    # whoever moved the alias meanwhile may have deployed that before this bundle was linked
+    if not is_champion(store, promoted):
+        deploy_champion(space, device, out)
+    return bundle
 
 
 def linked(store: Store, space: Workspace, release: ReleaseVersion, out: Path) -> Path:

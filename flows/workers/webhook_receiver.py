@@ -116,8 +116,7 @@ async def body_of(request: Request) -> bytes | None:
 
 def answer(status: int, words: str) -> Response:
     """An answer of one line."""
-    headers = {"retry-after": "5"} if status == 429 else {}
-    return JSONResponse({"detail": words}, status, headers)
+    return JSONResponse({"detail": words}, status)
 
 
 def server_of(app: Starlette) -> uvicorn.Server:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftwell.serving.artifacts.pair_files import ModelRole
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, first_wrong
 from draftwell.serving.files import json_digest
 from draftwell.serving.format import FORMAT, check_format
 
@@ -141,10 +141,8 @@ def read_bundle_manifest(path: Path, written: bytes | None = None) -> Manifest:
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
         raise BundleError(
-            f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again",
+            f"{file} is not a bundle manifest ({first_wrong(error)}): deploy again",
             code="damaged_manifest",
         ) from error
     if manifest.digest != json_digest(

@@ -16,7 +16,6 @@ import yaml
 from draftwell.components.engines.launch_template import (
     SPECULATION,
     LaunchTemplate,
-    json_words,
     option_words,
 )
 from draftwell.components.export.launch_options import launch_options
@@ -48,7 +47,6 @@ def templates() -> Iterator[Any]:
 def rendered(name: str, text: str, options: dict[str, Any]) -> str:
     return LaunchTemplate(text, stops=name == "STOP").render(
         {
-            "speculation": json_words(options),
             "speculation_options": option_words(options),
             "speculation_file": [FILE],
             "port": ["8100"],

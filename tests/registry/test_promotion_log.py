@@ -81,6 +81,44 @@ def test_whoever_sets_the_alias_late_gives_way_to_later_changes(
     assert [e.change.what for e in history(store, "tiny", "cpu")] == ["promotion"] * 3
 
 
+@pytest.mark.parametrize("change", ["by hand", "promotion"])
+def test_a_person_who_moves_the_alias_while_a_change_is_recorded_has_the_last_word(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    one, two, three_ = three
+    person = Store(store.uri)
+    first(monkeypatch, "append", lambda: person.set_alias(three_.published, "champion"), late=True)
+    if change == "by hand":
+        store.set_alias(two.published, "champion")
+        adopt(store, "tiny", "cpu")
+    else:
+        promote(store, "tiny", "cpu", 2)
+    assert champions(store) == (3, 3, 3)
+    found = [(e.change.what, e.change.release, e.done) for e in history(store, "tiny", "cpu")[1:]]
+    assert found == [(change, 2, True), ("by hand", 3, True)]
+    # and back to where it was: the way a person tries two releases one after the other
+    first(monkeypatch, "append", lambda: person.set_alias(two.published, "champion"), late=True)
+    store.set_alias(one.published, "champion")
+    adopt(store, "tiny", "cpu")
+    assert champions(store) == (2, 2, 2)
+
+
+def test_a_person_who_moves_the_alias_after_a_promotion_was_killed_has_the_last_word(
+    store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(promotion, "move_alias", killed)
+        with pytest.raises(KeyboardInterrupt):
+            promote(store, "tiny", "cpu", 2)
+    assert champions(store) == (1, 2, 1)
+    store.set_alias(three[2].published, "champion")
+    adopt(store, "tiny", "cpu")
+    assert champions(store) == (3, 3, 3)
+
+
 def test_an_alias_is_not_set_for_a_change_that_another_has_come_after(
     store: Store, three: list[ReleaseVersion], monkeypatch: pytest.MonkeyPatch
 ) -> None:

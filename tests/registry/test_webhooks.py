@@ -9,7 +9,6 @@ import pytest
 from draftwell.registry.store import Store
 from draftwell.registry.webhooks import (
     DELIVERY,
-    MOST_A_MINUTE,
     SECRET,
     SENT,
     SIGNATURE,
@@ -104,18 +103,6 @@ def test_a_delivery_counts_once_for_as_long_as_its_timestamp_would_be_taken() ->
     refused = deliveries.refusal(late, BODY)
     assert refused is not None
     assert refused.status == 401, "too old now"
-
-
-def test_too_many_in_a_minute_are_put_off_and_forgotten_in_time() -> None:
-    now = float(NOW)
-    deliveries = Deliveries(OURS, lambda: now)
-    for number in range(MOST_A_MINUTE):
-        assert deliveries.refusal(headers(str(number)), BODY) is None
-    refused = deliveries.refusal(headers("more"), BODY)
-    assert refused is not None
-    assert refused.status == 429
-    now += 61
-    assert deliveries.refusal(headers("more"), BODY) is None, "what was put off may come again"
 
 
 def test_what_a_delivery_says() -> None:

@@ -8,7 +8,7 @@ from draftwell.components.engines.port import Message
 
 SUMS = (
     *("requests", "prompt_tokens", "cached_prompt_tokens", "new_tokens", "rounds", "drafted"),
-    *("accepted", "decode_seconds", "decode_steps", "first_token_seconds"),
+    *("accepted", "decode_seconds", "decode_steps"),
 )
 """Fields that only grow while an engine runs."""
 
@@ -35,7 +35,6 @@ class Counters(Message):
         None, description="sum of the seconds that each output token took, over `decode_steps`"
     )
     decode_steps: int | None = Field(None, description="how many times `decode_seconds` adds")
-    first_token_seconds: float | None = Field(None, description="sum over requests")
 
     def since(self, before: Counters) -> Counters | None:
         """What was added since `before`: its sums are differences, its times, version and gauges

@@ -103,9 +103,7 @@ class Value(Part):
 class Drafts(Part):
     """How the drafts of a request fared, where the server says."""
 
-    num_spec_steps: Count
     num_draft_tokens: Count
-    num_accepted_draft_tokens: Count
     acceptance_histogram: dict[int, Count]
 
 
@@ -174,7 +172,9 @@ def run_of(file: Path, summary: Summary, records: list[tuple[Path, Record]]) -> 
         "seconds": duration.avg if duration else 0.0,
         "tokens": tokens.avg if tokens else float(sum(one.tokens for one in requests)),
         "acceptance": Acceptance.total(
-            acceptance_of(said) for _, one in answered if (said := one.spec_decode_acceptance)
+            Acceptance.of_histogram(said.acceptance_histogram, said.num_draft_tokens)
+            for _, one in answered
+            if (said := one.spec_decode_acceptance)
         ),
     }
     return checked(BenchmarkRun, run, file)
@@ -211,17 +211,3 @@ def figure(file: Path, record: Record, name: str) -> float | None:
         return None
     found = checked(Value, record.metrics[name], file)
     return found.value * IN_SECONDS.get(found.unit, 1.0)
-
-
-def acceptance_of(said: Drafts) -> Acceptance:
-    """How a request's drafts fared."""
-    counts = said.acceptance_histogram
-    return Acceptance(
-        rounds=said.num_spec_steps,
-        drafted=said.num_draft_tokens,
-        accepted=said.num_accepted_draft_tokens,
-        accepted_at=tuple(
-            sum(count for length, count in counts.items() if length >= place)
-            for place in range(1, max(counts, default=0) + 1)
-        ),
-    )

@@ -77,9 +77,7 @@ class Window(Part):
 class Speculation(Part):
     """What a vLLM with `--per-request-spec-decode-metrics` says of a request."""
 
-    num_spec_steps: Count
     num_draft_tokens: Count
-    num_accepted_draft_tokens: Count
     acceptance_histogram: list[Count]
 
 
@@ -172,9 +170,9 @@ def run_of(file: Path, version: str, benchmark: Benchmark) -> BenchmarkRun:
         "seconds": max(0.0, window.measure_end_time - window.measure_start_time),
         "tokens": float(sum(one.output_tokens for one in stats)),
         "acceptance": Acceptance.total(
-            acceptance_of(server.speculative_decoding)
+            Acceptance.of_histogram(said.acceptance_histogram, said.num_draft_tokens)
             for one in stats
-            if (server := one.response_metrics) and server.speculative_decoding
+            if one.response_metrics and (said := one.response_metrics.speculative_decoding)
         ),
     }
     return checked(BenchmarkRun, run, file)
@@ -205,14 +203,3 @@ def request_of(file: Path, stats: Stats) -> Request:
         "first_token_seconds": None if first is None else first / 1000,
     }
     return checked(Request, request, file)
-
-
-def acceptance_of(said: Speculation) -> Acceptance:
-    """How a request's drafts fared."""
-    counts = said.acceptance_histogram
-    return Acceptance(
-        rounds=said.num_spec_steps,
-        drafted=said.num_draft_tokens,
-        accepted=said.num_accepted_draft_tokens,
-        accepted_at=tuple(sum(counts[place:]) for place in range(1, len(counts))),
-    )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftwell.components.engines.port import Acceptance, Message
-from draftwell.serving.errors import DraftwellError
+from draftwell.serving.errors import DraftwellError, first_wrong
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -82,9 +82,7 @@ def checked(model: type[Checked], data: Any, file: Path) -> Checked:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise bad(file, f"{place}: {first['msg']}") from error
+        raise bad(file, first_wrong(error)) from error
 
 
 def bad(file: Path, why: str) -> DraftwellError:

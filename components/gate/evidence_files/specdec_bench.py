@@ -112,9 +112,8 @@ def run_of(
     lengths: Lengths,
 ) -> BenchmarkRun:
     """One run into a folder."""
-    (file, timing), counts = timed, lengths.histogram
+    file, timing = timed
     tokens = timing.tokens.mean * turns_of(lengths)
-    rounds = sum(counts.values())
     run = {
         "tool": TOOL,
         "version": configuration.specdec_bench_version,
@@ -129,13 +128,8 @@ def run_of(
         "details": DETAILS,
         "seconds": tokens / timing.speed,
         "tokens": tokens,
-        "acceptance": Acceptance(
-            rounds=rounds,
-            accepted=sum((length - 1) * count for length, count in counts.items() if length > 1),
-            accepted_at=tuple(
-                sum(count for length, count in counts.items() if length > place)
-                for place in range(1, max(counts, default=1))
-            ),
+        "acceptance": Acceptance.of_histogram(
+            {length - 1: count for length, count in lengths.histogram.items()}
         ),
     }
     return checked(BenchmarkRun, run, file)

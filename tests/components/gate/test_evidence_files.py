@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwell.components.engines.port import Acceptance
 from draftwell.components.gate.evidence_files import reading
-from draftwell.components.gate.evidence_files.guidellm import Speculation, acceptance_of
 from draftwell.components.gate.evidence_files.judgement import LoadFigure, judge_evidence
 from draftwell.components.gate.evidence_files.reading import read_evidence
 from draftwell.components.gate.evidence_files.run import BenchmarkRun, Request
@@ -97,13 +97,9 @@ def test_acceptance_is_reported() -> None:
         _, [figure] = judged(runs(f"{tool}_with"), runs(f"{tool}_plain"))
         assert figure.acceptance.length == pytest.approx(4.8 if tool == "specdec" else 11)
         assert figure.acceptance.rate == (None if tool == "specdec" else 1.0)
-    said = {
-        "num_spec_steps": 3,
-        "num_draft_tokens": 6,
-        "num_accepted_draft_tokens": 3,
-        "acceptance_histogram": [1, 1, 1],
-    }
-    assert acceptance_of(Speculation.model_validate(said)).accepted_at == (2, 1)
+    counted = Acceptance.of_histogram({2: 1, 0: 1, 1: 1}, drafted=6)
+    assert counted == Acceptance.of_histogram([1, 1, 1], drafted=6)
+    assert (counted.rounds, counted.accepted, counted.accepted_at) == (3, 3, (2, 1))
 
 
 def test_requests_are_paired_by_prompt_and_not_by_place(tmp_path: Path) -> None:
@@ -264,11 +260,8 @@ def wrong(document: Any) -> dict[str, Callable[[], object]]:
     """Changes of a result of vLLM that make it none."""
     return {
         "NaN": lambda: document["latencies"].__setitem__(0, float("nan")),
-        "negative": lambda: document["latencies"].__setitem__(0, -1.0),
         "unequal": lambda: document["output_lens"].pop(),
-        "text": lambda: document.update(duration="long"),
         "missing": lambda: document.pop("duration"),
-        "endless": lambda: document.update(duration=float("inf")),
         "no output": lambda: document["output_lens"].__setitem__(0, 0),
     }
 

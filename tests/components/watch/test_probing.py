@@ -43,6 +43,18 @@ def test_speculation_that_never_pays_has_no_crossing() -> None:
     rows = [Versus(float(i), 1.0 + i, 0.03 + 0.001 * i, 0.02 + 0.0001 * i) for i in range(20)]
     assert crossing(rows) is None
     assert crossing(rows[:5]) is None
+    turned = [row._replace(seconds=row.plain, plain=row.seconds) for row in rows]
+    assert crossing(turned) is None, "nor has one that pays only above a load"
+
+
+def test_a_crossing_by_one_measurement_has_no_upper_end() -> None:
+    """Without that one all are of one load."""
+    idle = [Versus(float(i), 1.0, 0.01 + 0.0001 * i, 0.02) for i in range(19)]
+    assert crossing(idle) is None
+    found = crossing([*idle, Versus(19.0, 32.0, 0.04, 0.03)])
+    assert found is not None
+    assert (found.low, found.high) == (1.0, math.inf)
+    assert 1 < found.load < 32
 
 
 def test_pairs_are_of_one_prompt_and_close_in_time() -> None:

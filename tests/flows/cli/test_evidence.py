@@ -60,15 +60,12 @@ def test_files_are_judged_without_an_engine(run: Any, own_stores: Path, tmp_path
     assert run("gate", *turned).exit_code == 1
 
 
-def test_mistakes_are_one_line(run: Any, own_stores: Path, tmp_path: Path) -> None:
-    cut = tmp_path / "cut.json"
-    cut.write_text(WITH.read_text()[:500])
+def test_mistakes_are_one_line(run: Any, own_stores: Path) -> None:
     calls = {
         "go together": ("--evidence", WITH),
         "--set limit means nothing": (*FILES, "--set", "limit=3"),
         "--set levels means nothing": (*FILES, "--set", "levels=1,8"),
         "--release with --evidence needs --engine vllm": (*FILES, "--release", "candidate"),
-        "cut off": ("--evidence", cut, "--set", f"plain_evidence={PLAIN}"),
         "name two measurements": ("--evidence", WITH, "--set", f"plain_evidence={WITH}"),
     }
     for named, call in calls.items():

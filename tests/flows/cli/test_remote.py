@@ -116,14 +116,12 @@ def test_mistakes_are_one_line(ask: Callable[..., Any], run: Any, served_by: Ser
         ("bench", served_by(key=KEY), "", KEY_VARIABLE),
         ("bench", served_by(), "--set plain=ftp://host", "http://HOST:PORT"),
         ("bench", served_by(), "--strategies spide", "--strategies means nothing"),
-        ("bench", served_by(mishap="die"), "", "broke off"),
         (
             "step collect",
             served_by(),
             "--set prefix_kinds=target",
             "--set prefix_kinds means nothing",
         ),
-        ("step collect", served_by(mishap="too long"), "", "64 tokens"),
     ):
         done = ask(command, url, options, "--set limit=2")
         assert done.exit_code == 2, (command, options, done.output, done.exception)

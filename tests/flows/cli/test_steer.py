@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from draftwell.flows.steps import deploy
 from draftwell.flows.steps.champion import champion_number, champion_of, serving_release
 from draftwell.flows.steps.deploy import Synced, promote_and_deploy, sync_champion
 from draftwell.flows.steps.reference_traces import served
@@ -72,6 +73,24 @@ def test_an_alias_moved_by_hand_is_deployed_and_monitored_once_current_has_moved
     # and back: the bundle stands
     store.set_alias(store.resolve("release", "tiny.cpu", 1), "champion")
     assert "1-cpu  (deployed)" in run(*command).stdout
+
+
+def test_an_alias_moved_while_a_release_is_deployed_says_what_serves(
+    space: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (one, _) = two_gated(space, tmp_path)
+    real = deploy.linked
+    calls: list[Any] = []
+
+    def move_first(*given: Any) -> Path:
+        if not calls:
+            store.set_alias(one.published, "champion")  # as a person does in MLflow's UI
+        calls.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(deploy, "linked", move_first)
+    assert promote_and_deploy(space, "cpu", 2, OUT) == OUT / "tiny" / "2-cpu", "it was built"
+    assert CURRENT.resolve().name == "1-cpu"
 
 
 def test_an_alias_on_a_release_that_may_not_serve_changes_nothing_and_is_named(

@@ -146,11 +146,7 @@ def test_an_alias_set_in_mlflow_is_deployed_and_a_wrong_signature_does_nothing(
         seconds_until(lambda: current() == "2-cpu", 60)  # at its start it makes up for that
         open_bundle(home / "current")
         for version in (1, 2, 1):
-            looked = f"version {version} is the champion, and"
-            before = log.read_text().count(looked)
             assert seconds_to_deploy(version) < SECONDS
-            # the deployment records the promotion at its end, whose alias it is told of, too
-            seconds_until(lambda: log.read_text().count(looked) > before, 60)  # noqa: B023
         # no gate
         set_champion(mlflow, 3)
         seconds_until(lambda: "version 3, which is not deployed" in log.read_text(), 60)

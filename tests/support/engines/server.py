@@ -48,7 +48,9 @@ class EngineServer:
         busy: answers 429 that come first, with `retry_after`.
         counted: whether each answer says how its drafts fared, where the real one can.
         lengths_by_request: llama.cpp: a build that reads `speculative.n_max` of requests.
-        drafts: path and body of each request.
+        away: status of every answer, such as 503; 0: it answers.
+        hangs_up: whether each connection is for one request.
+        asked: path and body of each request.
     """
 
     engine: SimulatedEngine
@@ -62,6 +64,8 @@ class EngineServer:
     models: tuple[str, ...] = (MODEL,)
     retry_after: str = "3"
     pieces: int = 0
+    away: int = 0
+    hangs_up: bool = False
     asked: list[tuple[str, Json]] = field(default_factory=list)
 
     def about(self, path: str) -> Json:
@@ -97,6 +101,10 @@ class EngineServer:
             yield from self._llama_cpp(body)
         else:
             yield from self._completions(body)
+
+    def is_too_long(self, body: Json) -> bool:
+        """Whether it has no room for a request."""
+        return self.mishap == "too long"
 
     def _ending(self, text: Sequence[int]) -> str:
         if self.mishap == "abort":
@@ -217,7 +225,6 @@ def vllm_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         ('vllm:request_success_total{finished_reason="stop"}', 0),
         (f"vllm:request_time_per_output_token_seconds_sum{labels}", engine.decode_seconds),
         (f"vllm:request_time_per_output_token_seconds_count{labels}", engine.requests),
-        (f"vllm:time_to_first_token_seconds_sum{labels}", 0.01 * engine.requests),
     ]
     if not engine.accepts:
         return rows
@@ -246,7 +253,6 @@ def sglang_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
         (f"sglang:spec_verify_calls_total{labels}", engine.rounds),
         (f"sglang:inter_token_latency_seconds_sum{labels}", engine.decode_seconds),
         (f"sglang:inter_token_latency_seconds_count{labels}", engine.new_tokens),
-        (f"sglang:time_to_first_token_seconds_sum{labels}", 0.01 * engine.requests),
     ]
 
 
@@ -256,7 +262,6 @@ def llama_cpp_rows(engine: SimulatedEngine) -> list[tuple[str, float]]:
     return [
         ("llamacpp:prompt_tokens_total", engine.prompt_tokens - engine.cached_tokens),
         ("llamacpp:prompt_tokens_cached_total", engine.cached_tokens),
-        ("llamacpp:prompt_seconds_total", 0.01 * engine.requests),
         ("llamacpp:tokens_predicted_total", engine.new_tokens),
         ("llamacpp:tokens_predicted_seconds_total", engine.decode_seconds),
         ("llamacpp:spec_decode_num_draft_tokens_total", engine.drafted),
@@ -282,6 +287,11 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
+    def end_headers(self) -> None:
+        if self.plays.hangs_up:
+            self.send_header("Connection", "close")
+        super().end_headers()
+
     def do_GET(self) -> None:
         if self.refused():
             return
@@ -305,7 +315,7 @@ class Handler(BaseHTTPRequestHandler):
         elif body.get("model", MODEL) not in self.plays.models:
             said = f"The model `{body['model']}` does not exist."
             self.send_json(404, {"error": {"message": said, "code": 404}})
-        elif self.plays.mishap == "too long":
+        elif self.plays.is_too_long(body):
             said = "This model's maximum context length is 64 tokens. You asked for more."
             self.send_json(400, {"error": {"message": said, "code": 400}})
         elif self.plays.busy:
@@ -319,7 +329,9 @@ class Handler(BaseHTTPRequestHandler):
     def refused(self) -> bool:
         """Whether something else was answered than what was asked for."""
         mishap, plays = self.plays.mishap, self.plays
-        if self.path not in PATHS[plays.speaks]:
+        if plays.away:
+            self.send_json(plays.away, {})
+        elif self.path not in PATHS[plays.speaks]:
             self.send_json(404, {"detail": "Not Found"})
         elif plays.key and self.headers["authorization"] != f"Bearer {plays.key}":
             self.send_json(401, {"error": "Unauthorized"})

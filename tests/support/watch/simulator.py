@@ -1,8 +1,8 @@
 """A served engine in simulated time, by a law that a reader can check.
 
 *Requests.* Minute by minute a Poisson number of requests arrives; its rate follows the time of
-day (`law.daily`), a slow AR(1) wander and, sometimes, a burst or some idle minutes. A request has
-a kind (code, chat, essay), a prompt (log-normal tokens, of which the first `law.shared` are the
+day (`Law.daily`), a slow AR(1) wander and, sometimes, a burst or some idle minutes. A request has
+a kind (code, chat, essay), a prompt (log-normal tokens, of which the first `Law.shared` are the
 system prompt, read from the cache), an answer (log-normal tokens), and a talent: its own shift of
 the acceptance in log odds, because the tokens of one request are alike. A share of requests is
 sampled, which accepts less.
@@ -39,6 +39,8 @@ KINDS = {"code": 1.5, "chat": 0.7, "essay": 0.0}
 """Kind → log odds of an accepted draft token, greedy, short."""
 HARD = -1.2
 """Log odds of a kind that the draft has never seen."""
+LONG_PROMPTS, MOST_AT_ONCE, DRIFTED = 4000.0, 32.0, 0.6
+"""Median tokens and requests at once that faults lead to, and the share of requests that drift."""
 PROBES = (("code", 256), ("chat", 256), ("code", 4096), ("chat", 4096))
 
 
@@ -78,7 +80,6 @@ class Faults:
 
     context_from: int = -1
     context_minutes: int = 60
-    context_to: float = 4000.0
     noise_from: int = -1
     """The draft's weights are replaced by noise."""
     noise_until: int = 10**9
@@ -87,7 +88,6 @@ class Faults:
     drift_from: int = -1
     """Traffic changes to a kind that the draft has never seen."""
     drift_minutes: int = 60
-    drift_share: float = 0.6
     recovers_from: int = -1
     """The traffic slowly becomes what it was, in `drift_minutes`."""
     sampled_from: int = -1
@@ -100,16 +100,13 @@ class Faults:
     """A restart as version 2, whose rounds are slower."""
     build_slower: float = 1.10
     load_from: int = -1
-    """Requests a minute grow in an hour until `load_to` are decoded at once."""
-    load_minutes: int = 60
-    load_to: float = 32.0
+    """Requests a minute grow in an hour until `MOST_AT_ONCE` are decoded at once."""
     neighbour_from: int = -1
-    neighbour_minutes: int = 10
-    neighbour_slower: float = 1.20
+    """Another process on the machine, for ten minutes."""
     idle_from: int = -1
     idle_minutes: int = 0
     gap_from: int = -1
-    gap_minutes: int = 60
+    """No samples for an hour."""
     restarts: tuple[int, ...] = ()
     replicas: int = 1
     """Behind one address, each with its own counters; a sample is of one of them."""
@@ -117,13 +114,13 @@ class Faults:
 
 
 QUIET = Faults()
+LAW = Law()
 
 
 @dataclass
 class Run:
     """A simulated time: counters as a scrape reads them, and what the law said each minute."""
 
-    law: Law
     faults: Faults
     samples: list[Counters]
     at_once: np.ndarray
@@ -135,15 +132,12 @@ class Run:
 
     def acceptance(self, kind: str, prompt: float, minute: int) -> float:
         """Probability that a draft token of a greedy request without talent is accepted."""
-        odds = KINDS[kind] - harm(
-            self.law, self.faults, np.array([prompt]), np.array([minute]), self.uptime
-        )
+        odds = KINDS[kind] - harm(self.faults, np.array([prompt]), np.array([minute]), self.uptime)
         return float(np.where(dead(self.faults, np.array([minute])), 0.01, expit(odds))[0])
 
     def seconds(self, minute: int, *, prompt: float, plain: bool) -> float:
         """Of a round, or of a plain step."""
-        law = self.law
-        base, each = (law.plain_base, law.plain_each) if plain else (law.step_base, step_each(law))
+        base, each = (LAW.plain_base, LAW.plain_each) if plain else (LAW.step_base, step_each())
         slow = self.machine[minute] * (1 + prompt / 102_400)
         return float((base + each * self.at_once[minute]) * slow)
 
@@ -152,14 +146,14 @@ class Run:
         p = self.acceptance(kind, prompt, minute)
         noise = float(np.exp(self.rng.normal(0, 0.03)))
         if plain or silent(self.faults, minute):
-            rounds, at = 128, np.zeros(self.law.width)
+            rounds, at = 128, np.zeros(LAW.width)
         else:
-            share = p ** np.arange(1, self.law.width + 1)
+            share = p ** np.arange(1, LAW.width + 1)
             rounds = max(
                 1, round(128 / (1 + share.sum()) * float(np.exp(self.rng.normal(0, 0.01))))
             )
             at = np.round(rounds * share)
-        drafted = 0 if plain or silent(self.faults, minute) else rounds * self.law.width
+        drafted = 0 if plain or silent(self.faults, minute) else rounds * LAW.width
         return Probe(
             at=BEGIN + 60.0 * minute + 5,
             name=f"{kind}-{prompt}",
@@ -193,9 +187,9 @@ def expit(odds: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-odds))
 
 
-def step_each(law: Law) -> float:
+def step_each() -> float:
     """Seconds that one request more adds to a round: its draft tokens are verified too."""
-    return law.step_each * (1 + law.width / 8)
+    return LAW.step_each * (1 + LAW.width / 8)
 
 
 def growth(minutes: np.ndarray, begin: int, length: int) -> np.ndarray:
@@ -218,11 +212,9 @@ def silent(faults: Faults, minute: Any) -> Any:
     return after(minute, faults.silent_from)
 
 
-def harm(
-    law: Law, faults: Faults, prompt: np.ndarray, minute: np.ndarray, uptime: np.ndarray
-) -> np.ndarray:
+def harm(faults: Faults, prompt: np.ndarray, minute: np.ndarray, uptime: np.ndarray) -> np.ndarray:
     """Log odds that context and a stale draft take off."""
-    taken = law.context_slope * np.maximum(0, np.log2(prompt / 512))
+    taken = LAW.context_slope * np.maximum(0, np.log2(prompt / 512))
     stale = faults.stale_rate * uptime[minute] / 60
     return taken + np.where(after(minute, faults.stale_from), stale, 0.0)
 
@@ -238,12 +230,12 @@ def ar1(rng: np.random.Generator, n: int, rho: float) -> np.ndarray:
     return np.array(series)
 
 
-def arrivals(law: Law, faults: Faults, minutes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def arrivals(faults: Faults, minutes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Requests of each minute."""
     n = len(minutes)
-    day = 1 + law.daily * np.sin(2 * np.pi * (minutes / 1440 + rng.random()))
-    rate = law.requests * day * np.exp(law.wander * ar1(rng, n, 0.95))
-    if law.bursts:
+    day = 1 + LAW.daily * np.sin(2 * np.pi * (minutes / 1440 + rng.random()))
+    rate = LAW.requests * day * np.exp(LAW.wander * ar1(rng, n, 0.95))
+    if LAW.bursts:
         rate = np.where(rng.random(n) < 0.01, 3 * rate, rate)
         idle = np.convolve(rng.random(n) < 0.005, np.ones(8))[:n] > 0
         rate = np.where(idle, 0.02 * rate, rate)
@@ -251,9 +243,9 @@ def arrivals(law: Law, faults: Faults, minutes: np.ndarray, rng: np.random.Gener
     count = rng.poisson(np.where(idle, 0.0, rate))
     if faults.load_from >= 0:
         # rounds of a request, and with them the requests that are decoded at once, hardly vary
-        full = faults.load_to / (law.step_base + step_each(law) * faults.load_to) * 60
-        grown = full / (law.answer * 1.2 / 2.35)
-        share = growth(minutes, faults.load_from, faults.load_minutes)
+        full = MOST_AT_ONCE / (LAW.step_base + step_each() * MOST_AT_ONCE) * 60
+        grown = full / (LAW.answer * 1.2 / 2.35)
+        share = growth(minutes, faults.load_from, 60)
         count = rng.poisson(np.exp((1 - share) * np.log(rate) + share * np.log(grown)))
     return np.asarray(count)
 
@@ -275,37 +267,37 @@ class Traffic:
 
 
 def kinds_of(
-    law: Law, faults: Faults, time: np.ndarray, minute: np.ndarray, rng: np.random.Generator
+    faults: Faults, time: np.ndarray, minute: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Log odds of each request's kind: by a mixture that wanders, and by drift."""
     kinds = np.array(list(KINDS.values()))
     wander = np.stack([ar1(rng, len(time), 0.98) for _ in kinds], 1)
-    share = np.exp(np.log(law.mixture) + 0.2 * wander)
+    share = np.exp(np.log(LAW.mixture) + 0.2 * wander)
     share /= share.sum(1, keepdims=True)
     drawn = rng.random(len(minute))[:, None]
     kind = kinds[(drawn > share.cumsum(1)[minute]).sum(1).clip(0, 2)]
-    drift = growth(time, faults.drift_from, faults.drift_minutes) * faults.drift_share
+    drift = growth(time, faults.drift_from, faults.drift_minutes) * DRIFTED
     drift = drift * (1 - growth(time, faults.recovers_from, faults.drift_minutes))
     return np.where(rng.random(len(minute)) < drift[minute], HARD, kind)
 
 
 def traffic(
-    law: Law, faults: Faults, time: np.ndarray, uptime: np.ndarray, rng: np.random.Generator
+    faults: Faults, time: np.ndarray, uptime: np.ndarray, rng: np.random.Generator
 ) -> Traffic:
     """Requests, their prompts and answers, and what their drafts got."""
-    minute = np.repeat(time, arrivals(law, faults, time, rng))
+    minute = np.repeat(time, arrivals(faults, time, rng))
     n = len(minute)
-    kind = kinds_of(law, faults, time, minute, rng)
+    kind = kinds_of(faults, time, minute, rng)
     longer = growth(time, faults.context_from, faults.context_minutes)
-    middle = law.prompt * (faults.context_to / law.prompt) ** longer
-    prompt = np.maximum(law.shared + 1, middle[minute] * np.exp(0.5 * rng.normal(size=n)))
-    answer = np.maximum(8, law.answer * np.exp(0.6 * rng.normal(size=n)))
-    sampled = (rng.random(n) < law.sampled) | after(minute, faults.sampled_from)
-    talent = law.talent * rng.normal(size=n)
-    odds = kind + talent - 0.8 * sampled - harm(law, faults, prompt, minute, uptime)
+    middle = LAW.prompt * (LONG_PROMPTS / LAW.prompt) ** longer
+    prompt = np.maximum(LAW.shared + 1, middle[minute] * np.exp(0.5 * rng.normal(size=n)))
+    answer = np.maximum(8, LAW.answer * np.exp(0.6 * rng.normal(size=n)))
+    sampled = (rng.random(n) < LAW.sampled) | after(minute, faults.sampled_from)
+    talent = LAW.talent * rng.normal(size=n)
+    odds = kind + talent - 0.8 * sampled - harm(faults, prompt, minute, uptime)
     p = np.where(dead(faults, minute), 0.01, expit(odds))
     p = np.where(silent(faults, minute), 0.0, p)
-    reach = p[:, None] ** np.arange(1, law.width + 1)
+    reach = p[:, None] ** np.arange(1, LAW.width + 1)
     rounds = np.maximum(1, np.round(answer / (1 + reach.sum(1)))).astype(int)
     at = np.minimum.accumulate(rng.binomial(rounds[:, None], reach), axis=1)
     return Traffic(minute, prompt, rounds, at)
@@ -313,19 +305,13 @@ def traffic(
 
 def machine_of(faults: Faults, time: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """How many times as slow the machine and the build are, by minute."""
-    until = faults.neighbour_from + faults.neighbour_minutes
-    near = after(time, faults.neighbour_from) & (time < until)
-    slow = np.where(near, faults.neighbour_slower, 1.0)
+    near = after(time, faults.neighbour_from) & (time < faults.neighbour_from + 10)
+    slow = np.where(near, 1.20, 1.0)
     slow = slow * np.where(after(time, faults.build_from), faults.build_slower, 1.0)
     return np.asarray(slow * np.exp(0.015 * ar1(rng, len(time), 0.8)))
 
 
-def simulate(
-    minutes: int,
-    seed: int,
-    faults: Faults = QUIET,
-    law: Law = Law(),
-) -> Run:
+def simulate(minutes: int, seed: int, faults: Faults = QUIET) -> Run:
     """Counters at the end of each minute, as one who scrapes every minute reads them."""
     rng = np.random.default_rng(seed)
     time = np.arange(minutes)
@@ -334,41 +320,39 @@ def simulate(
     # the first start lies hours back; a draft becomes stale from the fault on
     first = time + 300 if faults.stale_from < 0 else np.maximum(time - faults.stale_from, 0)
     uptime = np.where(life == 0, first, time - np.asarray(starts)[life])
-    sent = traffic(law, faults, time, uptime, rng)
+    sent = traffic(faults, time, uptime, rng)
     minute, n, quiet = sent.minute, len(sent.minute), silent(faults, sent.minute)
     machine = machine_of(faults, time, rng)
     cold = (uptime[minute] < 2) & (minute > 5)
     hit = (rng.random(n) < 0.9) & ~cold & ~after(minute, faults.cache_from)
-    cached = np.where(hit, law.shared, 0)
+    cached = np.where(hit, LAW.shared, 0)
     count = np.maximum(np.bincount(minute, minlength=minutes), 1)
     slow = machine * (1 + np.bincount(minute, sent.prompt, minutes) / count / 102_400)
     # Little's law: at_once = rounds / 60 · (base + each · at_once) · slow
     busy = np.bincount(minute, sent.rounds, minutes) / 60 * slow
-    at_once = np.minimum(busy * law.step_base / np.maximum(1 - busy * step_each(law), 0.05), 64.0)
-    step = (law.step_base + step_each(law) * at_once) * slow
+    at_once = np.minimum(busy * LAW.step_base / np.maximum(1 - busy * step_each(), 0.05), 64.0)
+    step = (LAW.step_base + step_each() * at_once) * slow
     table = {
         "requests": np.ones(n),
         "prompt_tokens": sent.prompt.astype(int),
         "cached_prompt_tokens": cached,
         "new_tokens": sent.new,
         "rounds": np.where(quiet, 0, sent.rounds),
-        "drafted": np.where(quiet, 0, sent.rounds * law.width),
+        "drafted": np.where(quiet, 0, sent.rounds * LAW.width),
         "accepted": sent.at.sum(1),
         "decode_seconds": sent.rounds * step[minute] / sent.new,
         "decode_steps": np.ones(n),
-        "first_token_seconds": 0.02 + (sent.prompt - cached) * 1e-4,
     }
     replica = rng.integers(faults.replicas, size=n)
     which = rng.integers(faults.replicas, size=minutes)
-    columns = [*table.values(), *(sent.at[:, i] for i in range(law.width))]
-    samples = read(columns, list(table), law, faults, minute, replica, which, life, starts, at_once)
-    return Run(law, faults, samples, at_once, machine, uptime, rng)
+    columns = [*table.values(), *(sent.at[:, i] for i in range(LAW.width))]
+    samples = read(columns, list(table), faults, minute, replica, which, life, starts, at_once)
+    return Run(faults, samples, at_once, machine, uptime, rng)
 
 
 def read(
     columns: list[np.ndarray],
     names: list[str],
-    law: Law,
     faults: Faults,
     minute: np.ndarray,
     replica: np.ndarray,
@@ -389,15 +373,14 @@ def read(
         before = np.vstack([np.zeros(each.shape[1]), total])
         base = np.asarray(starts)[life]
         sums[r] = total - np.where((life > 0)[:, None], before[base], 0)
-    gap = (
-        range(faults.gap_from, faults.gap_from + faults.gap_minutes) if faults.gap_from >= 0 else ()
-    )
     for m in range(minutes):
-        if m in gap:
+        if after(m, faults.gap_from) and m < faults.gap_from + 60:
             continue
         row = sums[int(which[m])][m]
-        said = dict(zip(names, row, strict=False))
-        seconds = {"decode_seconds", "first_token_seconds"}
+        made: dict[str, Any] = {
+            name: float(value) if name == "decode_seconds" else int(value)
+            for name, value in zip(names, row, strict=False)
+        }
         begun = BEGIN - 18_000 if life[m] == 0 else BEGIN + 60.0 * starts[life[m]]
         samples.append(
             Counters(
@@ -407,7 +390,7 @@ def read(
                 accepted_at=tuple(int(v) for v in row[len(names) :]),
                 running=round(float(at_once[m])),
                 waiting=0,
-                **{name: float(v) if name in seconds else int(v) for name, v in said.items()},  # type: ignore[arg-type]
+                **made,
             )
         )
     return samples

@@ -9,7 +9,7 @@ from draftwell.components.watch.baseline import Baseline
 from draftwell.components.watch.judge import history
 from draftwell.components.watch.schema import Alarm, Probe, WatchLimits
 from draftwell.components.watch.window import Window, windows_of
-from tests.support.watch.simulator import BEGIN, Faults, Law, Run, simulate
+from tests.support.watch.simulator import BEGIN, Faults, Run, simulate
 
 BEGINS = 200
 """Minute at which the planted silences begin, after a baseline of two hours."""
@@ -36,9 +36,9 @@ class Watched:
         return [(a.cause, *a.or_else) for a in self.at(minute, probes=probes) if a.until is None]
 
 
-def watched(faults: Faults, seed: int, *, minutes: int = 120, law: Law | None = None) -> Watched:
+def watched(faults: Faults, seed: int, *, minutes: int = 120) -> Watched:
     """A run of `minutes` after `BEGINS`, with its baseline and probes every ten minutes."""
-    run = simulate(BEGINS + minutes, seed, faults, law or Law())
+    run = simulate(BEGINS + minutes, seed, faults)
     windows = windows_of(run.samples)
     baseline = Baseline.of(windows, WatchLimits())
     assert baseline is not None

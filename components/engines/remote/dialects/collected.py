@@ -103,18 +103,3 @@ def token_list(found: Any) -> list[int] | None:
     if not isinstance(found, list) or not all(isinstance(token, int) for token in found):
         return None
     return found
-
-
-def from_histogram(counts: Sequence[int], drafted: int) -> Acceptance:
-    """Acceptance from how many rounds accepted 0, 1, 2, … tokens.
-
-    >>> from_histogram([1, 2, 3], drafted=12).accepted_at
-    (5, 3)
-    """
-    counts = [int(count) for count in counts]
-    return Acceptance(
-        rounds=sum(counts),
-        drafted=drafted,
-        accepted=sum(place * count for place, count in enumerate(counts)),
-        accepted_at=tuple(sum(counts[place:]) for place in range(1, len(counts))),
-    )

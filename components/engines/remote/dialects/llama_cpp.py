@@ -40,7 +40,6 @@ NAMES = Names(
         "waiting": ("llamacpp:requests_deferred",),
         "decode_seconds": ("llamacpp:tokens_predicted_seconds_total",),
         "decode_steps": ("llamacpp:tokens_predicted_total",),
-        "first_token_seconds": ("llamacpp:prompt_seconds_total",),
     },
     accepted_at="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
 )

@@ -13,7 +13,6 @@ from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.engines.remote.dialect import DialectName
 from draftwell.components.engines.remote.dialects.collected import (
     Collected,
-    from_histogram,
     token_list,
 )
 from draftwell.components.engines.remote.metrics import Names, read_counters
@@ -36,7 +35,6 @@ NAMES = Names(
         "waiting": ("sglang:num_queue_reqs",),
         "decode_seconds": ("sglang:inter_token_latency_seconds_sum",),
         "decode_steps": ("sglang:inter_token_latency_seconds_count",),
-        "first_token_seconds": ("sglang:time_to_first_token_seconds_sum",),
     },
 )
 
@@ -145,7 +143,7 @@ def acceptance_of(meta: Mapping[str, Any]) -> Acceptance:
     drafted = int(first_of(meta, DRAFTED) or 0)
     histogram = first_of(meta, HISTOGRAMS)
     if histogram:
-        return from_histogram(histogram, drafted)
+        return Acceptance.of_histogram(histogram, drafted)
     return Acceptance(
         rounds=int(meta.get("spec_verify_ct") or 0),
         drafted=drafted,

@@ -11,7 +11,7 @@ from draftwell.components.engines.port import About, Acceptance, Answer
 from draftwell.components.engines.remote.client import EngineClient
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.engines.remote.dialect import DialectName
-from draftwell.components.engines.remote.dialects.collected import from_histogram, token_list
+from draftwell.components.engines.remote.dialects.collected import token_list
 from draftwell.components.engines.remote.dialects.openai import (
     complete,
     completion_request,
@@ -34,7 +34,6 @@ NAMES = Names(
         "waiting": ("vllm:num_requests_waiting",),
         "decode_seconds": ("vllm:request_time_per_output_token_seconds_sum",),
         "decode_steps": ("vllm:request_time_per_output_token_seconds_count",),
-        "first_token_seconds": ("vllm:time_to_first_token_seconds_sum",),
     },
     accepted_at="vllm:spec_decode_num_accepted_tokens_per_pos_total",
 )
@@ -88,7 +87,7 @@ class VllmDialect:
         said = (extras.get("metrics") or {}).get("speculative_decoding")
         if said is None:
             return Acceptance()
-        return from_histogram(said["acceptance_histogram"], int(said["num_draft_tokens"]))
+        return Acceptance.of_histogram(said["acceptance_histogram"], int(said["num_draft_tokens"]))
 
     def counters(self, client: EngineClient) -> Counters:
         text = client.find_text("/metrics") or ""

@@ -64,10 +64,6 @@ def at(engine: PlayedEngine, watch: Watch, minute: int) -> Any:
     [
         (Faults(), None),
         (Faults(noise_from=CHANGE), "dead_draft"),
-        (Faults(context_from=CHANGE, context_minutes=10), "context_length"),
-        (Faults(drift_from=CHANGE, drift_minutes=5), "drift_of_traffic"),
-        (Faults(cache_from=CHANGE), "prefix_cache"),
-        (Faults(build_from=CHANGE, build_slower=1.3), "build_change"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -155,19 +151,19 @@ def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) 
     with served(PlayedEngine(run)) as engine, served(PlayedEngine(run, plain=True)) as plain:
         none = opened(engine, limits)
         look(none)
-        assert engine.asked == []
+        assert engine.prompts == []
         both = {"plain": parse_address(plain.url), "probes_per_hour": 12}
         watch = opened(engine, limits, **both)
         engine.waiting = 3
         assert look(watch).notes[0] == "no probes while 3 requests wait"
         engine.waiting = 0
         look(watch)
-        assert (engine.asked, plain.asked) == ([200], [200])
+        assert (engine.prompts, plain.prompts) == ([200], [200])
         look(opened(engine, limits, **both))
-        assert len(engine.asked) == 1, "a restart has forgotten what was spent"
+        assert len(engine.prompts) == 1, "a restart has forgotten what was spent"
         engine.minute = plain.minute = 10
         report = look(opened(engine, limits, **both))
-        assert engine.asked == plain.asked == [200, 1000]
+        assert engine.prompts == plain.prompts == [200, 1000]
         assert [row.prompt_tokens for row in report.probes] == [200, 1000]
         assert all(row.speedup is not None for row in report.probes)
         assert report.probes[0].acceptance is not None
@@ -186,8 +182,8 @@ def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> N
         for minute in range(0, 60, 5):
             engine.minute = minute
             look(watch)
-        assert len(engine.asked) > 6
-        assert {*engine.asked} == {200, 1000}
+        assert len(engine.prompts) > 6
+        assert {*engine.prompts} == {200, 1000}
 
 
 def test_each_alarm_is_announced_once_until_it_has_ended(limits: Path) -> None:
