@@ -173,7 +173,8 @@ class LiveView:
             self._note(
                 "stopped by Ctrl-C" if stopped else f"ended by {type(error).__name__}: {error}"
             )
-        self._end_step()
+        if error is None:
+            self._end_step()
         self._stack.close()
         self._log = None
         if stopped:
