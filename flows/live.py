@@ -7,6 +7,7 @@ lines are printed as they come. Ctrl-C ends the command with one line that says 
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
+STEP = re.compile(r"(?P<number>\d+)/(?P<of>\d+) (?P<name>\S.*)")
+"""A line that says that a step begins."""
 LOGS_KEPT = 20
 """Of each command, the newest."""
 FIRST_SHARE = 0.05
@@ -76,15 +79,20 @@ class LiveView:
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def step(self, name: str, number: int, of: int) -> None:
-        """A step of the command begins; of the last one a terminal keeps a line, with its time."""
-        now = self._clock()
-        if self._live and self._title:
-            self._print(
-                f"{self._number}/{self._of} {self._title}: {duration(now - self._step_began)}"
-            )
-        self._title, self._number, self._of, self._step_began = name, number, of, now
+        """A step of the command begins; a line such as "3/7 tune" says so, too."""
+        self.line(f"{number}/{of} {name}")
+
+    def _begin(self, name: str, number: int, of: int) -> None:
+        self._end_step()
+        self._title, self._number, self._of, self._step_began = name, number, of, self._clock()
         self._done, self._total, self._trying = 0, 0, ""
-        self.line(f"{number}/{of} {name}", passing=True)
+
+    def _end_step(self) -> None:
+        """Of the step that is over a terminal keeps a line, with its time."""
+        if self._live and self._title:
+            spent = duration(self._clock() - self._step_began)
+            self._print(f"{self._number}/{self._of} {self._title}: {spent}")
+        self._title = ""
 
     def trying(self, text: str) -> None:
         """What is being tried now."""
@@ -117,6 +125,9 @@ class LiveView:
             passing: the live view shows it already.
         """
         self._note(text)
+        if step := STEP.fullmatch(text):
+            self._begin(step["name"], int(step["number"]), int(step["of"]))
+            passing = True
         if not (self._live and passing):
             self._print(text)
 
@@ -162,6 +173,8 @@ class LiveView:
             self._note(
                 "stopped by Ctrl-C" if stopped else f"ended by {type(error).__name__}: {error}"
             )
+        if error is None:
+            self._end_step()
         self._stack.close()
         self._log = None
         if stopped:

@@ -111,6 +111,27 @@ def test_time_left_is_of_this_step_and_only_where_it_is_known(terminal: Console)
     assert "2/7 train: 10 min 14 s" in written(terminal)
 
 
+def test_a_line_that_begins_a_step_is_its_heading_and_stays_with_its_time(
+    terminal: Console,
+) -> None:
+    clock = Clock()
+    with LiveView("tune", console=terminal, clock=clock) as view:
+        announce("1/7 collect")
+        assert rendered(view)[0].startswith("1/7 collect")
+        clock.now += 5
+        announce("2/7 train")
+        assert rendered(view)[0].startswith("2/7 train")
+        announce("    texts: 3/9 csd")
+        assert rendered(view)[0].startswith("2/7 train"), "no step"
+        clock.now += 65
+    lines = [
+        line.rstrip() for line in re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", written(terminal)).split("\n")
+    ]
+    assert "1/7 collect: 5 s" in [line.split("\r")[-1] for line in lines]
+    assert "2/7 train: 1 min 5 s" in [line.split("\r")[-1] for line in lines]
+    assert logged(view)[:2] == ["1/7 collect", "2/7 train"]
+
+
 def test_a_small_window_cuts_lines_and_wraps_none(terminal: Console) -> None:
     with LiveView("tune", console=terminal) as view:
         view.step("a name that is very long " * 9, 1, 2)
