@@ -89,7 +89,7 @@ def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
     Returns:
         the card, which is kept with the release, too.
     Raises:
-        DraftwellError: what a user must mend, before any work where it can be known then.
+        DraftwellError: what a user must fix, before any work where it can be known then.
     """
     device = checked_device(settings.device) if settings.device else default_device()
     if not is_address(settings.engine):  # mistakes in settings and prompts, before any work
