@@ -109,7 +109,11 @@ def tune(
     """
     from draftwell.flows.cli.signals import ends_what_it_started
     from draftwell.flows.live import LiveView
-    from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
+    from draftwell.flows.orchestration.whole import (
+        TuneModelsSettings,
+        refuse_mistakes,
+        tune_models,
+    )
 
     wanted = TuneModelsSettings(
         target=target,
@@ -124,6 +128,7 @@ def tune(
         fresh=fresh,
         more={key: value_of(key, text) for key, text in (more or {}).items()},
     )
+    refuse_mistakes(wanted)  # before there is a log
     seconds = None if minutes is None else 60 * minutes
     with ends_what_it_started(), LiveView("tune", seconds=seconds):
         card = tune_models(wanted, say)
