@@ -157,19 +157,22 @@ def without_draft(settings: PipelineSettings) -> bool:
 
 @task(name="train", **CACHED)
 def train(settings: PipelineSettings) -> dict[str, Any]:
-    """Train a SPRINTER verifier, and an acceptance head where the champion has one; for another
-    engine an EAGLE-3 head, where the pair has none."""
+    """Train a SPRINTER verifier, where a lossy strategy may be chosen, and an acceptance head where
+    the champion has one; for another engine an EAGLE-3 head, where the pair has none."""
     if settings.restarts:
         rows = prompts_of(settings)["collect"]
         return {"made": {}, "head": head_step.train_as(settings, space_of(settings), rows)}
     if without_draft(settings):
         return {"made": {}}
     step = open_from_settings(settings)
-    report, kinds = train_step.run_train(step, open_trace(step)).to_json(), ["verifier"]
+    report, kinds = {}, list[str]()
+    if settings.takes_lossy:
+        report, kinds = train_step.run_train(step, open_trace(step)).to_json(), ["verifier"]
     if serves_head(step.workspace):
         train_step.run_train_head(step, open_trace(step))
         kinds.append(HEAD)
-    shown.figures("training", step.workspace, report)
+    if report:
+        shown.figures("training", step.workspace, report)
     shown.pictures(step.workspace, kinds)
     found = standing(step.workspace, kinds)
     assets.artifacts_made(step.workspace, found, [assets.TRACES])
@@ -178,14 +181,15 @@ def train(settings: PipelineSettings) -> dict[str, Any]:
 
 @task(name="calibrate", **CACHED)
 def calibrate(settings: PipelineSettings) -> dict[str, Any]:
-    """Make acceptance table (its counts of sampled texts too), correction memory and hardware
-    profile."""
+    """Make acceptance table (its counts of sampled texts too), hardware profile, and where a lossy
+    strategy may be chosen a correction memory."""
     step = open_from_settings(settings)
     if without_draft(settings):
         report, kinds = train_step.run_profile(step), ["hardware_profile"]
     else:
         report = train_step.calibrate_as(settings, step, prompts_of(settings)["calibrate"])
-        kinds = [kind for kind in CALIBRATED if kind != "verifier"]
+        left_out = ("verifier",) if settings.takes_lossy else ("verifier", "correction_memory")
+        kinds = [kind for kind in CALIBRATED if kind not in left_out]
     shown.figures("calibration", step.workspace, report)
     shown.pictures(step.workspace, kinds)
     found = standing(step.workspace, kinds)
