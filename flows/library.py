@@ -97,6 +97,7 @@ def tune(  # noqa: PLR0913
     minutes: float | None = None,
     distil: float | None = None,
     engine: str = "draftwell",
+    launcher: str | None = None,
     device: str | None = None,
     fresh: bool = False,
     **settings: Any,
@@ -116,6 +117,7 @@ def tune(  # noqa: PLR0913
         minutes: for everything but distilling; None: 10, with vLLM 45.
         distil: minutes to train a draft first, for a target without one.
         engine: draftwell, vllm, or the address of an engine.
+        launcher: of an engine at an address: the command that starts it, or its file.
         device: cpu or cuda; None: that of this machine.
         fresh: begin again.
         settings: any other setting of the loop, such as `bench_prompts=32`.
@@ -133,6 +135,7 @@ def tune(  # noqa: PLR0913
         pair=None if pair is None else str(pair),
         prompts=None if prompts is None else Path(prompts),
         engine=engine,
+        launcher=launcher,
         minutes=minutes,
         distil=distil,
         device=device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,14 @@ def report(ending: str) -> tuple[str, str]:
     return "--report", f"draftwell-gate/gate.{ending}"
 
 
-def test_the_command_and_its_options_exist(tmp_path: Path) -> None:
+def test_the_command_its_options_and_its_settings_exist(tmp_path: Path) -> None:
     command = all_commands()["gate"]
     options = {name for one in command.params for name in one.opts}
-    if "--report" not in options:
-        pytest.skip("the gate of this checkout has its earlier options, such as --markdown")
     for inputs in ({}, {"release": "candidate", "prompts": "p.jsonl"}):
         _, words = run_gate(tmp_path, pair="p", **inputs)
         assert {word for word in words if word.startswith("--")} <= options
+        for option, value in pairwise(words):
+            assert option != "--set" or value.partition("=")[0] in set(command.keys())
 
 
 def test_what_is_installed_from_is_there() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,10 +19,12 @@ from draftwell.components.tune.search.space import combinations, tunable
 from draftwell.flows.cli.main import COMMANDS, app
 from draftwell.serving.artifacts.kinds import KINDS, OURS, READ_BY_STRATEGIES, find_kind
 from draftwell.serving.runtime.commands import Role
-from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
+from draftwell.serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
 from tests.support.errors import raises_code
+from tests.support.markdown import fences
 from tests.support.own_plugin import MODULES, POINTS, Points, installed, write_distribution
 from tests.support.server.bundles import make_bundle
+from tests.support.server.served_pair import tiny_pair
 
 LISTED = """
 import own_strategy, own_kind
@@ -82,6 +85,18 @@ def test_a_bundle_serves_them_where_they_are_installed(
     assert answer.strategy == "echo"
     with raises_code("newer_bundle", "lengths", "install"):
         draftwell.load(bundle)
+
+
+def test_the_pages_example_of_a_strategy_decodes_exactly() -> None:
+    [page] = [fence for fence in fences("python") if "class Echo(Strategy)" in fence.body]
+    names: dict[str, Any] = {}
+    exec(compile(page.body, str(page), "exec", dont_inherit=True), names)
+    pair, echo = tiny_pair(1), names["Echo"]
+    prompt, sampling = pair.encode("one on one"), pair.sampling(max_tokens=40)
+    job = pair.engine().generate(prompt, sampling, echo(echo.Config(), StrategyResources()))
+    plain = pair.engine().generate(prompt, sampling, build_strategy("autoregressive"))
+    assert job.output == plain.output
+    assert job.session.stats.drafted > 0
 
 
 @pytest.mark.parametrize(
