@@ -15,7 +15,6 @@ from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.card.card import Card
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.prompts.sources import load_prompts
-from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
 from draftwell.flows.settings import quality_floor
 from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workspace import Workspace
@@ -129,6 +128,9 @@ def tune(  # noqa: PLR0913
     """
     if find_spec("prefect") is None or find_spec("mlflow") is None:
         raise missing_package("draftwell.tune needs", "prefect", "pipeline")
+    # what the base install lacks is imported with it
+    from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
+
     wanted = TuneModelsSettings(
         target=None if target is None else str(target),
         draft=None if draft is None else str(draft),

@@ -65,7 +65,9 @@ class Answer:
 class LoadedBundle:
     """A bundle whose models are in memory. Any thread may ask it; requests beyond its slots wait.
 
-    Close it, or use it in a `with`, to free its models and its thread.
+    Close it, or use it in a `with`, to free its models and its thread. `name` is the pair's,
+    `release` the version that the bundle was built from, `strategy` what decodes greedy requests,
+    `max_context` the most tokens of prompt and answer together, and `card` the tuning's card.
 
     Args:
         served: the loaded models with their tuned strategies.

@@ -11,6 +11,7 @@ import yaml
 
 import draftwell
 from draftwell.flows import library
+from draftwell.flows.orchestration import whole
 from tests.support.errors import raises_code
 from tests.support.loop.thresholds import ANY_PREDICTION, ANY_SPEED
 
@@ -55,7 +56,7 @@ def test_a_tuning_ends_in_a_card_whose_bundle_answers(
 
 def test_what_is_asked_for_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(library, "tune_models", lambda settings, say: asked.append(settings))
+    monkeypatch.setattr(whole, "tune_models", lambda settings, say: asked.append(settings))
     draftwell.tune(Path("big"), "small", prompts="chats.json", minutes=5, bench_prompts=32)
     [settings] = asked
     named = settings.model_dump(exclude_defaults=True)
