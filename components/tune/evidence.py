@@ -288,7 +288,8 @@ class TuningEvidence(_Part):
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             raise DraftwellError(
-                f"{where} cannot be read, {name}: {first['msg']}: run `draftwell step choose` again",
+                f"{where} cannot be read, {name}: {first['msg']}: run `draftwell step choose` "
+                f"again",
                 code="evidence_unreadable",
             ) from error
 

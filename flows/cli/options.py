@@ -59,7 +59,8 @@ Pair = Annotated[
     str,
     typer.Option(
         "--pair",
-        help="Name or alias of a pair (see `draftwell list pairs`), or a pair's YAML file.",
+        metavar="NAME|FILE",
+        help="A pair: its name, or its YAML file.",
     ),
 ]
 DtypeOption = Annotated[
@@ -75,7 +76,8 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="cpu or cuda. Default: $DRAFTWELL_DEVICE, else cuda where there is such a device.",
+        metavar="cpu|cuda",
+        help="Default: $DRAFTWELL_DEVICE, or the best.",
     ),
 ]
 DraftDevice = Annotated[
@@ -152,7 +154,8 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
-        help="As of `draftwell step collect`. Default: the shipped demo prompts.",
+        metavar="FILE",
+        help="Default: the shipped demo prompts.",
     ),
 ]
 Limit = Annotated[int | None, Field(ge=1, le=10**9, description="Use the first N prompts.")]
@@ -188,10 +191,7 @@ EngineOption = Annotated[
         "--engine",
         parser=read_engine,
         metavar=f"{'|'.join(CAPABILITIES)}|URL",
-        help=(
-            "What decodes: this project's own engine, vLLM in an environment of its own "
-            "(`make peers`), or a server at a URL (docs/engines.md)."
-        ),
+        help="What decodes (docs/engines.md).",
     ),
 ]
 PlainOption = Annotated[
@@ -255,7 +255,7 @@ ReleaseDevice = Annotated[
     ),
 ]
 Bundles = Annotated[Path, Field(description="Folder of bundles.")]
-Preview = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Preview = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
 def prompts_from(source: str | Path, limit: int | None = None, **options: Any) -> list[Prompt]:

@@ -23,7 +23,8 @@ EngineHeader = Annotated[
     BeforeValidator(read_several),
     Field(
         description=(
-            "With --engine URL: NAME:VALUE, a header of all requests, or a list. Lists of processes "
+            "With --engine URL: NAME:VALUE, a header of all requests, or a list. Lists of "
+            "processes "
             "show it: it is no place for a key."
         )
     ),
@@ -41,8 +42,10 @@ LaunchCommand = Annotated[
     Field(
         description=(
             "With --engine URL: the command that starts the engine, for a shell. In it "
-            "{speculation_options} stands for the options that say how it speculates, {speculation} "
-            "for their JSON, {speculation_file} for a file with them, {port} and {url} for where it "
+            "{speculation_options} stands for the options that say how it speculates, "
+            "{speculation} "
+            "for their JSON, {speculation_file} for a file with them, {port} and {url} for "
+            "where it "
             "answers. See docs/launchers.md."
         )
     ),
@@ -88,7 +91,8 @@ TuneMinutes = Annotated[
     float | None,
     Field(
         ge=1.0,
-        description="With a launcher: measure what there is time for; grid comes on top. Default: all.",
+        description="With a launcher: measure what there is time for; grid comes on top. "
+        "Default: all.",
     ),
 ]
 

@@ -31,7 +31,7 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         metavar="DIR|HUB",
-        help="A small model of the same vocabulary. Default: only what needs none is tried.",
+        help="A small model of the same vocabulary.",
     ),
 ]
 Pair = Annotated[
@@ -39,16 +39,15 @@ Pair = Annotated[
     typer.Option(
         "--pair",
         metavar="NAME",
-        help="A pair that is known already, or its YAML file. Default without --target: the "
-        "shipped one.",
+        help="In place of both: a known pair.",
     ),
 ]
 Prompts = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
-        help="Your traffic: JSON, JSONL, CSV or Parquet in any usual layout, ShareGPT's too. "
-        "Default: shipped prompts.",
+        metavar="FILE|DIR",
+        help="Your traffic. Default: shipped ones.",
     ),
 ]
 Engine = Annotated[
@@ -61,8 +60,9 @@ Minutes = Annotated[
     float | None,
     typer.Option(
         "--minutes",
+        metavar="N",
         min=1.0,
-        help="Time for everything but --distil. Default: 10; with vllm 45.",
+        help="Default: 10; with vllm 45.",
     ),
 ]
 Distil = Annotated[
@@ -71,7 +71,7 @@ Distil = Annotated[
         "--distil",
         metavar="MINUTES",
         min=0.01,
-        help="Train a draft for a target without one for so long, first.",
+        help="First train a draft for so long.",
     ),
 ]
 Launcher = Annotated[
@@ -79,7 +79,7 @@ Launcher = Annotated[
     typer.Option(
         "--launcher",
         metavar="FILE|COMMAND",
-        help="With --engine URL: the command that starts the engine, or its file.",
+        help="With --engine URL: what starts it.",
     ),
 ]
 LOOP_KEYS = tuple(
@@ -92,9 +92,7 @@ ADDRESS_KEYS = (
 )
 """Those of an engine at an address."""
 More = Annotated[dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS))]
-FreshOption = Annotated[
-    bool, typer.Option("--fresh", help="Begin again instead of where a run was stopped.")
-]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Begin again.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the card as JSON.")]
 
 
@@ -119,10 +117,10 @@ def tune(
 ) -> None:
     """Find what makes a model faster on your prompts, prove it, and deploy it; ends with a card.
 
-    A run that was stopped continues when it is started again. Exit code: 0 where a release passed
-    the gate, 1 where the gate failed, 3 where it had not enough evidence.
+    A run that was stopped continues when it is started again. Exit code: 0 the gate passed, 1 it
+    failed, 3 not enough evidence.
 
-    Example: draftwell tune --target models/big --draft models/small --prompts chats.json
+    Example: draftwell tune --target big --draft small --prompts chats.json
     """
     from draftwell.flows.cli.signals import ends_what_it_started
     from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models

@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from draftwell.flows.cli.main import GROUPS
+from draftwell.flows.cli.settings_option import OtherKeys, takes
 from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.markdown import commands
 from tests.support.paths import REPO
@@ -64,11 +65,19 @@ def check(words: list[str], options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("words", named("draftwell"))
 def test_draftwell(words: list[str], groups: dict[str, Any], server: Any) -> None:
     name = words[1] if words[1] in groups else " ".join(words[1:3])
-    asked_for_help = words[1].startswith("-") or words[1] in GROUPS and words[2:3] == ["--help"]
+    asked_for_help = words[1].startswith("-") or (words[1] in GROUPS and words[2:3] == ["--help"])
     assert asked_for_help or name in groups, f"no command {name}"
     if name in groups:
         passed_on = dict.fromkeys(options_of(server)) if name == SERVE else {}
         check(words[1 + len(name.split()) :], passed_on | options_of(groups[name]))
+        assert unknown_settings(words, groups[name]) == []
+
+
+def unknown_settings(words: list[str], command: Any) -> list[str]:
+    """Keys of `--set` that a command does not take."""
+    given = [value.partition("=")[0] for word, value in pairwise(words) if word == "--set"]
+    known = OtherKeys(tuple(command.all_keys()))
+    return [key for key in given if key != "KEY" and not takes(known, key)]
 
 
 @pytest.mark.parametrize("words", named("draftwell-serve"))

@@ -50,7 +50,7 @@ def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: 
         done = run(
             f"generate --pair {alone} --strategy {strategy} --prompt",
             "the inn",
-            "--set max_tokens=16",
+            "--max-tokens 16",
         )
         assert done.exit_code == 0, (done.output, done.exception)
         assert "measuring a hardware profile" not in done.stderr, "that of calibration is complete"
@@ -92,7 +92,7 @@ def test_a_pair_whose_draft_has_another_vocabulary_does_what_needs_none(
         done = run(
             f"generate --pair {foreign} --strategy {strategy} --prompt",
             "the inn",
-            "--set max_tokens=16",
+            "--max-tokens 16",
         )
         assert done.exit_code == 0, (done.output, done.exception)
         outputs[strategy] = done.stdout
