@@ -166,8 +166,10 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     if settings.restarts:
         del wanted["calibrate"]  # such an engine has nothing to calibrate
     in_time = settings.minutes is not None
-    if in_time and find_pair(settings.pair).draft is None:
+    if in_time and not settings.restarts and find_pair(settings.pair).draft is None:
         wanted |= {"collect": 0, "calibrate": 0}  # nothing to trace
+    elif in_time and not settings.restarts and not settings.takes_lossy:
+        wanted["calibrate"] = 0  # they fill a memory that only lossy strategies read
     if in_time and file:
         rows = mixed(sorted(rows, key=hash_of))
     kept = KEPT if in_time else {}

@@ -224,6 +224,12 @@ class PipelineSettings(BaseModel):
         return self.minutes or float(OF_VLLM["minutes"])
 
     @property
+    def takes_lossy(self) -> bool:
+        """Whether what only lossy strategies read is made: in a loop of so many minutes only where
+        one may be chosen. A schedule's artifacts may be read by others than its own choice."""
+        return self.minutes is None or not self.lossless_only
+
+    @property
     def temperatures(self) -> tuple[float, ...]:
         """One temperature of each class that is tuned for, that of greedy requests first."""
         return tuple(dict.fromkeys((0.0, self.sampled_temperature)))

@@ -66,16 +66,13 @@ def run_bench(  # noqa: PLR0913
             artifacts.
         check: the same pair on the CPU, whose greedy outputs those of lossless strategies are
             compared with.
-        until: measure on the first few prompts, and on others as far as this asks for them; None
-            measures on all.
+        until: measure on a few prompts, and on others as far as this asks; None: on all.
     Returns:
         the report. Labels are names of strategies, with parameters where one was measured with
         several; each entry also has digests of what it was made from (`origins`) and, for lossy
         strategies, quality.
     """
-    configs = list(strategies)
-    if REFERENCE not in [config.name for config in configs]:
-        configs.insert(0, PLAIN)
+    configs = with_plain(strategies)
     left_out: dict[str, str] | None = {} if settings.leave_out else None
     peaks: dict[str, float | None] = {}
     further, everything = [*extra], prompts
@@ -103,14 +100,16 @@ def run_bench(  # noqa: PLR0913
             measured = until.narrowed(measured, labels_of(configs), everything, again, settings)
             prompts = everything[: len(measured[REFERENCE].prompt_ids)]
         metrics = BenchMetrics(pair, prompts, measured, settings)
-        checked = (
-            check_against(check, measured, prompts, max_tokens=settings.max_tokens)
-            if check
-            else None
-        )
+        checked = check and check_against(check, measured, prompts, max_tokens=settings.max_tokens)
         return report_of(metrics, groups, peaks, gamma_of(configs)).model_copy(
             update={"cpu_check": checked, "left_out": left_out or {}}
         )
+
+
+def with_plain(strategies: Sequence[Config]) -> list[Config]:
+    """The strategies, with plain decoding first where it is not among them."""
+    named = any(config.name == REFERENCE for config in strategies)
+    return [*strategies] if named else [PLAIN, *strategies]
 
 
 def measure_with_peers(

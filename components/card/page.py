@@ -19,8 +19,8 @@ class Bar(NamedTuple):
 
     ratio: float
     even: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 class Line(NamedTuple):
@@ -59,13 +59,15 @@ def lines(rows: Sequence[tuple[Speed, str]]) -> list[Line]:
     """Rows of a table, whose bars have one scale."""
     longest = max([1.0, *ends(speed for speed, _ in rows)])
 
-    def percent(value: float | None) -> float | None:
-        return None if value is None else round(100 * max(0.0, value) / longest, 2)
+    def percent(value: float) -> float:
+        return round(100 * max(0.0, value) / longest, 2)
 
     found = []
     for speed, why in rows:
         name, *others = cells(speed)
-        bar = Bar(*map(percent, (speed.ratio, 1.0, speed.low, speed.high)))
+        bar = Bar(percent(speed.ratio), percent(1.0))
+        if speed.low is not None and speed.high is not None:
+            bar = bar._replace(low=percent(speed.low), high=percent(speed.high))
         found.append(Line(name, why, others, bar))
     return found
 

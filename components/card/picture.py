@@ -92,6 +92,7 @@ def speed_by_kind(card: Card, path: Path) -> Path | None:
     """Speeds by kind of prompt as a plot; None where the card has none."""
     if not card.by_kind:
         return None
-    with drawing(path, f"Speed by kind of prompt, {title(card)}", AXIS, "") as axes:
+    height = 1.2 + 0.35 * len(card.by_kind)
+    with drawing(path, f"Speed by kind of prompt, {title(card)}", AXIS, "", height) as axes:
         draw(axes, card.by_kind)
     return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftwell.components.card.card import Card, Speed
-from draftwell.components.report.tables import number, plural
+from draftwell.components.report.tables import duration, number, plural
 
 INTERVAL = "in brackets: 90 % interval over prompts"
 PLAINLY = "plain decoding: nothing that was tried was chosen"
@@ -82,15 +82,3 @@ def facts(card: Card) -> dict[str, str]:
         f"draftwell {card.version}",
     }
     return {name: value for name, value in found.items() if value}
-
-
-def duration(seconds: float) -> str:
-    """Minutes and seconds; hours too where there are some.
-
-    >>> duration(7.4), duration(581), duration(7260)
-    ('7 s', '9 min 41 s', '2 h 1 min')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

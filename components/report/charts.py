@@ -8,6 +8,11 @@ from typing import Any
 
 from draftwell.components.report.drawing import FAINT, INK, SECOND
 
+COLOURS = (
+    *(INK, SECOND, "#548235", "#7b4fa3", "#2a9d8f"),
+    *("#a23b72", "#8a6d3b", "#4f81bd", "#d62728", "#6b7280"),
+)
+"""Of several curves, in order."""
 NAME = 28
 """Characters of a bar's name."""
 
@@ -66,3 +71,17 @@ def ratio_bars(
     axes.locator_params(axis="x", nbins=5)
     axes.set_yticks(places, names)
     axes.set(xlim=(0, 1.12 * largest), ylim=(len(rows) - 0.4, -0.6))
+
+
+def legend_beside(axes: Any) -> None:
+    """A legend next to the axes, each label once."""
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axes.legend(
+        list(unique.values()),
+        list(unique),
+        frameon=False,
+        fontsize="small",
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+    )

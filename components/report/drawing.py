@@ -35,9 +35,9 @@ def check_drawing() -> None:
 
 
 @contextmanager
-def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
-    """Axes to draw on; the plot is written to `path` after the block."""
-    figure = canvas(7, 4.2)
+def drawing(path: Path, title: str, x: str, y: str, height: float = 4.2) -> Iterator[Any]:
+    """Axes to draw on, of a plot of so many inches; it is written to `path` after the block."""
+    figure = canvas(7, height)
     axes = figure.add_subplot()
     axes.set(title=textwrap.fill(title, TITLE), xlabel=x, ylabel=y)
     axes.spines[["top", "right"]].set_visible(False)

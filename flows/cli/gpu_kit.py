@@ -6,7 +6,7 @@ there.
 A kit holds `models/<folder>/`, what is stored next to a model's weights (the tokenizer's files, as the
 libraries here write them: artifacts are bound to them); `artifacts/`, the workspace's; and `bundle/`, the
 one that is deployed for CUDA, without the files that the checkout has.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

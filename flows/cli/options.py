@@ -16,6 +16,7 @@ from draftwell.components.engines.remote.address import is_address
 from draftwell.components.engines.vllm_methods import METHODS
 from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_by
 from draftwell.flows.cli import AT_THE_END, OUTPUT
+from draftwell.flows.progress import shown
 from draftwell.serving.device import (
     checked_device,
     cuda_available,
@@ -288,8 +289,10 @@ def say_at_the_end(left: LeftOut) -> None:
 
 
 def say(line: str) -> None:
-    """One line of progress, on stderr."""
-    if not OUTPUT.quiet:
+    """One line of progress, on stderr or in the view that is open."""
+    if (view := shown()) is not None:
+        view.line(line)
+    elif not OUTPUT.quiet:
         typer.secho(line, err=True, dim=True)
 
 
@@ -341,7 +344,11 @@ def set_threads(threads: int | None) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr; the callback takes (done, total) and, optionally, a short text."""
+    """A progress bar on stderr, or that of the view that is open; the callback takes (done, total)
+    and, optionally, a short text."""
+    if (view := shown()) is not None:
+        yield view.advance
+        return
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, DeviceOption, read_engine, say
+from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, read_engine, say
 from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_yaml
 from draftwell.flows.settings import PipelineSettings
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 OPTIONS = ("pair", "prompts", "engine", "minutes", "device", "fresh")
 """Settings of the loop that are options."""
-OTHER_SOURCES = ("source", "spool", "drift", "restart")
-"""Settings of the loop on served traffic."""
+NOT_HERE = (
+    *("source", "spool", "drift", "restart"),
+    *("sampled_prompts", "calibrate_prompts", "step_hours", "runner", "workers"),
+)
+"""Settings of the loop for served traffic, and for many prompts: of flows that run on schedule."""
 SEVERAL = ("methods", "levels", "engine_header")
 """Settings with several values."""
 EXIT_CODES = {"passed": 0, "failed": EXIT_FAILED, "undecided": EXIT_UNDECIDED}
@@ -29,61 +32,41 @@ Target = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option(
-        "--draft",
-        metavar="DIR|HUB",
-        help="A small model of the same vocabulary.",
+        "--draft", metavar="DIR|HUB", help="A small model of its family, if there is one."
     ),
 ]
 Pair = Annotated[
     str | None,
-    typer.Option(
-        "--pair",
-        metavar="NAME",
-        help="In place of both: a known pair.",
-    ),
+    typer.Option("--pair", metavar="NAME", help="A known pair. Default: the shipped one."),
 ]
 Prompts = Annotated[
     Path | None,
-    typer.Option(
-        "--prompts",
-        metavar="FILE|DIR",
-        help="Your traffic. Default: shipped ones.",
-    ),
+    typer.Option("--prompts", metavar="FILE", help="Your traffic, ShareGPT's JSON for example."),
 ]
 Engine = Annotated[
     str,
     typer.Option(
-        "--engine", parser=read_engine, metavar="draftwell|vllm|URL", help="What decodes."
+        "--engine", parser=read_engine, metavar="NAME|URL", help="draftwell, vllm or a server."
     ),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(
-        "--minutes",
-        metavar="N",
-        min=1.0,
-        help="Default: 10; with vllm 45.",
-    ),
+    typer.Option("--minutes", metavar="N", min=1.0, help="For all. Default: 10; vllm: 45."),
 ]
 Distil = Annotated[
     float | None,
-    typer.Option(
-        "--distil",
-        metavar="MINUTES",
-        min=0.01,
-        help="First train a draft for so long.",
-    ),
+    typer.Option("--distil", metavar="MINUTES", min=0.01, help="First train a draft for so long."),
 ]
 Launcher = Annotated[
     str | None,
-    typer.Option(
-        "--launcher",
-        metavar="FILE|COMMAND",
-        help="With --engine URL: what starts it.",
-    ),
+    typer.Option("--launcher", metavar="FILE", help="With a URL: the command that starts it."),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="cpu|cuda", help="Default: cuda where there is one."),
 ]
 LOOP_KEYS = tuple(
-    name for name in PipelineSettings.model_fields if name not in (*OPTIONS, *OTHER_SOURCES)
+    name for name in PipelineSettings.model_fields if name not in (*OPTIONS, *NOT_HERE)
 )
 """Settings of the loop that `--set` takes."""
 ADDRESS_KEYS = (
@@ -92,7 +75,9 @@ ADDRESS_KEYS = (
 )
 """Those of an engine at an address."""
 More = Annotated[dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS))]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Begin again.")]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Begin again, not where it was stopped.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the card as JSON.")]
 
 
@@ -110,20 +95,25 @@ def tune(
     minutes: Minutes = None,
     distil: Distil = None,
     launcher: Launcher = None,
-    device: DeviceOption = None,
+    device: Device = None,
     fresh: FreshOption = False,
     json: Json = False,
     more: More = None,
 ) -> None:
     """Find what makes a model faster on your prompts, prove it, and deploy it; ends with a card.
 
-    A run that was stopped continues when it is started again. Exit code: 0 the gate passed, 1 it
-    failed, 3 not enough evidence.
+    A run that was stopped continues when it is started again. The gate's verdict is the exit code:
+    0 passed, 1 failed, 3 undecided.
 
     Example: draftwell tune --target big --draft small --prompts chats.json
     """
     from draftwell.flows.cli.signals import ends_what_it_started
-    from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
+    from draftwell.flows.live import LiveView
+    from draftwell.flows.orchestration.whole import (
+        TuneModelsSettings,
+        refuse_mistakes,
+        tune_models,
+    )
 
     wanted = TuneModelsSettings(
         target=target,
@@ -138,7 +128,9 @@ def tune(
         fresh=fresh,
         more={key: value_of(key, text) for key, text in (more or {}).items()},
     )
-    with ends_what_it_started():
+    refuse_mistakes(wanted)  # before there is a log
+    seconds = None if minutes is None else 60 * minutes
+    with ends_what_it_started(), LiveView("tune", seconds=seconds):
         card = tune_models(wanted, say)
     show(card, as_json=json)
     raise typer.Exit(EXIT_CODES[card.verdict])

@@ -33,7 +33,7 @@ from draftwell.flows.orchestration.result_cache import (
     timed,
 )
 from draftwell.flows.orchestration.task_options import ANEW, FLOW, turn_of
-from draftwell.flows.progress import announce
+from draftwell.flows.progress import announce, announce_step
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import (
     collect as collect_step,
@@ -94,6 +94,7 @@ USES = {
     "tune": "to choose with",
 }
 """Step → what its prompts are for, in words."""
+STEPS = 7
 LAST_STEPS = 0.3
 """Share of `minutes` that is kept for gate and deployment: four starts of the engine and some
 minutes."""
@@ -156,19 +157,22 @@ def without_draft(settings: PipelineSettings) -> bool:
 
 @task(name="train", **CACHED)
 def train(settings: PipelineSettings) -> dict[str, Any]:
-    """Train a SPRINTER verifier, and an acceptance head where the champion has one; for another
-    engine an EAGLE-3 head, where the pair has none."""
+    """Train a SPRINTER verifier, where a lossy strategy may be chosen, and an acceptance head where
+    the champion has one; for another engine an EAGLE-3 head, where the pair has none."""
     if settings.restarts:
         rows = prompts_of(settings)["collect"]
         return {"made": {}, "head": head_step.train_as(settings, space_of(settings), rows)}
     if without_draft(settings):
         return {"made": {}}
     step = open_from_settings(settings)
-    report, kinds = train_step.run_train(step, open_trace(step)).to_json(), ["verifier"]
+    report, kinds = {}, list[str]()
+    if settings.takes_lossy:
+        report, kinds = train_step.run_train(step, open_trace(step)).to_json(), ["verifier"]
     if serves_head(step.workspace):
         train_step.run_train_head(step, open_trace(step))
         kinds.append(HEAD)
-    shown.figures("training", step.workspace, report)
+    if report:
+        shown.figures("training", step.workspace, report)
     shown.pictures(step.workspace, kinds)
     found = standing(step.workspace, kinds)
     assets.artifacts_made(step.workspace, found, [assets.TRACES])
@@ -177,14 +181,15 @@ def train(settings: PipelineSettings) -> dict[str, Any]:
 
 @task(name="calibrate", **CACHED)
 def calibrate(settings: PipelineSettings) -> dict[str, Any]:
-    """Make acceptance table (its counts of sampled texts too), correction memory and hardware
-    profile."""
+    """Make acceptance table (its counts of sampled texts too), hardware profile, and where a lossy
+    strategy may be chosen a correction memory."""
     step = open_from_settings(settings)
     if without_draft(settings):
         report, kinds = train_step.run_profile(step), ["hardware_profile"]
     else:
         report = train_step.calibrate_as(settings, step, prompts_of(settings)["calibrate"])
-        kinds = [kind for kind in CALIBRATED if kind != "verifier"]
+        left_out = ("verifier",) if settings.takes_lossy else ("verifier", "correction_memory")
+        kinds = [kind for kind in CALIBRATED if kind not in left_out]
     shown.figures("calibration", step.workspace, report)
     shown.pictures(step.workspace, kinds)
     found = standing(step.workspace, kinds)
@@ -401,7 +406,7 @@ def steps_of(settings: PipelineSettings) -> dict[str, Any]:
         fits = said_to_fit(workspace_of(settings), refuse=not settings.restarts)
         if not settings.restarts:
             settings = planned_in_time(settings)
-    announce("1/7 collect")
+    announce_step("collect", 1, STEPS)
     collected = timed(settings, collect)(settings)
     settings = PipelineSettings.model_validate(collected["settings"])
     if (number := collected["answered"]) is not None:
@@ -431,16 +436,16 @@ def learn(settings: PipelineSettings, begun: float = 0.0) -> dict[str, Any]:
     Args:
         begun: when the run was, of `time.monotonic`; what is left of `minutes` is the tuning's.
     """
-    announce("2/7 train")
+    announce_step("train", 2, STEPS)
     trained = believed(settings, train)
     if not settings.restarts:
-        announce("3/7 calibrate")
+        announce_step("calibrate", 3, STEPS)
         believed(settings, calibrate)
-        announce("4/7 tune")
+        announce_step("tune", 4, STEPS)
         choice: dict[str, Any] = believed(settings, tune)["choice"]
         return choice
     announce(f"    {trained['head']}")
-    announce("4/7 tune")
+    announce_step("tune", 4, STEPS)
     left = 60 * settings.engine_minutes * (1 - LAST_STEPS) - (time.monotonic() - begun)
     return {**believed(settings, tune, left)["choice"], "head": trained["head"]}
 
@@ -466,9 +471,9 @@ def release_choice(
         begun: when the run was, of `time.monotonic`.
         fits: as `said_to_fit` says it; None makes no card.
     """
-    announce("5/7 publish")
+    announce_step("publish", 5, STEPS)
     release = timed(settings, publish)(settings)
-    announce("6/7 gate")
+    announce_step("gate", 6, STEPS)
     seconds = 60 * (settings.minutes or 0.0) * (1 - AFTER_GREEDY) - (time.monotonic() - begun)
     gated = timed(settings, gate)(settings, release, seconds=seconds)
     if gated["champion"] is None and "withdrawn" not in gated and not settings.restarts:
@@ -482,7 +487,8 @@ def release_choice(
     champion = gated["champion"]
     stays = "nothing is served" if champion is None else f"release {champion}, the champion, stays"
     said = f"release {release}: {gated.get('withdrawn') or sentence(gated)}"
-    announce("7/7 promote and deploy" if gated["passed"] else f"7/7 not deployed: {said}, {stays}")
+    last = "promote and deploy" if gated["passed"] else f"not deployed: {said}, {stays}"
+    announce_step(last, 7, STEPS)
     # another engine's trial takes as long as it was asked to
     step = timed(settings, deploy) if settings.restarts else deploy
     deployed = step(settings, release) if gated["passed"] else {"bundle": None}

@@ -89,11 +89,10 @@ def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
     Returns:
         the card, which is kept with the release, too.
     Raises:
-        DraftwellError: what a user must mend, before any work where it can be known then.
+        DraftwellError: what a user must fix, before any work where it can be known then.
     """
-    device = checked_device(settings.device) if settings.device else default_device()
-    if not is_address(settings.engine):  # mistakes in settings and prompts, before any work
-        prompts_of(loop_settings(settings, settings.pair or "default", device))
+    refuse_mistakes(settings)
+    device = device_of(settings)
     pair = pair_for(settings, device, say)
     if is_address(settings.engine):
         return tune_there(settings, Workspace(pair, None, say, device))
@@ -105,6 +104,23 @@ def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
     result = run_loop(loop)
     made = Card.model_validate(result["card"])
     return made.model_copy(update={"bundle": result["bundle"]})
+
+
+def refuse_mistakes(settings: TuneModelsSettings) -> None:
+    """Refuse settings and prompts that nothing could be tuned with; nothing is written.
+
+    Raises:
+        DraftwellError: what is wrong.
+    """
+    if is_address(settings.engine):
+        AddressSettings.model_validate(dict(settings.more))
+    else:
+        prompts_of(loop_settings(settings, settings.pair or "default", device_of(settings)))
+
+
+def device_of(settings: TuneModelsSettings) -> str:
+    """The device that is tuned on."""
+    return checked_device(settings.device) if settings.device else default_device()
 
 
 def pair_for(settings: TuneModelsSettings, device: str, say: Say) -> str:
@@ -183,7 +199,8 @@ def loop_settings(settings: TuneModelsSettings, pair: str, device: str) -> Pipel
         "prompts": settings.prompts,
         "engine": settings.engine,
         "minutes": settings.minutes or (MINUTES if settings.engine == "draftwell" else None),
-        "device": device,
+        # vLLM's environment may see another device than this one
+        "device": settings.device if settings.engine == "vllm" else device,
         "fresh": settings.fresh,
         **settings.more,
     }

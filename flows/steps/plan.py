@@ -124,7 +124,8 @@ def counts_for(settings: PipelineSettings, pace: float, prompts: int) -> dict[st
         for name, fewest in FEWEST.items()
     }
     counts |= {name: getattr(settings, name) for name in settings.model_fields_set & counts.keys()}
-    others = sum(counts[f"{name}_prompts"] for name in ("collect", "calibrate", "tune"))
+    steps = ("collect", "tune", *(("calibrate",) if settings.takes_lossy else ()))
+    others = sum(counts[f"{name}_prompts"] for name in steps)
     if "bench_prompts" not in settings.model_fields_set:
         counts["bench_prompts"] = min(MOST_CONFIRMING, max(16, prompts - others))
     return counts

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.calibrate.acceptance_table import (
@@ -186,7 +187,7 @@ def made_from(step: StepContext, traces: TraceSet) -> Provenance:
 def run_calibrate(
     step: StepContext,
     traces: TraceSet,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Prompt] | None,
     memory_settings: MemorySettings | None = None,
     *,
     limit: int | None = None,
@@ -200,34 +201,27 @@ def run_calibrate(
 
     Args:
         traces: for the acceptance table.
-        prompts: decoded for the correction memory; those of the traces are left out.
+        prompts: decoded for the correction memory; those of the traces are left out. None makes
+            no memory.
         memory_settings: how; default: `MemorySettings()`.
         limit: how many of them; None takes all.
         keep_sampled: the counts of sampled texts that are in the table of before
             (`run_calibrate_sampled`) stay in it.
     """
 
-    used = training_prompts(step.workspace, traces.folder, pair=step.pair)
-    prompts = take_untouched(step.workspace, used, prompts, limit)
     table, before = (
         build_acceptance_table(traces, made_from(step, traces)),
         known_table(step) if keep_sampled else None,
     )
     table = with_sampled(table, before.sampled if before else None)
-    # The memory never reads the traces: its provenance names the prompts that it was decoded from.
     unfinished = step.workspace.root / "rejections.jsonl"
-    memory = build_correction_memory(
-        step.pair,
-        prompts,
-        provenance(step.pair, training_prompts=hashes_of(prompts)).model_copy(
-            update={"tenants": tenants_of(prompt.id for prompt in prompts)}
-        ),
-        memory_settings,
-        unfinished=unfinished,
-        progress=step.bar,
-    )
+    memory = None
+    if prompts is not None:
+        used = training_prompts(step.workspace, traces.folder, pair=step.pair)
+        rows = take_untouched(step.workspace, used, prompts, limit)
+        memory = memory_of(step, rows, memory_settings, unfinished)
     times = profile_of(step)
-    for artifact in (table, memory, times):
+    for artifact in (table, times, *([memory] if memory else [])):
         step.workspace.save(artifact)
     unfinished.unlink(missing_ok=True)
     draw_calibration(step, table, memory)
@@ -235,20 +229,39 @@ def run_calibrate(
         "judged": sum(table.total),
         "accepted": sum(table.accepted),
         "prior_weight": table.prior_weight,
-        "memory_pairs": len(memory.counts),
+        **({} if memory is None else {"memory_pairs": len(memory.counts)}),
         **milliseconds(times),
     }
     step.report("calibration", report)
     return report
 
 
-def draw_calibration(step: StepContext, table: AcceptanceTable, memory: CorrectionMemory) -> None:
+def memory_of(
+    step: StepContext,
+    prompts: Sequence[Prompt],
+    settings: MemorySettings | None,
+    unfinished: Path,
+) -> CorrectionMemory:
+    """The correction memory of prompts that are decoded. It never reads the traces: its provenance
+    names these prompts."""
+    made = provenance(step.pair, training_prompts=hashes_of(prompts)).model_copy(
+        update={"tenants": tenants_of(prompt.id for prompt in prompts)}
+    )
+    return build_correction_memory(
+        step.pair, prompts, made, settings, unfinished=unfinished, progress=step.bar
+    )
+
+
+def draw_calibration(
+    step: StepContext, table: AcceptanceTable, memory: CorrectionMemory | None
+) -> None:
     """Plots of both, which carry their artifact's digest."""
 
     acceptance_plot(table, step.workspace.reports / "acceptance_by_confidence.png")
-    rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
-    for drawn in (table, memory):
-        step.stamp(drawn.kind)
+    step.stamp(table.kind)
+    if memory is not None:
+        rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
+        step.stamp(memory.kind)
 
 
 @in_turn("draftwell step calibrate")
@@ -320,7 +333,7 @@ def calibrate_as(
     report = run_calibrate(
         step,
         open_trace(step),
-        prompts,
+        prompts if settings.takes_lossy else None,
         MemorySettings(max_tokens=settings.collect_tokens),
         keep_sampled=not sampled,
     )

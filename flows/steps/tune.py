@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from draftwell.components.collect.trace_checks import check_temperature
 from draftwell.components.prompts.overlap import hashes_of
 from draftwell.components.report.provenance import provenance
+from draftwell.components.report.tables import plural
 from draftwell.components.tune.by_batch import measure_levels
-from draftwell.components.tune.evaluator import Evaluator, QualityReader
+from draftwell.components.tune.evaluator import Evaluate, Evaluator, Measured, QualityReader
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.report.html import write_tuning_report
 from draftwell.components.tune.settings import Constraints, TuneSettings
@@ -26,6 +27,7 @@ from draftwell.flows.context import (
     training_prompts,
 )
 from draftwell.flows.loading import worker_pool_of
+from draftwell.flows.progress import tell_best
 from draftwell.flows.settings import PipelineSettings, quality_floor
 from draftwell.flows.steps.champion import champion_of
 from draftwell.flows.steps.picked import say_if_only_lossy, take_marked
@@ -40,7 +42,13 @@ from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import move_file
-from draftwell.serving.runtime.strategies import PLAIN, STRATEGIES, find_strategy, served_choice
+from draftwell.serving.runtime.strategies import (
+    PLAIN,
+    STRATEGIES,
+    StrategyChoice,
+    find_strategy,
+    served_choice,
+)
 from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
@@ -124,15 +132,37 @@ def with_levels(
     return evidence.model_copy(update={"levels": levels, "loads": loads})
 
 
-def evaluator_of(step: StepContext, inputs: TuneInputs, settings: TuneSettings) -> Evaluator:
-    """What measures, with the step's bar."""
+def evaluator_of(step: StepContext, inputs: TuneInputs, settings: TuneSettings) -> Evaluate:
+    """What measures, with the step's bar; it tells the fastest of what was measured last."""
 
-    return Evaluator(
+    evaluate = Evaluator(
         step.pair,
         inputs.resources,
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
         progress=step.bar,
+    )
+
+    def telling(
+        choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], **options: Any
+    ) -> list[Measured]:
+        measured = evaluate(choices, prompts, **options)
+        tell_fastest(dict(zip(choices, measured, strict=True)))
+        return measured
+
+    return telling
+
+
+def tell_fastest(measured: Mapping[StrategyChoice, Measured]) -> None:
+    """Tell the fastest of what was measured beside plain decoding."""
+    others = {choice: one.pace for choice, one in measured.items() if choice != PLAIN}
+    if PLAIN not in measured or not others:
+        return
+    choice = min(others, key=others.__getitem__)
+    plain = measured[PLAIN]
+    tell_best(
+        f"{choice}: {plain.pace / others[choice]:.2f} times as fast as plain decoding on "
+        f"{plural(len(plain.seconds), 'prompt')}"
     )
 
 

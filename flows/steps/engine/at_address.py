@@ -57,6 +57,11 @@ class AddressSettings(Settings):
     start_minutes: float = Field(30.0, gt=0, description="that it may take until it answers")
     engine_draft: str | None = Field(None, description="the draft model, as the engine reads it")
     engine_head: str | None = Field(None, description="the EAGLE-3 head, as the engine reads it")
+    methods: tuple[str, ...] | None = Field(
+        None, strict=False, description="ways to speculate to choose among; None: all it has"
+    )
+    levels: tuple[int, ...] = Field((1,), strict=False, description="requests at once, from 1")
+    tune_tokens: int = Field(64, ge=1, description="tokens of an answer, at most")
 
     def address(self, url: str) -> EngineAddress:
         """A URL with key, headers, certificates and model."""
@@ -128,7 +133,9 @@ def launched_at(
             draft=given.engine_draft,
             head=given.engine_head,
         )
-        settings = EngineTuneSettings(methods=space.methods(None))
+        settings = EngineTuneSettings(
+            methods=space.methods(given.methods), levels=given.levels, max_tokens=given.tune_tokens
+        )
         budget = Budget(60 * asked.minutes * TUNING)
         choice = tune_on_engine(space, rows["tune"], settings, fresh=fresh, budget=budget)
         released = publish_on_engine(space)
@@ -157,8 +164,7 @@ def judged_at(
         space = stack.enter_context(
             open_remote(workspace, given.address(url), plain, bar=counting("done"))
         )
-        tokens = EngineTuneSettings().max_tokens
-        verdict, figures = judged_as_it_runs(space, rows, tokens, AT_ONCE)
+        verdict, figures = judged_as_it_runs(space, rows, given.tune_tokens, AT_ONCE)
         for remark in space.remarks:
             workspace.say(remark)
         return EngineOutcome(

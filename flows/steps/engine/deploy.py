@@ -52,6 +52,7 @@ from draftwell.registry.bundles.vllm.settings import (
 from draftwell.registry.bundles.wheel import plugin_wheel
 from draftwell.registry.pairs.records import model_records
 from draftwell.registry.promotion import deployment_objection, promote, withdrawal
+from draftwell.registry.release_card import kept_card
 from draftwell.registry.releases import find_release, is_champion
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
@@ -243,7 +244,7 @@ def deploy_on_engine(
         device,
         settings,
         models=placed.folders,
-        files={**lock, wheel.name: wheel.data},
+        files={**lock, wheel.name: wheel.data, **kept_card(Store(), released.release)},
         activate=False,
     )
     take_own_files(space, bundles_of(out, pair), bundle)

@@ -92,7 +92,9 @@ def judged(
     judging = candidate.greedy(thresholds)
     report, verdict = measured(step, rows.prompts, judging, resources, rival, settings, until=until)
     rows = replace(rows, prompts=rows.prompts[: report.prompts])
-    sampled = sampled_verdict(step, rows.prompts, config, thresholds, resources, rival, settings)
+    # the time for more of them is spent on greedy requests
+    few = rows.prompts if until is None else rows.prompts[: until.fewest]
+    sampled = sampled_verdict(step, few, config, thresholds, resources, rival, settings)
     verdict = (
         rows.excuse(verdict)
         + rows.verdict(thresholds)

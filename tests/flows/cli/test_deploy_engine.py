@@ -16,11 +16,17 @@ from typing import Any
 
 import pytest
 
+from draftwell.components.card.files import write_card
+from draftwell.components.card.page import card_html
 from draftwell.components.engines.port import Acceptance
 from draftwell.components.engines.vllm_methods import Method
 from draftwell.flows.steps.engine.deploy import tuned_counts
 from draftwell.registry.bundles.vllm.settings import SCHEDULE
+from draftwell.registry.release_card import keep_card
+from draftwell.registry.releases import find_release
+from draftwell.registry.store import Store
 from draftwell.serving.artifacts.engine_config import EngineConfig
+from tests.support.cards import CARD
 from tests.support.patching import replace_everywhere
 from tests.support.peers.releases import config_folder, settings_of, tuned
 
@@ -119,6 +125,12 @@ def test_what_the_gate_judged_is_deployed(
     )
     assert f"removed {bundle}" in pruned.stdout
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["2-cpu", "3-cpu", "current"]
+    release = find_release(Store(), "tiny", "cpu-vllm", "champion")
+    keep_card(Store(), release, write_card(CARD, tmp_path / "card"))
+    assert deploy("--set port=9001").exit_code == 0
+    with_card = bundle.parent / "4-cpu"
+    assert (with_card / "card.html").read_text() == card_html(CARD)
+    assert "card.json" in json.loads((with_card / "manifest.json").read_text())["files"]
 
 
 def test_drafts_of_single_requests_are_what_drift_is_compared_with() -> None:

@@ -3,6 +3,7 @@ of an engine as it runs."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from draftwell.serving.artifacts.engine_config import EngineConfig
 from tests.support.commands import split_name
 from tests.support.launching.ports import two_free_ports
 from tests.support.paths import REPO
+from tests.support.peers.releases import write_requests
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="groups of processes of Linux")
 
@@ -76,6 +78,47 @@ def test_tune_gate_and_promote_at_an_address(
     assert Store().get_aliases("release", "tiny.cpu-vllm")["challenger"] == release.version
     promoted = run(f"release promote --set engine=vllm --pair {pair_file}")
     assert promoted.exit_code == 0, (promoted.output, promoted.exception)
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    return write_requests(tmp_path / "chats.jsonl")
+
+
+@pytest.mark.slow
+def test_the_one_command_ends_in_a_card_at_an_address(
+    run: Any, pair_file: Path, chats: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow: some starts of a server. The launcher is in a file, as it is too long for a line."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
+    file = chats.with_name("launcher")
+    file.write_text(COMMAND)
+    words = f"tune --engine http://127.0.0.1:{two_free_ports()} --pair {pair_file}"
+    few = "--set methods=ngram --set tune_tokens=8 --json --device cpu"
+    done = run(f"{words} --prompts {chats} {few}", "--launcher", file)
+    assert done.exit_code == 0, (done.output, done.exception)
+    card = json.loads(done.stdout)
+    assert card["engine"].startswith("vllm 0.32.0 at http")
+    assert card["strategy"].startswith("ngram(")
+    assert card["speed"]["prompts"] >= 16
+    assert (card["verdict"], card["release"]) == ("passed", 1)
+    release = find_release(Store(), "tiny", "cpu-vllm", "candidate")
+    assert Store().read_file(release.published, "card/card.json")
+
+
+def test_the_card_of_an_engine_as_it_runs_is_of_no_release(
+    run: Any, pair_file: Path, chats: Path, own_stores: Path, tmp_path: Path
+) -> None:
+    with running(tmp_path / "engines", NGRAM, None) as (url, plain):
+        done = run(
+            f"tune --engine {url} --pair {pair_file} --prompts {chats} --device cpu --json "
+            f"--set plain={plain} --set tune_tokens=8"
+        )
+    assert done.exit_code == 0, (done.output, done.exception)
+    card = json.loads(done.stdout)
+    assert (card["strategy"], card["release"], card["bundle"]) == ("as it runs", None, None)
+    assert [one["name"] for one in card["by_requests"]] == ["1", "4"]
+    assert card["speed"]["ratio"] > 1
 
 
 @pytest.mark.slow

@@ -279,9 +279,13 @@ def test_no_drift_is_exit_code_0(monitor: Any, pool: pa.Table, tmp_path: Path) -
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         "drift.json",
         "drift.md",
+        "drift_history.json",
         "drift_confidence.png",
         "drift_acceptance.png",
     }
+    # the second check of other traffic is drawn over time
+    assert monitor(traffic.elsewhere(traffic.some(pool, 40, seed=3))).exit_code == DRIFT
+    assert (tmp_path / "report" / "drift_over_time.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_drift_has_an_exit_code_of_its_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> None:

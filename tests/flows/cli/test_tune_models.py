@@ -17,11 +17,12 @@ from draftwell.flows.orchestration import whole
 from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import fits, outcome_card
+from draftwell.flows.steps.distil import Distilled, DistilRequest
 from draftwell.flows.steps.outcome_card import Asked, card_of
 from draftwell.flows.steps.own_pair import pair_of_models
 from draftwell.flows.steps.plan import counts_for
 from draftwell.flows.workspace import Workspace
-from draftwell.registry.pairs import find_pair
+from draftwell.registry.pairs import find_pair, write_pair
 from draftwell.serving.bundle.verdict import Check
 from tests.support.errors import raises_code
 from tests.support.loop.tuning_evidence import LOSSLESS
@@ -131,7 +132,8 @@ def test_forty_conversations_leave_sixteen_to_confirm(
     cut = prompts_of(settings)
     assert len(cut["bench"]) >= confirm
     assert len(cut["tune"]) >= 8
-    assert min(map(len, cut.values())) >= 4
+    assert len(cut["collect"]) >= 8
+    assert cut["calibrate"] == [], "only lossy strategies read what they would fill"
     every = [prompt.id for prompts in cut.values() for prompt in prompts]
     assert len(every) == len(set(every))
 
@@ -297,3 +299,35 @@ def test_a_mistake_is_one_line(run: Any, own_stores: Path, words: str, told: str
     assert done.exit_code == 2, (done.output, done.exception)
     assert told in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_a_draft_is_distilled_once_for_a_target_without_one(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[DistilRequest] = []
+
+    def played(wanted: DistilRequest, **_: Any) -> Distilled:
+        asked.append(wanted)
+        spec = find_pair("big-model").model_copy(update={"name": str(wanted.name), "models": None})
+        write_pair(spec, spec.folder / f"{spec.name}.yaml")
+        return Distilled(spec, spec.folder / f"{spec.name}.yaml", models, {})
+
+    tuned: list[str] = []
+
+    def loop(settings: PipelineSettings) -> dict[str, Any]:
+        tuned.append(settings.pair)
+        made = card(Workspace(settings.pair, device="cpu"))
+        return {"card": made.model_dump(mode="json"), "bundle": None}
+
+    monkeypatch.setattr(whole, "run_distil", played)
+    monkeypatch.setattr(whole, "run_loop", loop)
+    wanted = TuneModelsSettings(target=str(models / "Big Model"), distil=3.0, device="cpu")
+    for _ in range(2):
+        tune_models(wanted, lambda line: None)
+    assert tuned == ["big-model-distilled"] * 2
+    assert [(one.minutes, one.invented) for one in asked] == [(3.0, 90)]
+    tune_models(wanted.model_copy(update={"fresh": True}), lambda line: None)
+    assert len(asked) == 2
+    named = {"draft": str(models / "small"), "distil": 3.0}
+    with raises_code("bad_tune_setting", "--distil"):
+        tune_models(wanted.model_copy(update=named), lambda line: None)

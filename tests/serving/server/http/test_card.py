@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from draftwell.components.card.page import card_html
+from draftwell.registry.bundles.build import add_card
 from draftwell.serving.bundle.bundle import FileRecord, Manifest
 from draftwell.serving.bundle.card import CARD_JSON, CARD_PAGE, MOST_BYTES, read_card_files
 from draftwell.serving.server.app import create_app
@@ -17,6 +18,7 @@ from draftwell.serving.server.http.page import policy_of
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model.served_model import ServedModel
 from tests.support.cards import CARD
+from tests.support.server.bundles import load_bundle, make_bundle, save_tiny_models
 from tests.support.server.served_pair import served_pair
 
 FILES = {CARD_JSON: CARD.model_dump_json().encode(), CARD_PAGE: card_html(CARD).encode()}
@@ -87,6 +89,15 @@ def test_a_server_with_keys_shows_its_card_to_those_who_have_one(with_card: Serv
     for path in ("/card", "/card.json"):
         assert client.get(path).status_code == 401
         assert client.get(path, headers={"Authorization": "Bearer s3cret"}).status_code == 200
+
+
+@pytest.mark.slow  # loads two models
+def test_the_card_comes_from_the_bundle(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", save_tiny_models(tmp_path / "models"), "vanilla_sd")
+    add_card(bundle, FILES)
+    client = TestClient(create_app(load_bundle(bundle)))
+    assert client.get("/card").content == FILES[CARD_PAGE]
+    assert client.get("/card.json").content == FILES[CARD_JSON]
 
 
 def test_only_a_whole_card_of_a_fit_size_is_read(tmp_path: Path) -> None:
