@@ -16,6 +16,7 @@ from draftwell.flows.cli.engine_options import NEEDED, on_other_engine
 from draftwell.flows.cli.options import (
     EXIT_FAILED,
     EXIT_UNDECIDED,
+    Bundles,
     DeviceOption,
     DtypeOption,
     EngineOption,
@@ -72,7 +73,6 @@ Limits = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-Bundles = Annotated[Path, Field(description="Folder of bundles, to see what is served.")]
 Recalibrate = Annotated[
     bool,
     Field(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from draftwell.components.engines.port import CAPABILITIES
 from draftwell.components.engines.remote.address import is_address
@@ -255,7 +255,18 @@ ReleaseDevice = Annotated[
         "$DRAFTWELL_DEVICE, else cuda where there is such a device."
     ),
 ]
-Bundles = Annotated[Path, Field(description="Folder of bundles.")]
+
+
+def leads_somewhere(path: Path) -> Path:
+    """A folder's path, unless it is a link that leads to itself."""
+    try:
+        path.resolve()
+    except (RuntimeError, OSError) as error:
+        raise ValueError("it is a link that leads to itself") from error
+    return path
+
+
+Bundles = Annotated[Path, AfterValidator(leads_somewhere), Field(description="Folder of bundles.")]
 Preview = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 

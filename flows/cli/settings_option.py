@@ -204,7 +204,7 @@ def read_value(settings: type[Keys], given: Given) -> Any:
         try:
             return getattr(settings.model_validate({given.key: value}), given.key)
         except ValidationError as error:
-            problems.append(error.errors()[0]["msg"])
+            problems.append(error.errors()[0]["msg"].removeprefix("Value error, "))
     raise DraftwellError(f"{given.where}: {problems[-1]}, not {given.value!r}", code="bad_setting")
 
 

@@ -328,7 +328,7 @@ def test_monitor_compares_what_is_served_with_the_tuning(
 ) -> None:
     def monitor(*more: Any) -> Any:
         return run(
-            f"monitor --engine vllm --pair {pair_file} --device cpu --out "
+            f"monitor --engine vllm --pair {pair_file} --device cpu --set bundles="
             f"{tmp_path}/dist --set spool={tmp_path}/spool",
             *more,
         )

@@ -63,8 +63,8 @@ def test_a_folder_becomes_a_pair(
 
     before = snapshot(home)
     other = run(
-        f"step distil --target {pair_file.parent}/draft --prompts {prompts_file} --name "
-        "kept --set publish=false",
+        f"step distil --target {pair_file.parent}/draft --prompts {prompts_file} --set "
+        "name=kept --set publish=false",
         QUICK,
     )
     assert (other.exit_code, other.stdout) == (2, "")

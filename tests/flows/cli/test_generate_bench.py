@@ -39,7 +39,7 @@ def answer(run: Any, pair_file: Path, *more: Any) -> dict[str, Any]:
 
 
 def test_generate_json(run: Any, pair_file: Path) -> None:
-    made = answer(run, pair_file, "--set num_speculative_tokens=3")
+    made = answer(run, pair_file, "--set vanilla_sd.num_speculative_tokens=3")
     assert {
         "pair",
         "strategy",
@@ -67,7 +67,7 @@ def test_greedy_generate_is_the_targets_own(run: Any, pair_file: Path) -> None:
 
 def test_the_seed_alone_decides(run: Any, pair_file: Path) -> None:
     first, again, other = (
-        answer(run, pair_file, f"--set temperature=1.0 --set seed={seed}")["token_ids"]
+        answer(run, pair_file, f"--temperature 1.0 --set seed={seed}")["token_ids"]
         for seed in (1, 1, 2)
     )
     assert first == again

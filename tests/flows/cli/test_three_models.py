@@ -43,7 +43,9 @@ def answer(run: Any, file: Path, strategy: str, *more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", ["pyramid_assisted", "pyramid_fuzzy"])
 def test_generate_with_three_models(run: Any, three: Path, strategy: str) -> None:
-    made = answer(run, three, strategy, "--set tau_target=0.5 --set divergence=tv")
+    made = answer(
+        run, three, strategy, f"--set {strategy}.tau_target=0.5 --set {strategy}.divergence=tv"
+    )
     assert made["parameters"]["divergence"] == "tv"
     stats = made["stats"]
     assert stats["emitted"] == len(made["token_ids"])
@@ -56,8 +58,8 @@ def test_generate_with_three_models(run: Any, three: Path, strategy: str) -> Non
         run,
         three,
         strategy,
-        "--set tau_target=0",
-        *(["--set", "tau_qualifier=0"] if strategy == "pyramid_fuzzy" else []),
+        f"--set {strategy}.tau_target=0",
+        *(["--set", "pyramid_fuzzy.tau_qualifier=0"] if strategy == "pyramid_fuzzy" else []),
     )
     assert strict["token_ids"] == plain["token_ids"], (
         "a threshold of zero leaves nothing but the target's own tokens"

@@ -152,7 +152,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
 
     outputs = {}
     for strategy in ("autoregressive", "eagle3", "hybrid"):
-        more = ("--set", "drafter=head") if strategy == "hybrid" else ()
+        more = ("--set", "hybrid.drafter=head") if strategy == "hybrid" else ()
         done = run(
             f"generate --pair {deep_pair} --strategy {strategy} --prompt",
             "the inn",
