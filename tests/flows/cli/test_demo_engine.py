@@ -25,6 +25,7 @@ from tests.support.peers.releases import (
     config_folder,
     settings_of,
     short_demo,
+    tokens_of,
     tuned,
     verdict,
     write_requests,
