@@ -15,6 +15,9 @@ FEWEST_CONFIRMING = 16
 WIDEST = 0.12
 """Half of a sure interval's width at most, as a share of the ratio."""
 
+PLAIN = ("autoregressive", "off")
+"""Plain decoding, as our own engine and others call it."""
+
 
 class Speed(Frozen):
     """How many times as fast as plain decoding, on the same prompts in the same run."""
@@ -26,11 +29,13 @@ class Speed(Frozen):
     high: float | None = None
     """Ends of the 90 % interval over prompts; None where there were too few."""
     prompts: int
+    """0 of a prediction."""
     tokens_per_second: float | None = None
 
 
 class Tried(Frozen):
-    """A setting that was measured or replayed and not chosen."""
+    """A setting that tuning measured, on prompts of its own, or replayed, and that was not
+    chosen."""
 
     speed: Speed
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -39,7 +44,7 @@ class Tried(Frozen):
 
 class Card(Frozen):
     """The outcome of `draftwell tune`. Ratios are those of the gate's prompts, which nothing was
-    chosen on."""
+    chosen on, but for what was tried."""
 
     format: int = FORMAT
     version: str
@@ -60,12 +65,14 @@ class Card(Frozen):
     strategy: str
     parameters: dict[str, Any]
     speed: Speed | None
-    """Of the choice; None where plain decoding was chosen."""
+    """Of the choice; None where plain decoding was chosen, or nothing was measured."""
     by_kind: tuple[Speed, ...] = ()
     by_requests: tuple[Speed, ...] = ()
     exact: bool
+    """Whether the choices are lossless and the target's passes give one answer under any load, as
+    `/v1/models` says it of a bundle."""
     loses: str | None = None
-    """Of a lossy choice: what it loses, with the figure."""
+    """Of a lossy choice: what it loses, with the figure, as a clause."""
     tried: tuple[Tried, ...] = ()
     verdict: str
     """passed, failed or undecided, by the gate."""
@@ -76,11 +83,16 @@ class Card(Frozen):
     next_command: str
 
     @property
+    def plain(self) -> bool:
+        """Whether plain decoding was chosen."""
+        return self.strategy in PLAIN
+
+    @property
     def sure(self) -> bool:
-        """Whether there were enough prompts and the interval is narrow enough; plain decoding needs
-        neither."""
-        if self.speed is None:
-            return True
+        """Whether the gate decided, on enough prompts, and the interval is narrow enough; plain
+        decoding needs nothing of that."""
+        if self.speed is None or self.verdict == "undecided":
+            return self.plain
         low, high = self.speed.low, self.speed.high
         if low is None or high is None or self.speed.prompts < FEWEST_CONFIRMING:
             return False

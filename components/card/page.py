@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftwell.components.card.card import Card, Speed, Tried
-from draftwell.components.card.words import cells, facts, headline, settings_of, title
+from draftwell.components.card.words import TRIED, cells, facts, headline, settings_of, title
 from draftwell.components.report.html import render_page
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.html.j2"
@@ -37,7 +37,7 @@ def card_html(card: Card) -> str:
     tables = [
         ("By kind of prompt", "kind", False, [(row, "") for row in card.by_kind]),
         ("By number of requests at once", "requests", False, [(r, "") for r in card.by_requests]),
-        ("Tried, and not chosen", "strategy", True, [(t.speed, why_not(t)) for t in card.tried]),
+        (TRIED.capitalize(), "strategy", True, [(t.speed, why_not(t)) for t in card.tried]),
     ]
     return render_page(
         TEMPLATE,

@@ -31,7 +31,7 @@ def card_png(card: Card) -> bytes:
         for heading, rows in (
             ("by kind of prompt", card.by_kind),
             ("by requests at once", card.by_requests),
-            ("tried, and not chosen", [one.speed for one in card.tried]),
+            ("tried in tuning, on other prompts", [one.speed for one in card.tried]),
         )
         if rows
     ]
@@ -76,7 +76,7 @@ def write_head(figure: Any, card: Card) -> None:
     )
     found = f"the speed of plain decoding {evidence(card.speed)}"
     if not card.sure:
-        found = f"{found}: not yet sure" + (f", {card.needs}" if card.needs else "")
+        found = f"{found}: not yet sure" + (f"; {card.needs}" if card.needs else "")
     lines = [*textwrap.wrap(found, 70, max_lines=2, placeholder=" …"), INTERVAL]
     figure.text(0.23, 0.36, "\n".join(lines), va="center", fontsize="medium")
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from draftwell.components.card.card import Card, Speed, Tried
 from draftwell.components.card.words import (
+    TRIED,
     cells,
+    evidence,
     facts,
     headline,
-    interval,
     settings_of,
     title,
 )
@@ -62,7 +63,7 @@ def card_text(card: Card) -> Group:
         if name not in ON_THE_PAGE
     ]
     if card.tried:
-        parts.append(Text("tried, and not chosen", style="bold"))
+        parts.append(Text(TRIED, style="bold"))
         parts += [
             clipped(lost(one), WIDTH, MOST_LINES, indent=4) for one in card.tried[:MOST_TRIED]
         ]
@@ -94,8 +95,7 @@ def lost(one: Tried) -> str:
     """What was tried, how many times as fast it was, and why it was not chosen."""
     given = settings_of(one.parameters)
     named = f"{one.speed.name} ({given})" if given else one.speed.name
-    ratio = f"{one.speed.ratio:.2f} {interval(one.speed)}".strip()
-    return f"  {named}: {ratio}: {one.why_not}"
+    return f"  {named}: {one.speed.ratio:.2f} {evidence(one.speed)}: {one.why_not}"
 
 
 def clipped(text: str, width: int, lines: int, style: str = "", indent: int = 0) -> Text:

@@ -8,6 +8,9 @@ from draftwell.components.report.tables import duration, number, plural
 INTERVAL = "in brackets: 90 % interval over prompts"
 PLAINLY = "plain decoding: nothing that was tried was chosen"
 LOSSLESS = "yes, answers are the target's own"
+ROUNDED = f"{LOSSLESS}, but for near-ties that rounding decides"
+PREDICTED = "predicted"
+TRIED = "tried in tuning, on other prompts, and not chosen"
 
 
 def title(card: Card) -> str:
@@ -17,22 +20,26 @@ def title(card: Card) -> str:
 
 def headline(card: Card) -> str:
     """How many times as fast, or that it is not sure yet and what it would take."""
+    needed = f"; {card.needs}" if card.needs else ""
     if card.speed is None:
-        return PLAINLY
+        return PLAINLY if card.plain else f"not measured{needed}"
     if card.sure:
         return f"{card.speed.ratio:.2f} times as fast as plain decoding {evidence(card.speed)}"
-    needed = f"; {card.needs}" if card.needs else ""
     return f"not yet sure: {card.speed.ratio:.2f} {evidence(card.speed)}{needed}"
 
 
 def evidence(speed: Speed) -> str:
     """What a ratio rests on.
 
+    >>> evidence(Speed(name="pearl", ratio=1.3, prompts=0))
+    'predicted'
     >>> evidence(Speed(name="all", ratio=1.31, low=0.98, high=1.7, prompts=9))
     '[0.98, 1.70] on 9 prompts'
     >>> evidence(Speed(name="all", ratio=1.31, prompts=1))
     'on 1 prompt'
     """
+    if not speed.prompts:
+        return PREDICTED
     return f"{interval(speed)} on {plural(speed.prompts, 'prompt')}".strip()
 
 
@@ -49,7 +56,7 @@ def cells(speed: Speed) -> tuple[str, str, str, str, str]:
         speed.name,
         f"{speed.ratio:.2f}",
         interval(speed) or "–",
-        str(speed.prompts),
+        str(speed.prompts or PREDICTED),
         number(speed.tokens_per_second, ".1f"),
     )
 
@@ -68,9 +75,7 @@ def facts(card: Card) -> dict[str, str]:
     memory = None if card.memory_bytes is None else f"{card.memory_bytes / 1e9:.1f} GB at most"
     found = {
         "settings": settings_of(card.parameters),
-        "exact": LOSSLESS
-        if card.exact
-        else f"no, it loses {card.loses or 'what was not measured'}",
+        "exact": f"no, {card.loses}" if card.loses else LOSSLESS if card.exact else ROUNDED,
         "gate": card.verdict + (f", release {card.release}" if card.release is not None else ""),
         "memory": memory,
         "fits": card.fits,

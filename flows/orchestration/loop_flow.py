@@ -251,6 +251,7 @@ def gate(
     full: bool = True,
     limit: int | None = None,
     seconds: float = 0.0,
+    greedy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Judge a release, unless a run on served traffic finds that it was judged beside the same
     champion.
@@ -259,6 +260,7 @@ def gate(
         full: other strategies decode the same prompts, for a table.
         limit: prompts, at most: two suffice for plain decoding, of which no speed is judged.
         seconds: of a loop of so many minutes: for more prompts, while the interval is wide.
+        greedy: report of another release with the same choice for greedy requests.
     Returns:
         the bench's `report`, `checks`, whether it `passed`, and the `champion` that it was judged
         beside.
@@ -284,7 +286,7 @@ def gate(
         else Until(FEWEST_CONFIRMING, WIDEST, time.monotonic() + seconds)
     )
     step = open_from_settings(settings)
-    found = gate_step.gate_release(step, prompts, wanted, alias=release, until=until)
+    found = gate_step.gate_release(step, prompts, wanted, alias=release, until=until, greedy=greedy)
     kept = {key: found[key] for key in ("report", "checks", "passed")}
     space = workspace_of(settings)
     assets.made(
@@ -314,6 +316,8 @@ def card(
         seconds=seconds,
         minutes=settings.engine_minutes if settings.restarts else settings.minutes or 0.0,
         prompts=None if settings.prompts is None else settings.prompts.name,
+        confirming=settings.bench_prompts,
+        in_time=not settings.restarts,
     )
     if settings.restarts:
         space = space_of(settings)
@@ -517,16 +521,22 @@ def give_way_to_plain(
             refusal(choice, gated, sampled_only),
             sampled_only=sampled_only,
         )
+        refused = {name: choice[name] for name in ("strategy", "parameters")}
+        refused |= {"passed": False, "verdict": verdict_of(gated), "checks": gated["checks"]}
         choice = (
             {**choice, "sampled": {**(choice["sampled"] or {}), **plain}}
             if sampled_only
-            else {**choice, **plain, "sampled": None}
+            else {**choice, **plain, "sampled": None, "refused": refused}
         )
         release = timed(settings, publish)(settings)
         again = timed(settings, gate)(
-            settings, release, full=sampled_only, limit=None if sampled_only else 2
+            settings,
+            release,
+            full=sampled_only,
+            limit=None if sampled_only else 2,
+            greedy=gated["report"] if sampled_only else None,
         )
-        # the table stays that of what was tuned, but where the greedy choice was judged again
+        # the table stays that of what was tuned
         report = again["report"] if sampled_only else gated["report"]
         gated = {**again, "report": report}
     return choice, release, gated

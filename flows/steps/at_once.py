@@ -11,10 +11,13 @@ from draftwell.components.bench.engines.measure import groups_of
 from draftwell.components.bench.interleaved import REFERENCE
 from draftwell.components.bench.peak_memory import peak_during
 from draftwell.components.collect.decoding import room
+from draftwell.components.gate.own_prompts import JudgingPrompts
+from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.components.prompts.prompt import ids_of
 from draftwell.components.tune.by_batch import GROUPS, MOST_TOKENS, beside_plain, decode_group
-from draftwell.flows.context import StepContext
+from draftwell.flows.context import StepContext, artifact_prompts
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
+from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 from draftwell.serving.runtime.strategies import (
     PLAIN,
     Strategy,
@@ -31,13 +34,18 @@ AT_ONCE = 4
 
 
 def measure_at_once(step: StepContext, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """`loads`: the figures of the workspace's choice for greedy requests, beside plain decoding;
-    `peak_bytes`: of this process while the choice decodes, None where the system does not say."""
+    """`loads`: the figures of the workspace's choice for greedy requests, beside plain decoding, on
+    those of the prompts that the gate judges on; `peak_bytes`: of this process while the choice
+    decodes, None where the system does not say."""
     folder = step.workspace.folder(DecodingConfig.kind)
     config = DecodingConfig.load(folder, fingerprint=step.pair.fingerprint)
     choice = served_choice(config, 0.0)
     count = min(AT_ONCE, room(step.pair.engine(), AT_ONCE))
-    groups = groups_of([ids_of(step.pair, prompt) for prompt in prompts], count, GROUPS)
+    found = {kind: step.workspace.found(step.pair, kind) for kind in READ_BY_STRATEGIES}
+    made = {kind: one for kind, one in found.items() if one is not None}
+    used = artifact_prompts({**made, DecodingConfig.kind: config}, step.workspace.files().draft)
+    rows = JudgingPrompts.choose(prompts, used, TrainingPrompts(), None).prompts
+    groups = groups_of([ids_of(step.pair, prompt) for prompt in rows], count, GROUPS)
     sampling = step.pair.sampling(max_tokens=MOST_TOKENS)
     served, loads = built(step, choice), list[Figure]()
     if choice.name != PLAIN.name and count > 1:

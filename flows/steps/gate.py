@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from draftwell.components.bench.schema import BenchReport
 from draftwell.components.bench.until import Until
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
 from draftwell.components.prompts.prompt import Prompt
@@ -50,6 +51,7 @@ def gate_release(
     alias: str | int = "candidate",
     beside: Sequence[GateVerdict] = (),
     until: Until | None = None,
+    greedy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measure a release, judge it and keep the verdict with it.
 
@@ -63,6 +65,8 @@ def gate_release(
         beside: verdicts of other parts of the gate, such as the counts: kept in the record with
             this one, so that they bind promotion.
         until: begin with a few of the prompts, and take others as far as this asks for them.
+        greedy: bench report of a release with the same choice for greedy requests, just measured
+            on these prompts; None measures.
     Returns:
         of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its
             number), `verdict`.
@@ -70,7 +74,8 @@ def gate_release(
     store = Store()
     release, candidate = open_candidate(step, store, gated_device(step, settings), alias)
     rival = find_rival(step, store, release)
-    found = judged(step, prompts, candidate, rival, load_gates(), settings, until)
+    known = None if greedy is None else BenchReport.model_validate(greedy)
+    found = judged(step, prompts, candidate, rival, load_gates(), settings, until, known)
     return concluded(step, store, (release, candidate), found, rival, settings, beside)
 
 

@@ -38,12 +38,16 @@ class Asked:
         seconds: that the command ran.
         minutes: that it was given.
         prompts: the file that was named; None: the shipped prompts.
+        confirming: `bench_prompts`, on which the gate's prompts depend, and on `minutes` where
+            `in_time`; None of an engine at an address, which has neither setting.
     """
 
     fits: str
     seconds: float
     minutes: float
     prompts: str | None = None
+    confirming: int | None = None
+    in_time: bool = False
 
 
 def card_base(space: Workspace, asked: Asked) -> dict[str, Any]:
@@ -61,14 +65,18 @@ def card_base(space: Workspace, asked: Asked) -> dict[str, Any]:
 
 
 def card_of(
-    result: Mapping[str, Any], settings: PipelineSettings, space: Workspace, asked: Asked
+    outcome: Mapping[str, Any], settings: PipelineSettings, space: Workspace, asked: Asked
 ) -> Card:
     """The card of what the flow returned for our own engine."""
+    result = with_undecided(outcome)
     choice = StrategyChoice(result["strategy"], result["parameters"])
     report = result["report"] and BenchReport.model_validate(result["report"])
     entry = None if report is None else entry_of(report, choice)
     plain = choice.name == PLAIN.name
     speed = None if entry is None or plain else speed_of(entry)
+    lost = loses(result)
+    meanwhile = None if result is outcome else "plain decoding serves meanwhile"
+    needed = "; ".join(part for part in (meanwhile, needs(speed, asked, result)) if part)
     return Card(
         **card_base(space, asked),
         version=version("draftwell"),
@@ -80,15 +88,24 @@ def card_of(
         speed=speed,
         by_kind=() if entry is None or plain else tuple(kinds_of(entry.categories)),
         by_requests=tuple(by_requests(speed, result.get("loads", ()))),
-        exact=find_strategy(choice.name).lossless,
-        loses=loses(result, choice),
+        exact=lost is None and entry is not None and entry.exact,
+        loses=lost,
         tried=tuple(tried(evidence_in(space), choice, result)),
         verdict=verdict_word(result["verdict"]),
-        needs=needs(speed, asked),
+        needs=needed or None,
         release=result["release"],
         bundle=result["bundle"] and str(result["bundle"]),
-        next_command=next_command(result, settings, space),
+        next_command=next_command(result, settings, space, more_prompts(speed, asked, result)),
     )
+
+
+def with_undecided(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The outcome of a choice that the gate had not enough evidence for, where plain decoding
+    passed in its place: what was tuned is what there is to say of it."""
+    refused = result.get("refused")
+    if not refused or refused["verdict"] != UNDECIDED or not result["passed"]:
+        return result
+    return {**result, **refused, "peak_bytes": None}
 
 
 def entry_of(report: BenchReport, choice: StrategyChoice) -> BenchEntry | None:
@@ -159,12 +176,20 @@ def verdict_word(verdict: Result) -> str:
     return {PASSED: "passed", FAILED: "failed", UNDECIDED: "undecided"}[verdict]
 
 
-def loses(result: Mapping[str, Any], choice: StrategyChoice) -> str | None:
-    """What a lossy choice loses, as the gate found it."""
-    if find_strategy(choice.name).lossless:
-        return None
-    found = (one["detail"] for one in result["checks"] if one.get("name") == "quality")
-    return next(found, "not measured")
+def loses(result: Mapping[str, Any]) -> str | None:
+    """What lossy choices lose, as the gate found it: that for greedy requests, and that for
+    sampled ones; None where both are lossless."""
+    choices = (
+        ("", "quality", result),
+        ("sampled requests: ", "sampled quality", result["sampled"]),
+    )
+    details = {one["name"]: f"it keeps {one['detail']}" for one in result["checks"]}
+    found = [
+        whom + details.get(check, "what it loses was not measured")
+        for whom, check, choice in choices
+        if choice and not find_strategy(choice["strategy"]).lossless
+    ]
+    return "; ".join(found) or None
 
 
 def evidence_in(space: Workspace) -> TuningEvidence | None:
@@ -178,20 +203,24 @@ def evidence_in(space: Workspace) -> TuningEvidence | None:
 def tried(
     evidence: TuningEvidence | None, choice: StrategyChoice, result: Mapping[str, Any]
 ) -> Iterator[Tried]:
-    """What was measured and not chosen, the fastest first; then the best replay of each strategy
-    that was not measured."""
+    """What tuning measured and did not choose, on the most prompts first, of these the fastest;
+    then the best replay of each strategy that was not measured."""
     if evidence is None:
         return
     measured = [one for one in evidence.measured if one.choice not in (PLAIN, choice)]
-    best = next((one.speedup for one in evidence.measured if one.choice == choice), 1.0)
+    refused = result.get("refused")
+    tuned = StrategyChoice(refused["strategy"], refused["parameters"]) if refused else choice
+    best = next((one for one in evidence.measured if one.choice == tuned), None)
     dropped = {one.choice: one.why for rung in evidence.rungs for one in rung.dropped}
     rows = [
         Tried(
             speed=measured_speed(one),
             parameters=one.parameters,
-            why_not=why_not(one, dropped.get(one.choice), best, result),
+            why_not=result["reason"]
+            if refused and one.choice == tuned
+            else one.objection or dropped.get(one.choice) or behind(one, best),
         )
-        for one in sorted(measured, key=lambda one: -one.speedup)
+        for one in sorted(measured, key=lambda one: (-one.prompts, -one.speedup))
     ]
     seen = {one.strategy for one in evidence.measured} | {choice.name}
     rows += replayed(evidence, seen)
@@ -210,18 +239,15 @@ def measured_speed(one: Metrics) -> Speed:
     )
 
 
-def why_not(one: Metrics, dropped: str | None, best: float, result: Mapping[str, Any]) -> str:
-    """Why a measured setting was not chosen."""
-    if one.objection is not None:
-        return one.objection
-    if result["strategy"] == PLAIN.name and one.speedup > 1:
-        against = "; ".join(check["detail"] for check in unmet(result))
-        return against or str(result["reason"])
-    if dropped:
-        return dropped
-    if one.speedup < best:
-        return f"the choice was {best:.2f} times as fast as plain decoding in the same run"
-    return "not surely faster than the choice"
+def behind(one: Metrics, best: Metrics | None) -> str:
+    """How a setting that stayed to the end compares with the best one, or plain decoding."""
+    if best is not None and best.choice != PLAIN:
+        how = "slower" if one.speedup < best.speedup else "not faster beyond doubt"
+        return f"{how} than {best.strategy}, {best.speedup:.2f} in tuning"
+    if one.speedup < 1:
+        return "slower than plain decoding"
+    low = f": lower end {one.speedup_low:.2f}" if one.speedup_low <= 1 else ""
+    return f"not faster than plain decoding beyond doubt{low}"
 
 
 def replayed(evidence: TuningEvidence, seen: set[str]) -> Iterator[Tried]:
@@ -239,31 +265,61 @@ def replayed(evidence: TuningEvidence, seen: set[str]) -> Iterator[Tried]:
         yield Tried(
             speed=Speed(name=trial.strategy, ratio=expected / trial.seconds, prompts=0),
             parameters=trial.parameters,
-            why_not="replayed over collected texts, and not among the best",
+            why_not="by replay over collected texts, where others were faster",
         )
 
 
-def needs(speed: Speed | None, asked: Asked) -> str | None:
-    """What it would take to be sure of a speed: prompts, by how an interval narrows with their
-    square root."""
+def needs(speed: Speed | None, asked: Asked, result: Mapping[str, Any] | None = None) -> str | None:
+    """What it would take to be sure of a speed; None where it is."""
+    wanted = prompts_wanted(speed, result)
+    if wanted is None:
+        return None
+    found = f"about {wanted} prompts would do"
+    if more := more_prompts(speed, asked, result):
+        file = asked.prompts or "the shipped one"
+        found += f": {more}, with a longer --prompts file where {file} is too short"
+    return found
+
+
+def prompts_wanted(speed: Speed | None, result: Mapping[str, Any] | None) -> int | None:
+    """Prompts with which an interval, which narrows with their square root, is narrow enough, and
+    the gate decides; None where those that were measured suffice."""
     if speed is None:
         return None
-    low, high, wanted = speed.low, speed.high, FEWEST_CONFIRMING
-    if low is not None and high is not None:
-        half = (high - low) / 2 / speed.ratio
-        if half <= WIDEST and speed.prompts >= FEWEST_CONFIRMING:
-            return None
-        wanted = max(wanted, math.ceil(speed.prompts * (half / WIDEST) ** 2))
-    more = f"--minutes {2 * asked.minutes:g}"
-    file = "" if asked.prompts is None else f", or more prompts than {asked.prompts} holds"
-    return f"about {wanted} confirming prompts, {speed.prompts} were measured: {more}{file}"
+    wanted = [
+        one.get("prompts_needed") or 2 * speed.prompts
+        for one in unmet(result or {"checks": ()})
+        if not one["enough"] and not one["transient"]
+    ]
+    half = WIDEST * math.sqrt(2)
+    if speed.low is not None and speed.high is not None:
+        half = (speed.high - speed.low) / 2 / speed.ratio
+    wanted.append(math.ceil(speed.prompts * (half / WIDEST) ** 2))
+    most = max(FEWEST_CONFIRMING, *wanted)
+    return most if most > speed.prompts else None
 
 
-def next_command(result: Mapping[str, Any], settings: PipelineSettings, space: Workspace) -> str:
-    """What a user types now."""
+def more_prompts(speed: Speed | None, asked: Asked, result: Mapping[str, Any] | None) -> str:
+    """The options with which as many prompts confirm as it takes; "" where there are none."""
+    wanted = prompts_wanted(speed, result)
+    if speed is None or wanted is None or asked.confirming is None:
+        return ""
+    options = []
+    if asked.in_time:
+        options.append(f"--minutes {math.ceil(asked.minutes * wanted / speed.prompts)}")
+    if wanted > asked.confirming:
+        options.append(f"--set bench_prompts={wanted}")
+    return " ".join(options)
+
+
+def next_command(
+    result: Mapping[str, Any], settings: PipelineSettings, space: Workspace, more: str
+) -> str:
+    """What a user types now; `more`: options of a longer tuning."""
     named = f"--pair {space.name}" + (" --device cuda" if space.device == "cuda" else "")
     if not result["passed"] and result["champion"] is None:
-        return f"draftwell tune --pair {space.name} --minutes {2 * (settings.minutes or 10):g}"
+        longer = more or f"--minutes {2 * (settings.minutes or 10):g}"
+        return f"draftwell tune --pair {space.name} {longer}"
     if result["passed"] and (settings.promote or space.spec.promote) == "manual":
         return f"draftwell release promote {named} --release {result['release']}"
     return f"draftwell serve --pair {space.name}"

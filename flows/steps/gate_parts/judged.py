@@ -83,14 +83,20 @@ def judged(
     thresholds: Thresholds,
     settings: GateSettings,
     until: Until | None = None,
+    greedy: BenchReport | None = None,
 ) -> Judged:
     """The benches, and the verdict on all but the bundle; `until`: as `run_bench` takes it, of
-    greedy requests. Everything else is measured on the prompts that these took."""
+    greedy requests. Everything else is measured on the prompts that these took; with `greedy`
+    they have been measured."""
     config, resources = candidate.config, candidate.resources
     used = artifact_prompts(candidate.artifacts, step.workspace.files().draft)
     rows = JudgingPrompts.choose(prompts, used, rival.prompts, settings.limit)
     judging = candidate.greedy(thresholds)
-    report, verdict = measured(step, rows.prompts, judging, resources, rival, settings, until=until)
+    report, verdict = (
+        measured(step, rows.prompts, judging, resources, rival, settings, until=until)
+        if greedy is None
+        else (greedy, judging.of(greedy))
+    )
     rows = replace(rows, prompts=rows.prompts[: report.prompts])
     # the time for more of them is spent on greedy requests
     few = rows.prompts if until is None else rows.prompts[: until.fewest]

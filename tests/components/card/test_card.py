@@ -38,7 +38,7 @@ def test_the_text_says_what_was_chosen_with_units() -> None:
     assert "1.4 GB at most" in text
     assert "9 min 41 s" in text
     assert "yes, answers are the target's own" in text
-    assert "csd (tau=0.4): 1.90 [1.70, 2.10]: loses 12 % of ROUGE-L, where 10 %" in text
+    assert "csd (tau=0.4): 1.90 [1.70, 2.10] on 8 prompts: loses 12 % of ROUGE-L" in text
     assert text.endswith("next: draftwell serve --pair smollm2-135m")
 
 
@@ -47,6 +47,29 @@ def test_the_text_says_that_it_is_not_sure_and_what_it_would_take() -> None:
     assert "not yet sure: 1.31 [0.98, 1.70] on 9 prompts; about 24 more prompts would do" in text
     assert "times as fast as plain" not in text
     assert "no, it loses 2.1 % of ROUGE-L" in text
+
+
+def test_what_the_gate_left_open_is_not_sure_however_narrow_its_interval() -> None:
+    text = "\n".join(printed(changed(verdict="undecided", needs="plain decoding serves meanwhile")))
+    assert "not yet sure: 1.84 [1.71, 1.97] on 24 prompts; plain decoding serves" in text
+
+
+def test_a_choice_without_a_figure_is_not_called_plain_decoding() -> None:
+    card = changed(speed=None, strategy="draft_model(k=2)")
+    assert not card.sure
+    assert "not measured" in "\n".join(printed(card))
+    assert "plain decoding" not in "\n".join(printed(card))
+    assert changed(speed=None, strategy="off").sure
+
+
+def test_predictions_and_passes_that_are_not_exact_are_called_that() -> None:
+    guessed = Tried(speed=Speed(name="pearl", ratio=1.3, prompts=0), why_not="slower")
+    card = changed(tried=(guessed,), exact=False)
+    text, page = "\n".join(printed(card)), card_html(card)
+    assert "pearl: 1.30 predicted: slower" in text
+    assert "<td>predicted</td>" in page
+    assert "but for near-ties" in text
+    assert "but for near-ties" in page
 
 
 def test_plain_decoding_has_no_ratio() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import find_pair, write_pair
 from draftwell.serving.bundle.verdict import Check
 from tests.support.errors import raises_code
-from tests.support.loop.tuning_evidence import LOSSLESS
+from tests.support.loop.tuning_evidence import CHOICE, GAMMA2, LOSSLESS, figure
 from tests.support.peers.releases import WORDS
 
-ASKED = Asked(fits="it fits", seconds=60.0, minutes=10.0, prompts="chats.json")
+ASKED = Asked("it fits", 60.0, 10.0, "chats.json", confirming=16, in_time=True)
 
 
 @pytest.fixture
@@ -153,9 +154,9 @@ def test_with_few_prompts_every_step_still_has_some(
 
 def test_too_few_prompts_are_refused_with_how_many_it_takes(tmp_path: Path) -> None:
     settings = PipelineSettings(
-        minutes=10, device="cpu", prompts=sharegpt(tmp_path / "chats.json", 17)
+        minutes=10, device="cpu", prompts=sharegpt(tmp_path / "chats.json", 16)
     )
-    with raises_code("too_few_prompts", "17 different prompts", "18"):
+    with raises_code("too_few_prompts", "16 different prompts", "17"):
         prompts_of(settings)
 
 
@@ -174,6 +175,7 @@ def outcome(**changes: Any) -> dict[str, Any]:
     ]
     both = {
         "lossless": True,
+        "exact": True,
         "per_prompt": rows,
     }
     kind = {
@@ -208,6 +210,7 @@ def outcome(**changes: Any) -> dict[str, Any]:
         "strategy": "hybrid",
         "parameters": {"max_draft": 8},
         "reason": "1.9 x plain decoding",
+        "sampled": None,
         "report": report,
         "checks": [],
         "passed": True,
@@ -251,8 +254,17 @@ def test_a_wide_interval_is_not_yet_sure_and_says_what_it_takes(space: Workspace
     made = card(space, report=found["report"])
     assert not made.sure
     assert made.needs is not None
-    assert made.needs.startswith("about 64 confirming prompts, 16 were measured")
+    assert made.needs.startswith("about 64 prompts would do: --minutes 40 --set bench_prompts=64,")
     assert "chats.json" in made.needs
+    assert made.speed is not None
+    told = {"confirming": 64, "in_time": True}
+    for changes, more in (
+        ({"confirming": 64}, "--minutes 40"),
+        ({"in_time": False}, "--set bench_prompts=64"),
+        ({"confirming": None}, ""),
+    ):
+        asked = replace(ASKED, **{**told, "confirming": 16, **changes})
+        assert outcome_card.more_prompts(made.speed, asked, None) == more
 
 
 def test_what_was_refused_is_named_among_what_lost(
@@ -268,7 +280,67 @@ def test_what_was_refused_is_named_among_what_lost(
     assert (made.speed, made.sure, made.verdict) == (None, True, "failed")
     assert made.tried
     assert all(one.why_not for one in made.tried)
+    assert against["detail"] not in made.model_dump_json(), "plain decoding's"
     assert made.next_command.startswith("draftwell tune --pair")
+
+
+PLAINLY = {"strategy": "autoregressive", "parameters": {}, "reason": "too slow", "loads": []}
+
+
+def refused_as(verdict: str, **check: Any) -> dict[str, Any]:
+    """An outcome in which plain decoding passed in place of what was tuned."""
+    against = vars(Check("speedup", 1.2, 1.25, False, "1.2 x", **check))
+    tuned = {name: outcome()[name] for name in ("strategy", "parameters")}
+    return {
+        **PLAINLY,
+        "refused": {**tuned, "passed": False, "verdict": verdict, "checks": [against]},
+    }
+
+
+def test_what_the_gate_left_open_is_on_the_card_though_plain_decoding_serves(
+    space: Workspace,
+) -> None:
+    given = refused_as("not enough evidence", enough=False, prompts_needed=40)
+    made = card(space, **given)
+    assert (made.strategy, made.verdict, made.sure) == ("hybrid", "undecided", False)
+    assert made.speed is not None
+    assert (made.speed.ratio, made.memory_bytes) == (1.3, None), "the memory is plain decoding's"
+    assert str(made.needs).startswith("plain decoding serves meanwhile; about 40 prompts would do")
+    assert "--minutes 25 --set bench_prompts=40" in made.next_command
+    made = card(space, **refused_as("failed"))
+    assert (made.strategy, made.verdict, made.needs) == ("autoregressive", "passed", None)
+
+
+def test_a_row_of_what_lost_says_what_its_own_figures_say(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {**figure(CHOICE, 30.0, 1.17), "speedup_low": 0.79, "prompts": 4}
+    many = {**figure(GAMMA2, 30.0, 0.78), "prompts": 8}
+    found = {**LOSSLESS, "measured": [LOSSLESS["measured"][0], few, many], "rungs": []}
+    monkeypatch.setattr(outcome_card, "evidence_in", lambda space: TuningEvidence.read(found))
+    first, second, replay = card(space, **PLAINLY).tried
+    assert (first.speed.prompts, first.why_not) == (8, "slower than plain decoding")
+    assert (second.speed.prompts, "lower end 0.79" in second.why_not) == (4, True)
+    assert (replay.speed.name, replay.speed.prompts) == ("pearl", 0)
+    tuned = refused_as("failed") | {"reason": "hybrid was tuned, refused by the gate"}
+    tuned["refused"] |= {"strategy": "vanilla_sd", "parameters": GAMMA2["parameters"]}
+    assert card(space, **tuned).tried[0].why_not == "hybrid was tuned, refused by the gate"
+    monkeypatch.setattr(outcome_card, "evidence_in", lambda space: TuningEvidence.read(LOSSLESS))
+    first, *_ = card(space, **PLAINLY).tried
+    assert first.why_not.startswith("not faster than plain decoding beyond doubt")
+
+
+def test_exact_is_what_both_choices_and_the_targets_passes_are(space: Workspace) -> None:
+    lossy = {"strategy": "csd", "parameters": {"tau": 0.2}}
+    kept = vars(Check("sampled quality", 0.97, 0.9, True, "97.0% of the target's choices"))
+    made = card(space, sampled=lossy, checks=[kept])
+    assert not made.exact
+    assert made.loses == "sampled requests: it keeps 97.0% of the target's choices"
+    report = outcome()["report"]
+    for entry in report["strategies"].values():
+        entry["exact"] = False
+    made = card(space, report=report)
+    assert (made.exact, made.loses) == (False, None)
 
 
 @pytest.mark.parametrize(

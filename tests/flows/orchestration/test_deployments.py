@@ -963,6 +963,35 @@ def test_not_enough_evidence_is_called_that_in_the_outcome(
         assert words == [f"release {made.version}: the gate {word}, release 7, the champion, stays"]
 
 
+def test_a_greedy_choice_is_not_measured_again_where_the_sampled_one_gives_way(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def gated(name: str, report: Any, *, passed: bool = False) -> dict[str, Any]:
+        check = vars(Check(name, 1.1, 1.0, passed, "1.1", enough=passed))
+        return {"report": report, "passed": passed, "checks": [check], "champion": None}
+
+    later = [gated("speedup", "the first report"), gated("speedup", "two prompts", passed=True)]
+
+    def gate(*of: Any, greedy: Any, **given: Any) -> dict[str, Any]:
+        asked.append(greedy)
+        return later.pop(0)
+
+    monkeypatch.setattr(loop, "timed", lambda settings, step: step)
+    monkeypatch.setattr(loop, "publish", lambda settings: 2)
+    monkeypatch.setattr(loop, "gate", gate)
+    monkeypatch.setattr(loop, "open_from_settings", lambda settings: None)
+    plain = {"strategy": "autoregressive", "parameters": {}, "reason": "not enough evidence"}
+    monkeypatch.setattr(loop.tune_step, "choose_plain", lambda *of, **given: plain)
+    first = gated("sampled speedup", "the first report")
+    choice, _, found = loop.give_way_to_plain(settings, CHOICE, 1, first)
+    assert asked == ["the first report", None]
+    assert (found["report"], found["passed"]) == ("the first report", True)
+    assert (choice["strategy"], choice["refused"]["strategy"]) == ("autoregressive", "spide")
+    assert choice["refused"]["verdict"] == "not enough evidence"
+
+
 def test_another_engines_check_is_part_of_the_flow(
     pair_file: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from draftwell.components.gate.losslessness import identity_entry
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext
-from draftwell.flows.steps.gate_parts import checks
+from draftwell.flows.steps.gate_parts import checks, judged as parts
 from draftwell.flows.steps.gate_parts.bench import (
     SHOWN,
     BenchJudge,
@@ -40,7 +40,7 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.bundle.verdict import FAILED, PASSED, Thresholds
+from draftwell.serving.bundle.verdict import FAILED, PASSED, GateVerdict, Thresholds
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
@@ -290,6 +290,24 @@ def test_other_strategies_are_measured_in_the_run_that_is_judged(step: StepConte
         GateSettings(max_tokens=6),
     )
     assert len(alone.strategies) == 4
+
+
+def test_a_greedy_choice_that_was_just_measured_is_judged_by_that(
+    step: StepContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, resources = config("prompt_lookup"), fixed_resources(step.pair)
+    judging, wanted = BenchJudge(mine.strategy, {}, ANY_SPEED), GateSettings(max_tokens=6)
+    known, _ = measured(step, ROWS[:2], judging, resources, ChampionComparison(), wanted)
+    space: Any = step.workspace
+    space.files = lambda: SimpleNamespace(draft=None)
+    monkeypatch.setattr(parts, "measured", lambda *of, **given: pytest.fail("measured"))
+    monkeypatch.setattr(parts, "load_check", lambda *of: GateVerdict(()))
+    monkeypatch.setattr(parts, "prediction_check", lambda *of: GateVerdict(()))
+    candidate = parts.Candidate({"decoding_config": mine}, resources)
+    rival, limits = ChampionComparison(), ANY_SPEED
+    found = parts.judged(step, ROWS, candidate, rival, limits, wanted, None, known)
+    assert found.report is known
+    assert "speedup" in {check.name for check in found.verdict.checks}
 
 
 def test_a_sampled_bench_measures_no_cost_ratio(step: StepContext) -> None:

@@ -221,7 +221,7 @@ async function showCard() {
   const sure = needs ? ` Not yet sure: ${needs}.` : "";
   $("card-ratio").textContent = speed ? `${speed.ratio.toFixed(2)} ×` : "Plain decoding";
   $("card-text").textContent = speed
-    ? `the speed of plain decoding with ${strategy}${range} on ${speed.prompts} prompt${speed.prompts === 1 ? "" : "s"}; ${exact ? "exact" : `it loses ${loses ?? "what was not measured"}`}.${sure}`
+    ? `the speed of plain decoding with ${strategy}${range} on ${speed.prompts} prompt${speed.prompts === 1 ? "" : "s"}; ${loses ?? (exact ? "exact" : "exact but for near-ties")}.${sure}`
     : "was chosen when this model was tuned.";
   $("card-link").hidden = controls.key !== "";
   $("card").hidden = false;
