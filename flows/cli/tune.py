@@ -22,7 +22,7 @@ NOT_HERE = (
     *("sampled_prompts", "calibrate_prompts", "step_hours", "runner", "workers"),
 )
 """Settings of the loop for served traffic, and for many prompts: of flows that run on schedule."""
-SEVERAL = ("methods", "levels", "engine_header")
+SEVERAL = ("methods", "levels")
 """Settings with several values."""
 EXIT_CODES = {"passed": 0, "failed": EXIT_FAILED, "undecided": EXIT_UNDECIDED}
 
@@ -137,7 +137,10 @@ def tune(
 
 
 def value_of(key: str, text: str) -> Any:
-    """A setting's value as YAML; several are written with commas, too."""
+    """A setting's value as YAML; several are written with commas, too. A header stands as it is,
+    but for a list of a file."""
+    if key == "engine_header" and not text.startswith("["):
+        return text
     found = from_yaml(text)
     if key in SEVERAL and not isinstance(found, list):
         return [from_yaml(part.strip()) for part in text.split(",")]

@@ -329,7 +329,7 @@ def card(
 
 def engine_outcome(space: EngineSpace, outcome: dict[str, Any]) -> EngineOutcome:
     """What a card says of a loop on another engine."""
-    name = space.workspace.name
+    name = space.workspace.on_command_lines
     serves = outcome["passed"] or outcome["champion"] is not None
     again = f"draftwell tune --engine {space.option} --pair {name}"
     return EngineOutcome(

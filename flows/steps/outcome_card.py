@@ -18,6 +18,7 @@ from draftwell.components.card.card import FEWEST_CONFIRMING, WIDEST, Card, Spee
 from draftwell.components.report.machine import cpu_model
 from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
 from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.own_pair import words_of
 from draftwell.flows.steps.verdict import unmet
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import ModelSource
@@ -261,12 +262,14 @@ def needs(speed: Speed | None, asked: Asked) -> str | None:
 
 def next_command(result: Mapping[str, Any], settings: PipelineSettings, space: Workspace) -> str:
     """What a user types now."""
-    named = f"--pair {space.name}" + (" --device cuda" if space.device == "cuda" else "")
+    named = f"--pair {space.on_command_lines}" + (
+        " --device cuda" if space.device == "cuda" else ""
+    )
     if not result["passed"] and result["champion"] is None:
-        return f"draftwell tune --pair {space.name} --minutes {2 * (settings.minutes or 10):g}"
+        return f"draftwell tune --pair {space.on_command_lines} --minutes {2 * (settings.minutes or 10):g}"
     if result["passed"] and (settings.promote or space.spec.promote) == "manual":
         return f"draftwell release promote {named} --release {result['release']}"
-    return f"draftwell serve --pair {space.name}"
+    return f"draftwell serve --pair {space.on_command_lines}"
 
 
 def model_words(source: ModelSource) -> str:
@@ -275,7 +278,7 @@ def model_words(source: ModelSource) -> str:
         return f"{source.package.file} of {source.package.package} {source.package.version}"
     if source.near_copy is not None:
         return "a near copy of the target"
-    return str(source.hub or source.path or source.artifact)
+    return words_of(source)
 
 
 def machine_words(device: str) -> str:

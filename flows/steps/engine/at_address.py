@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launcher import Launcher
-from draftwell.components.engines.remote.address import EngineAddress, parse_address
+from draftwell.components.engines.remote.address import EngineAddress, bad, parse_address
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.flows.context import take_untouched, training_prompts
@@ -62,6 +62,17 @@ class AddressSettings(Settings):
     )
     levels: tuple[int, ...] = Field((1,), strict=False, description="requests at once, from 1")
     tune_tokens: int = Field(64, ge=1, description="tokens of an answer, at most")
+
+    @field_validator("engine_header", mode="before")
+    @classmethod
+    def _hide_header(cls, given: Any) -> Any:
+        """Headers are texts; the error shows none, because it may be a secret."""
+        headers = (given,) if isinstance(given, str) else given
+        if not isinstance(headers, list | tuple) or not all(
+            isinstance(one, str) for one in headers
+        ):
+            raise bad("a header of the engine is a text NAME:VALUE, in a YAML file in quotes")
+        return headers
 
     def address(self, url: str) -> EngineAddress:
         """A URL with key, headers, certificates and model."""
@@ -148,7 +159,7 @@ def launched_at(
             figures=figures,
             verdict=word_of(verdict),
             release=made.version,
-            next_command=f"draftwell export --to {space.name} --pair {workspace.name}",
+            next_command=f"draftwell export --to {space.name} --pair {workspace.on_command_lines}",
         )
         return outcome, made.device
 
@@ -172,7 +183,7 @@ def judged_at(
             choice=None,
             figures=figures,
             verdict=word_of(verdict),
-            next_command=f"draftwell tune --engine {url} --pair {workspace.name} --launcher FILE",
+            next_command=f"draftwell tune --engine {url} --pair {workspace.on_command_lines} --launcher FILE",
         )
 
 
