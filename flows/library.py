@@ -15,7 +15,8 @@ from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.card.card import Card
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.prompts.sources import load_prompts
-from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
+from draftwell.flows.loading import forget_loaded
+from draftwell.flows.orchestration.whole import TuneModelsSettings, refuse_mistakes, tune_models
 from draftwell.flows.settings import quality_floor
 from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workspace import Workspace
@@ -142,7 +143,11 @@ def tune(  # noqa: PLR0913
         fresh=fresh,
         more=settings,
     )
-    return tune_models(wanted, log.info)
+    refuse_mistakes(wanted)
+    try:
+        return tune_models(wanted, log.info)
+    finally:
+        forget_loaded()  # its models: the next call counts the memory that is free
 
 
 def prompt_rows(prompts: str | Path | Sequence[str], limit: int | None) -> list[Prompt]:

@@ -10,7 +10,7 @@ import typer
 
 from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, read_engine, say
 from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_yaml
-from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.settings import OF_TRAFFIC, PipelineSettings
 
 if TYPE_CHECKING:
     from draftwell.components.card.card import Card
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OPTIONS = ("pair", "prompts", "engine", "minutes", "device", "fresh")
 """Settings of the loop that are options."""
 NOT_HERE = (
-    *("source", "spool", "drift", "restart"),
+    *OF_TRAFFIC,
     *("sampled_prompts", "calibrate_prompts", "step_hours", "runner", "workers"),
 )
 """Settings of the loop for served traffic, and for many prompts: of flows that run on schedule."""

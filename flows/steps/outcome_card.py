@@ -23,7 +23,7 @@ from draftwell.flows.steps.verdict import unmet
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import ModelSource
 from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED, Result
-from draftwell.serving.device import device_class, usable_cores
+from draftwell.serving.device import cuda_available, device_class, usable_cores
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy
 
 MOST_TRIED = 8
@@ -263,7 +263,7 @@ def needs(speed: Speed | None, asked: Asked) -> str | None:
 def next_command(result: Mapping[str, Any], settings: PipelineSettings, space: Workspace) -> str:
     """What a user types now."""
     named = f"--pair {space.on_command_lines}" + (
-        " --device cuda" if space.device == "cuda" else ""
+        " --set device=cuda" if space.device == "cuda" else ""
     )
     if not result["passed"] and result["champion"] is None:
         return f"draftwell tune --pair {space.on_command_lines} --minutes {2 * (settings.minutes or 10):g}"
@@ -284,5 +284,5 @@ def model_words(source: ModelSource) -> str:
 def machine_words(device: str) -> str:
     """The machine in a line, without its name."""
     if device.startswith("cuda"):
-        return device_class(device)
+        return device_class(device) if cuda_available() else "cuda, of another machine"
     return f"{cpu_model()}, {usable_cores()} cores ({device_class(device)})"

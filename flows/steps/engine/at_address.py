@@ -84,6 +84,19 @@ class AddressSettings(Settings):
             model=self.engine_model,
         )
 
+    def templates(self, launcher: str) -> tuple[LaunchTemplate, LaunchTemplate | None]:
+        """The commands that start and end an engine."""
+        stop = self.stop_command
+        return LaunchTemplate(launcher), None if stop is None else LaunchTemplate(stop, stops=True)
+
+    def tuning(self, methods: Sequence[str] | None) -> EngineTuneSettings:
+        """What is tried, of these methods."""
+        return EngineTuneSettings(
+            **({} if methods is None else {"methods": tuple(methods)}),
+            levels=self.levels,
+            max_tokens=self.tune_tokens,
+        )
+
 
 def tune_at_address(
     workspace: Workspace,
@@ -126,11 +139,12 @@ def launched_at(
 ) -> tuple[EngineOutcome, str]:
     """What came of a tuning with a launcher, and the device that its release is for."""
     address = given.address(url)
+    command, stop = given.templates(launcher)
     started = Launcher(
-        LaunchTemplate(launcher),
+        command,
         address,
         place_of(workspace, address),
-        stop=None if given.stop_command is None else LaunchTemplate(given.stop_command, stops=True),
+        stop=stop,
         rests=workspace.device == "cpu" and is_local(address.url),
         start_seconds=given.start_minutes * 60,
         say=workspace.say,
@@ -144,24 +158,33 @@ def launched_at(
             draft=given.engine_draft,
             head=given.engine_head,
         )
-        settings = EngineTuneSettings(
-            methods=space.methods(given.methods), levels=given.levels, max_tokens=given.tune_tokens
-        )
+        settings = given.tuning(space.methods(given.methods))
+        space.check_levels(given.levels)
         budget = Budget(60 * asked.minutes * TUNING)
         choice = tune_on_engine(space, rows["tune"], settings, fresh=fresh, budget=budget)
         released = publish_on_engine(space)
         judging = untouched(space, rows["bench"], None, released.config)
         verdict, figures = gate_on_engine(space, released, judging, settings.max_tokens)
         made = released.release
+        workspace.say(space.shown(choice.chosen))
         outcome = EngineOutcome(
             engine=f"{space.name} {space.version} at {space.option}",
             choice=choice,
             figures=figures,
             verdict=word_of(verdict),
             release=made.version,
-            next_command=f"draftwell export --to {space.name} --pair {workspace.on_command_lines}",
+            next_command=next_step(space, made.version, passed=verdict.passed),
         )
         return outcome, made.device
+
+
+def next_step(space: LaunchedSpace, release: int, *, passed: bool) -> str:
+    """What a user types after a tuning with a launcher."""
+    pair, device = space.workspace.on_command_lines, space.workspace.device
+    if not passed:
+        return f"draftwell tune --engine {space.option} --pair {pair} --launcher FILE"
+    named = f"--set engine={space.name} --set device={device}"
+    return f"draftwell release promote --pair {pair} {named} --release {release}"
 
 
 def judged_at(

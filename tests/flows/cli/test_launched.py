@@ -44,9 +44,11 @@ def at(
     port = two_free_ports()
 
     def called(command: str, *more: Any, url: str = f"http://127.0.0.1:{port}") -> Any:
-        name, _, options = command.partition(" ")
+        first, _, rest = command.partition(" ")
+        name, _, options = rest.partition(" ") if first == "step" else (first, "", rest)
         fixed = f"--engine {url} --pair {pair_file} --prompts {prompts_file} --set max_tokens=8"
-        done = run(f"{name} {fixed} {options}", *more)
+        step = "step " if first == "step" else ""
+        done = run(f"{step}{name} {fixed} {options}", *more)
         assert not listens(url) or url != f"http://127.0.0.1:{port}"
         return done
 
