@@ -10,13 +10,14 @@ import pytest
 
 from draftwell.components.card.card import Card
 from draftwell.flows import settings as loop
-from draftwell.flows.cli.tune import value_of
+from draftwell.flows.cli.tune import resuming, typed, value_of
 from draftwell.flows.orchestration import whole
 from draftwell.flows.orchestration.whole import TuneModelsSettings, loop_settings, tune_models
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.distil import DistilRequest, find_target
 from draftwell.flows.steps.engine import at_address
 from draftwell.flows.steps.engine.at_address import AddressSettings
+from draftwell.flows.steps.keep_card import keep_with_release
 from draftwell.flows.steps.outcome_card import card_of, machine_words
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import write_pair
@@ -36,6 +37,7 @@ def test_a_card_names_no_folder_of_this_machine(models: Path, pair_file: Path) -
         assert str(models) not in made.model_dump_json()
     assert card_of(outcome(), settings, own, ASKED).target == "Big Model"
     assert made.next_command == f"draftwell serve --pair {pair_file.name}"
+    assert typed(made, str(pair_file)).next_command == f"draftwell serve --pair {pair_file}"
 
 
 def test_a_header_stands_as_it_is_written_and_is_shown_in_no_error(
@@ -154,3 +156,24 @@ def test_an_unknown_setting_is_named_without_its_value() -> None:
     with raises_code("bad_setting", "no setting bench_promts") as caught:
         loop_settings(asked, "default", "cpu")
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_run_that_began_again_is_resumed_without_beginning_again() -> None:
+    assert resuming(["tune", "--fresh", "--target", "my model"]) == (
+        "draftwell tune --target 'my model'"
+    )
+    assert resuming(["tune", "--target", "x"]) == "", "the same command"
+
+
+def test_where_a_card_is_kept_is_said_and_is_another_place_for_another_engine(
+    models: Path,
+) -> None:
+    said: list[str] = []
+    space = Workspace(pair_of(models)[0].name, say=said.append, device="cpu")
+    settings = PipelineSettings(pair=space.name, minutes=10, device="cpu")
+    made = card_of(outcome(release=None), settings, space, ASKED)
+    for engine in ("draftwell", "vllm 0.32.0 at http://h:1"):
+        keep_with_release(space, made.model_copy(update={"engine": engine}))
+    folders = [Path(line.removeprefix("the card is in ")) for line in said]
+    assert [folder.name for folder in folders] == ["card", "card-vllm"]
+    assert all((folder / "card.html").is_file() for folder in folders)
