@@ -129,7 +129,12 @@ def tune(  # noqa: PLR0913
     if find_spec("prefect") is None or find_spec("mlflow") is None:
         raise missing_package("draftwell.tune needs", "prefect", "pipeline")
     # what the base install lacks is imported with it
-    from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
+    from draftwell.flows.loading import forget_loaded
+    from draftwell.flows.orchestration.whole import (
+        TuneModelsSettings,
+        refuse_mistakes,
+        tune_models,
+    )
 
     wanted = TuneModelsSettings(
         target=None if target is None else str(target),
@@ -144,7 +149,11 @@ def tune(  # noqa: PLR0913
         fresh=fresh,
         more=settings,
     )
-    return tune_models(wanted, log.info)
+    refuse_mistakes(wanted)
+    try:
+        return tune_models(wanted, log.info)
+    finally:
+        forget_loaded()  # its models: the next call counts the memory that is free
 
 
 def prompt_rows(prompts: str | Path | Sequence[str], limit: int | None) -> list[Prompt]:

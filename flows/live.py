@@ -1,4 +1,4 @@
-"""One live view while a long command works: what is being tried, the best so far, time left; and a
+"""One live view while a long command works: what is being tried, the best so far, the time; and a
 log file beside it with every line that was said.
 
 On a terminal it is a few lines that change in place, with all other lines above them. Elsewhere
@@ -44,7 +44,9 @@ class LiveView:
 
     Args:
         command: its name, for the log file `<home>/logs/<command>-<time>.log`.
-        resume: command that resumes where this one is stopped; empty: the same one.
+        resume: command that resumes where this one is stopped; empty: the same one; None: nothing
+            that it did is kept.
+        quiet: write the log alone.
         seconds: that the command may take in all, where that is known.
         console: where it is shown; None: on stderr.
         clock: seconds that only grow.
@@ -53,8 +55,9 @@ class LiveView:
     def __init__(
         self,
         command: str,
-        resume: str = "",
+        resume: str | None = "",
         *,
+        quiet: bool = False,
         seconds: float | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -62,7 +65,7 @@ class LiveView:
         from rich.console import Console
 
         self._command, self._resume, self._seconds = command, resume, seconds
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(stderr=True, quiet=quiet)
         self._clock = clock
         self._began = self._step_began = clock()
         self._first = self._last = (0, self._began)
@@ -78,10 +81,6 @@ class LiveView:
         """Whether lines can change in place here."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
-    def step(self, name: str, number: int, of: int) -> None:
-        """A step of the command begins; a line such as "3/7 tune" says so, too."""
-        self.line(f"{number}/{of} {name}")
-
     def _begin(self, name: str, number: int, of: int) -> None:
         self._end_step()
         self._title, self._number, self._of, self._step_began = name, number, of, self._clock()
@@ -93,10 +92,6 @@ class LiveView:
             spent = duration(self._clock() - self._step_began)
             self._print(f"{self._number}/{self._of} {self._title}: {spent}")
         self._title = ""
-
-    def trying(self, text: str) -> None:
-        """What is being tried now."""
-        self._trying = text
 
     def best(self, text: str) -> None:
         """The best so far, with its ratio."""
@@ -179,7 +174,8 @@ class LiveView:
         self._log = None
         if stopped:
             how = f"`{self._resume}`" if self._resume else "the same command"
-            self.line(f"stopped: {how} resumes where this was stopped; log: {self.log_file}")
+            resumed = "" if self._resume is None else f": {how} resumes where this was stopped"
+            self.line(f"stopped{resumed}; log: {self.log_file}")
             raise SystemExit(INTERRUPTED) from None
 
     def _render(self) -> Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -69,6 +70,12 @@ def _load(
             strategies=strategies,
         ),
     )
+
+
+def forget_loaded() -> None:
+    """Free the pair that is kept."""
+    _kept.clear()
+    gc.collect()
 
 
 def open_pair(  # noqa: PLR0913

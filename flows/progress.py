@@ -22,14 +22,8 @@ class View(Protocol):
     def line(self, text: str, *, passing: bool = False) -> None:
         """Say a line; `passing`: how far something is, which a live view shows already."""
 
-    def step(self, name: str, number: int, of: int) -> None:
-        """A step of the command begins."""
-
     def advance(self, done: int, total: int, words: str = "") -> None:
         """So much of a step is done."""
-
-    def trying(self, text: str) -> None:
-        """What is being tried now."""
 
     def best(self, text: str) -> None:
         """The best so far, with its ratio."""
@@ -71,14 +65,8 @@ def announce(line: str, *, passing: bool = False) -> None:
 
 
 def announce_step(name: str, number: int, of: int) -> None:
-    """That a step begins."""
-    if (log := run_log()) is not None:
-        log.info(f"{number}/{of} {name}")
-    if (view := shown()) is not None:
-        view.step(name, number, of)
-    elif log is None:
-        sys.stderr.write(f"{number}/{of} {name}\n")
-        sys.stderr.flush()
+    """That a step begins: a live view knows such a line."""
+    announce(f"{number}/{of} {name}")
 
 
 def tell_best(text: str) -> None:

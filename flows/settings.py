@@ -22,6 +22,8 @@ from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 PLACES = {"prompts", "spool", "reference", "out"}
 """Settings of all flows that name files and folders."""
+OF_TRAFFIC = ("source", "spool", "drift", "restart")
+"""Settings of flows that run on served traffic."""
 RESTARTING = {
     *("methods", "levels", "train_minutes", "serve_seconds"),
     *("port", "restart", "grid"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,6 +87,12 @@ class Workspace:
         self._files: PairFiles | None = None
         self._told = False
         self._check_format()
+
+    @property
+    def on_command_lines(self) -> str:
+        """The pair as a command takes it, without the folders above a file of this machine."""
+        is_file = self.name.endswith((".yaml", ".yml"))
+        return shlex.quote(Path(self.name).name if is_file else self.name)
 
     def _check_format(self) -> None:
         """Refuse a workspace that another version of Draftwell has made."""

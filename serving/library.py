@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -40,6 +41,8 @@ from draftwell.serving.server.settings import ServerSettings
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: objects with `role` and `content`, as in OpenAI's API."""
+TEXTS = ("text", "input_text", "output_text")
+"""Types of a content's parts that are text."""
 MOST_WAITING = 1_000_000
 """Requests that wait for a slot: the threads that ask are this program's own, and none is sent
 away."""
@@ -191,6 +194,11 @@ class LoadedBundle:
     ) -> tuple[Ticket, SimpleQueue[Event]]:
         """A request, not submitted yet, and where its events will come."""
         served, _ = self._opened()
+        for name, value in (("temperature", temperature), ("top_p", top_p), ("seed", seed)):
+            if value is not None and not isinstance(value, Integral if name == "seed" else Real):
+                raise InvalidRequest(f"{name} is a number, not {value!r}")
+        if seed is not None and seed < 0:
+            raise InvalidRequest(f"seed is at least 0, not {seed}")
         ids = self._encoded(served, prompt)
         events: SimpleQueue[Event] = SimpleQueue()
         room = served.max_context - len(ids)
@@ -201,9 +209,7 @@ class LoadedBundle:
             seed=secrets.randbits(63) if seed is None else seed,
             repeatable=seed is not None,
         )
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(strings):
-            raise InvalidRequest("stop holds an empty string: leave it out", code="empty_stop")
+        strings = stop_strings(stop)
         ticket = Ticket(
             ids,
             sampling,
@@ -221,14 +227,7 @@ class LoadedBundle:
             if not self._chat:
                 return served.encode(prompt)
             prompt = [{"role": "user", "content": prompt}]
-        messages = [dict(message) for message in prompt]
-        for message in messages:
-            if not isinstance(message.get("role"), str) or "content" not in message:
-                raise InvalidRequest(
-                    f"a message needs a role and a content, and one has {sorted(message)}: write "
-                    '{"role": "user", "content": "…"}',
-                    code="bad_messages",
-                )
+        messages = [plain_message(message) for message in prompt]
         if not messages:
             raise InvalidRequest("there are no messages: give at least one", code="empty_prompt")
         return served.encode_chat(messages)
@@ -256,6 +255,47 @@ class LoadedBundle:
         if self._open is None:
             raise _closed(self.path)
         return self._open
+
+
+def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with its content as one text, which is what chat templates take.
+
+    Raises:
+        InvalidRequest: it has no role, or a content that is no text (`bad_messages`).
+
+    >>> plain_message({"role": "user", "content": [{"type": "text", "text": "Hello"}]})
+    {'role': 'user', 'content': 'Hello'}
+    """
+    given = dict(message) if isinstance(message, Mapping) else {}
+    parts = given.get("content")
+    if parts is None and given.get("role") in ("assistant", "tool"):
+        parts = ""  # of an assistant that called a tool
+    if isinstance(parts, list | tuple):
+        texts = [
+            part.get("text")
+            for part in parts
+            if isinstance(part, Mapping) and part.get("type") in TEXTS
+        ]
+        whole = len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
+        parts = "".join(texts) if whole else None
+    if not isinstance(given.get("role"), str) or not isinstance(parts, str):
+        found = f"one has {sorted(given)}" if given else f"one is {message!r}"
+        raise InvalidRequest(
+            f"a message needs a role and a content of text, and {found}: write "
+            '{"role": "user", "content": "…"}',
+            code="bad_messages",
+        )
+    return {**given, "content": parts}
+
+
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """The strings that end an answer."""
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, list | tuple) or not all(isinstance(one, str) for one in strings):
+        raise InvalidRequest(f"stop is a text or a list of texts, not {stop!r}")
+    if not all(strings):
+        raise InvalidRequest("stop holds an empty string: leave it out", code="empty_stop")
+    return tuple(strings)
 
 
 def _closed(path: Path) -> DraftwellError:

@@ -99,11 +99,7 @@ def tune_launched(
         )
     with open_launched("tune", context) as space:
         prompts = rows(training_prompts(space.workspace, kinds=("eagle3_head",)))
-        if len(asked.levels) > 1 and space.name != "vllm":
-            raise DraftwellError(
-                f"{space.name} has one draft length for all loads: leave levels out",
-                code="engine_option",
-            )
+        space.check_levels(asked.levels)
         settings = asked.model_copy(update={"methods": space.methods(given["methods"])})
         minutes = given["minutes"]
         choice = tune_on_engine(

@@ -3,26 +3,32 @@ card."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftwell.components.engines.remote.address import is_address
+from draftwell.flows.cli import OUTPUT
 from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, read_engine, say
 from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_yaml
-from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.settings import OF_TRAFFIC, PipelineSettings
 
 if TYPE_CHECKING:
     from draftwell.components.card.card import Card
+    from draftwell.flows.orchestration.whole import TuneModelsSettings
 
 OPTIONS = ("pair", "prompts", "engine", "minutes", "device", "fresh")
 """Settings of the loop that are options."""
 NOT_HERE = (
-    *("source", "spool", "drift", "restart"),
+    *OF_TRAFFIC,
     *("sampled_prompts", "calibrate_prompts", "step_hours", "runner", "workers"),
 )
 """Settings of the loop for served traffic, and for many prompts: of flows that run on schedule."""
-SEVERAL = ("methods", "levels", "engine_header")
+SEVERAL = ("methods", "levels")
 """Settings with several values."""
 EXIT_CODES = {"passed": 0, "failed": EXIT_FAILED, "undecided": EXIT_UNDECIDED}
 
@@ -130,14 +136,47 @@ def tune(
     )
     refuse_mistakes(wanted)  # before there is a log
     seconds = None if minutes is None else 60 * minutes
-    with ends_what_it_started(), LiveView("tune", seconds=seconds):
+    again = None if runs_already(wanted) else resuming(sys.argv[1:])
+    with (
+        ends_what_it_started(),
+        LiveView("tune", again, quiet=OUTPUT.quiet, seconds=seconds),
+    ):
         card = tune_models(wanted, say)
-    show(card, as_json=json)
+    show(typed(card, pair), as_json=json)
     raise typer.Exit(EXIT_CODES[card.verdict])
 
 
+def runs_already(settings: TuneModelsSettings) -> bool:
+    """Whether nothing is tuned, so that a run that is stopped keeps nothing."""
+    return is_address(settings.engine) and settings.launcher is None
+
+
+def resuming(words: Sequence[str]) -> str:
+    """The command that continues one of these words: that begins again only once; empty: the
+    same.
+
+    >>> resuming(["tune", "--fresh", "--target", "my model"]), resuming(["tune"])
+    ("draftwell tune --target 'my model'", '')
+    """
+    if "--fresh" not in words:
+        return ""
+    return shlex.join(["draftwell", *(word for word in words if word != "--fresh")])
+
+
+def typed(card: Card, pair: str | None) -> Card:
+    """The card, with the next command as it can be typed here: a card names no folders."""
+    if pair is None or not pair.endswith((".yaml", ".yml")):
+        return card
+    named = f"--pair {shlex.quote(Path(pair).name)}"
+    command = card.next_command.replace(named, f"--pair {shlex.quote(pair)}")
+    return card.model_copy(update={"next_command": command})
+
+
 def value_of(key: str, text: str) -> Any:
-    """A setting's value as YAML; several are written with commas, too."""
+    """A setting's value as YAML; several are written with commas, too. A header stands as it is,
+    but for a list of a file."""
+    if key == "engine_header" and not text.startswith("["):
+        return text
     found = from_yaml(text)
     if key in SEVERAL and not isinstance(found, list):
         return [from_yaml(part.strip()) for part in text.split(",")]
@@ -153,3 +192,5 @@ def show(card: Card, *, as_json: bool) -> None:
         typer.echo(card.model_dump_json(indent=2))
     else:
         wide_console().print(card_text(card))
+        if card.bundle is not None:
+            typer.echo(f"bundle: {card.bundle}")

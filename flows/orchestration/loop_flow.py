@@ -321,7 +321,8 @@ def card(
     )
     if settings.restarts:
         space = space_of(settings)
-        made = engine_card(space.workspace, engine_outcome(space, outcome), asked)
+        promote = settings.promote or space.workspace.spec.promote
+        made = engine_card(space.workspace, engine_outcome(space, outcome, promote), asked)
         temperature = deployment_of(settings, space).temperature
         keep_with_release(space.workspace, made, space.released_as(temperature))
     else:
@@ -331,17 +332,21 @@ def card(
     return made.model_dump(mode="json")
 
 
-def engine_outcome(space: EngineSpace, outcome: dict[str, Any]) -> EngineOutcome:
+def engine_outcome(space: EngineSpace, outcome: dict[str, Any], promote: str) -> EngineOutcome:
     """What a card says of a loop on another engine."""
-    name = space.workspace.name
+    name = space.workspace.on_command_lines
     serves = outcome["passed"] or outcome["champion"] is not None
     again = f"draftwell tune --engine {space.option} --pair {name}"
+    serve = f"draftwell serve --engine {space.name} --pair {name}"
+    if outcome["passed"] and promote == "manual":
+        named = f"--set engine={space.name} --set device={space.workspace.device}"
+        serve = f"draftwell release promote --pair {name} {named} --release {outcome['release']}"
     return EngineOutcome(
         engine=f"{space.name} {space.version}",
         choice=EngineChoice.model_validate_json(json.dumps(outcome["measured"])),
         figures=[Figure.model_validate_json(json.dumps(one)) for one in outcome["figures"]],
         verdict=outcome["verdict"],
-        next_command=f"draftwell serve --engine {space.name} --pair {name}" if serves else again,
+        next_command=serve if serves else again,
         release=outcome["release"],
     )
 

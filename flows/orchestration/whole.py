@@ -3,6 +3,7 @@ is served, and a card that says what it gains."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from draftwell.components.engines.remote.address import is_address
 from draftwell.flows.failures import reaching_prefect
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.progress import announce, settle_prefect
-from draftwell.flows.settings import OF_VLLM, PipelineSettings
+from draftwell.flows.settings import OF_TRAFFIC, OF_VLLM, PipelineSettings
 from draftwell.flows.steps.distil import DistilRequest, keep_report, run_distil
 from draftwell.flows.steps.engine.at_address import AddressSettings, tune_at_address
 from draftwell.flows.steps.engine.space import space_of
@@ -25,11 +26,15 @@ from draftwell.flows.steps.outcome_card import Asked
 from draftwell.flows.steps.own_pair import pair_of_models
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import PairSpec, find_pair, list_pairs
-from draftwell.serving.device import checked_device, default_device
+from draftwell.serving.device import checked_device, default_device, known_device
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.settings import Settings
 
 Say = Callable[[str], None]
+NEED_A_LAUNCHER = (
+    *("levels", "methods", "stop_command", "start_minutes", "engine_draft", "engine_head"),
+)
+"""Settings of an engine that a command starts."""
 MINUTES = 10.0
 """For our own engine, where none are named."""
 INVENTED, FEWEST_INVENTED, MOST_INVENTED = 30, 64, 2000
@@ -81,17 +86,53 @@ class TuneModelsSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _refuse_what_has_no_effect(self) -> TuneModelsSettings:
+        at_address = is_address(self.engine)
+        if self.launcher is not None and not at_address:
+            raise DraftwellError(
+                "--launcher starts an engine at a URL: name that with --engine http://HOST:PORT, "
+                "or leave --launcher out",
+                code="bad_tune_setting",
+            )
+        loop, address = set(PipelineSettings.model_fields), set(AddressSettings.model_fields)
+        others = loop - address if at_address else address - loop
+        whom = "--engine draftwell or vllm" if at_address else "--engine URL"
+        for name in self.more:
+            if name in OF_TRAFFIC:
+                whom = "flows on served traffic (`draftwell schedule`)"
+            if name in others or name in OF_TRAFFIC:
+                raise DraftwellError(
+                    f"--set {name} is for {whom}: leave it out", code="bad_tune_setting"
+                )
+        if at_address:
+            self._refuse_at_address()
+        return self
+
+    def _refuse_at_address(self) -> None:
+        """Refuse what would change nothing of an engine at an address."""
+        if self.launcher is not None:
+            idle, why = ["plain"], "--launcher starts plain decoding itself: leave it out"
+        else:
+            idle = list(NEED_A_LAUNCHER)
+            why = "leave it out, or name the command that starts the engine with --launcher"
+        named = [f"--set {name}" for name in self.more if name in idle]
+        if self.launcher is None:
+            named += ["--minutes"] if self.minutes is not None else []
+            named += ["--fresh"] if self.fresh else []
+        if named:
+            raise DraftwellError(f"{named[0]} has no effect here: {why}", code="bad_tune_setting")
+
 
 def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
     """Collect, train, calibrate, tune, judge, register and deploy; a run that was stopped continues
-    where it was.
+    where it was. `refuse_mistakes` is asked before.
 
     Returns:
         the card, which is kept with the release, too.
     Raises:
         DraftwellError: what a user must fix, before any work where it can be known then.
     """
-    refuse_mistakes(settings)
     device = device_of(settings)
     pair = pair_for(settings, device, say)
     if is_address(settings.engine):
@@ -103,7 +144,17 @@ def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
     say(f"{space.spec.name}: {said_to_fit(space, refuse=not loop.restarts)}")
     result = run_loop(loop)
     made = Card.model_validate(result["card"])
-    return made.model_copy(update={"bundle": result["bundle"]})
+    return with_bundle(made, result["bundle"], loop)
+
+
+def with_bundle(card: Card, bundle: str | None, loop: PipelineSettings) -> Card:
+    """The card with the bundle that was deployed, and the command that finds it."""
+    changes = {"bundle": bundle}
+    if bundle is not None and loop.out != PipelineSettings.model_fields["out"].default:
+        engine = f" --engine {loop.engine}" if loop.restarts else ""
+        current = shlex.quote(str(Path(bundle).parent / "current"))
+        changes["next_command"] = f"draftwell serve{engine} --bundle {current}"
+    return card.model_copy(update=changes)
 
 
 def refuse_mistakes(settings: TuneModelsSettings) -> None:
@@ -113,14 +164,24 @@ def refuse_mistakes(settings: TuneModelsSettings) -> None:
         DraftwellError: what is wrong.
     """
     if is_address(settings.engine):
-        AddressSettings.model_validate(dict(settings.more))
+        given = AddressSettings.model_validate(dict(settings.more))
+        for url in (settings.engine, given.plain):
+            if url is not None:
+                given.address(url)
+        if settings.launcher is not None:
+            given.templates(launcher_text(settings.launcher))
+            given.tuning(given.methods)
+        prompts_of(cut_at_address(settings))
     else:
         prompts_of(loop_settings(settings, settings.pair or "default", device_of(settings)))
 
 
 def device_of(settings: TuneModelsSettings) -> str:
-    """The device that is tuned on."""
-    return checked_device(settings.device) if settings.device else default_device()
+    """The device that is tuned on; that of an engine at an address need not be here."""
+    if settings.device is None:
+        return default_device()
+    at_address = is_address(settings.engine)
+    return known_device(settings.device) if at_address else checked_device(settings.device)
 
 
 def pair_for(settings: TuneModelsSettings, device: str, say: Say) -> str:
@@ -152,7 +213,7 @@ def distilled(spec: PairSpec, settings: TuneModelsSettings, device: str, say: Sa
         return name
     minutes = settings.distil or 0.0
     wanted = DistilRequest(
-        settings.target or spec.name,
+        settings.target or settings.pair or spec.name,
         minutes=minutes,
         invented=min(MOST_INVENTED, max(FEWEST_INVENTED, round(INVENTED * minutes))),
         name=name,
@@ -167,24 +228,30 @@ def distilled(spec: PairSpec, settings: TuneModelsSettings, device: str, say: Sa
 def tune_there(settings: TuneModelsSettings, workspace: Workspace) -> Card:
     """The card of an engine at an address."""
     given = AddressSettings.model_validate(dict(settings.more))
-    launcher = settings.launcher
-    if launcher is not None and (file := Path(launcher)).is_file():
-        launcher = file.read_text(encoding="utf-8").strip()
-    minutes = settings.minutes or float(OF_VLLM["minutes"])
-    cut = PipelineSettings(
-        engine="vllm",
-        pair=workspace.name,
-        prompts=settings.prompts,
-        minutes=minutes,
-        collect_prompts=1,
-        device=workspace.device,
-    )
+    launcher = None if settings.launcher is None else launcher_text(settings.launcher)
+    cut = cut_at_address(settings)
     fits = said_to_fit(workspace, refuse=False)
     shown = None if settings.prompts is None else settings.prompts.name
-    asked = Asked(fits, 0.0, minutes, shown)
-    rows = prompts_of(cut)
+    asked = Asked(fits, 0.0, cut.engine_minutes, shown)
     return tune_at_address(
-        workspace, settings.engine, launcher, given, asked, rows, fresh=settings.fresh
+        workspace, settings.engine, launcher, given, asked, prompts_of(cut), fresh=settings.fresh
+    )
+
+
+def launcher_text(launcher: str) -> str:
+    """The command that starts an engine, where a file was named as that says it."""
+    file = Path(launcher)
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else launcher
+
+
+def cut_at_address(settings: TuneModelsSettings) -> PipelineSettings:
+    """How prompts are cut for an engine at an address."""
+    return PipelineSettings(
+        engine="vllm",
+        prompts=settings.prompts,
+        minutes=settings.minutes or float(OF_VLLM["minutes"]),
+        collect_prompts=1,
+        device=device_of(settings),
     )
 
 
@@ -212,7 +279,10 @@ def loop_settings(settings: TuneModelsSettings, pair: str, device: str) -> Pipel
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         said = first["msg"].removeprefix("Value error, ")
-        line = f"--set {name}: {said}, not {first['input']!r}" if name else said
+        if first["type"] == "extra_forbidden":  # its value may be a secret
+            line = f"there is no setting {name}"
+        else:
+            line = f"--set {name}: {said}, not {first['input']!r}" if name else said
         raise DraftwellError(line, code="bad_setting") from error
 
 

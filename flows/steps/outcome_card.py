@@ -18,11 +18,12 @@ from draftwell.components.card.card import FEWEST_CONFIRMING, WIDEST, Card, Spee
 from draftwell.components.report.machine import cpu_model
 from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
 from draftwell.flows.settings import PipelineSettings
+from draftwell.flows.steps.own_pair import words_of
 from draftwell.flows.steps.verdict import unmet
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import ModelSource
 from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED, Result
-from draftwell.serving.device import device_class, usable_cores
+from draftwell.serving.device import cuda_available, device_class, usable_cores
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy
 
 MOST_TRIED = 8
@@ -316,13 +317,15 @@ def next_command(
     result: Mapping[str, Any], settings: PipelineSettings, space: Workspace, more: str
 ) -> str:
     """What a user types now; `more`: options of a longer tuning."""
-    named = f"--pair {space.name}" + (" --device cuda" if space.device == "cuda" else "")
+    named = f"--pair {space.on_command_lines}" + (
+        " --set device=cuda" if space.device == "cuda" else ""
+    )
     if not result["passed"] and result["champion"] is None:
         longer = more or f"--minutes {2 * (settings.minutes or 10):g}"
-        return f"draftwell tune --pair {space.name} {longer}"
+        return f"draftwell tune --pair {space.on_command_lines} {longer}"
     if result["passed"] and (settings.promote or space.spec.promote) == "manual":
         return f"draftwell release promote {named} --release {result['release']}"
-    return f"draftwell serve --pair {space.name}"
+    return f"draftwell serve --pair {space.on_command_lines}"
 
 
 def model_words(source: ModelSource) -> str:
@@ -331,11 +334,11 @@ def model_words(source: ModelSource) -> str:
         return f"{source.package.file} of {source.package.package} {source.package.version}"
     if source.near_copy is not None:
         return "a near copy of the target"
-    return str(source.hub or source.path or source.artifact)
+    return words_of(source)
 
 
 def machine_words(device: str) -> str:
     """The machine in a line, without its name."""
     if device.startswith("cuda"):
-        return device_class(device)
+        return device_class(device) if cuda_available() else "cuda, of another machine"
     return f"{cpu_model()}, {usable_cores()} cores ({device_class(device)})"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import draftwell
-from draftwell.flows import library
+from draftwell.flows import library, loading
 from draftwell.flows.orchestration import whole
 from tests.support.errors import raises_code
 from tests.support.loop.thresholds import ANY_PREDICTION, ANY_SPEED
@@ -57,6 +57,8 @@ def test_a_tuning_ends_in_a_card_whose_bundle_answers(
 def test_what_is_asked_for_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(whole, "tune_models", lambda settings, say: asked.append(settings))
+    monkeypatch.setattr(whole, "refuse_mistakes", lambda settings: None)
+    monkeypatch.setattr(loading, "_kept", {"the last pair": "its models"})
     draftwell.tune(Path("big"), "small", prompts="chats.json", minutes=5, bench_prompts=32)
     [settings] = asked
     named = settings.model_dump(exclude_defaults=True)
@@ -67,8 +69,10 @@ def test_what_is_asked_for_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> 
         "minutes": 5,
         "more": {"bench_prompts": 32},
     }
-    with raises_code("bad_tune_setting"):
-        draftwell.tune("big", pair="default")
+    assert loading._kept == {}, "what is loaded takes no memory from the next call"
+    for mistake in ({"pair": "default"}, {"source": "drift"}):
+        with raises_code("bad_tune_setting"):
+            draftwell.tune("big", **mistake)
 
 
 def test_without_the_pipeline_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from draftwell.components.tune.evaluator import Measured
 from draftwell.flows import live
 from draftwell.flows.cli.options import progress, say
 from draftwell.flows.live import LiveView
-from draftwell.flows.progress import announce, counting, shown, tell_best
+from draftwell.flows.progress import announce, announce_step, counting, shown, tell_best
 from draftwell.flows.steps.engine.tune import tell_if_fastest
 from draftwell.flows.steps.tune import tell_fastest
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
@@ -71,7 +71,7 @@ def logged(view: LiveView) -> list[str]:
 def test_a_terminal_shows_what_is_tried_the_best_and_time_left(terminal: Console) -> None:
     clock = Clock()
     with LiveView("tune", seconds=600, console=terminal, clock=clock) as view:
-        view.step("choose", 3, 7)
+        announce_step("choose", 3, 7)
         view.advance(1, 128, "csd")
         clock.now += 30
         view.advance(31, 128, "eagle3")
@@ -88,7 +88,7 @@ def test_time_left_is_of_this_step_and_only_where_it_is_known(terminal: Console)
     clock = Clock()
     with LiveView("tune", console=terminal, clock=clock) as view:
         clock.now += 1000
-        view.step("train", 2, 7)
+        announce_step("train", 2, 7)
         assert len(rendered(view)) == 2, "nothing is known of the step yet"
         view.advance(40, 140)  # an earlier run made forty
         clock.now += 1
@@ -106,7 +106,7 @@ def test_time_left_is_of_this_step_and_only_where_it_is_known(terminal: Console)
         assert "left" not in rendered(view)[1], "it takes longer than the others did"
         view.advance(10, 10)
         assert "left" not in rendered(view)[1]
-        view.step("gate", 6, 7)
+        announce_step("gate", 6, 7)
         assert len(rendered(view)) == 2, "what the last step tried is shown no longer"
     assert "2/7 train: 10 min 14 s" in written(terminal)
 
@@ -134,7 +134,7 @@ def test_a_line_that_begins_a_step_is_its_heading_and_stays_with_its_time(
 
 def test_a_small_window_cuts_lines_and_wraps_none(terminal: Console) -> None:
     with LiveView("tune", console=terminal) as view:
-        view.step("a name that is very long " * 9, 1, 2)
+        announce_step("a name that is very long " * 9, 1, 2)
         view.advance(1, 2, "a strategy with many parameters " * 9)
         view.best("[bold]no markup[/bold] " * 9)
         lines = rendered(view)
@@ -179,10 +179,9 @@ def test_elsewhere_lines_are_plain_as_without_a_view(
     pipe: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with LiveView("tune", console=pipe) as view:
-        view.step("collect", 1, 7)
+        announce_step("collect", 1, 7)
         announce("a line that is longer than the width of the console, which does not break it")
         counting("texts", iter([0.0, 1.0]).__next__)(9, 9)
-        view.trying("csd")
         view.advance(1, 2)
         view.best("csd, 1.2 times as fast")
         view.best("csd, 1.2 times as fast")
@@ -220,6 +219,21 @@ def test_ctrl_c_says_in_one_line_how_to_resume(
     assert shown() is None
 
 
+def test_what_is_not_kept_is_not_said_to_resume(pipe: Console) -> None:
+    view = LiveView("tune", None, console=pipe)
+    with pytest.raises(SystemExit), view:
+        raise KeyboardInterrupt
+    assert written(pipe) == f"stopped; log: {view.log_file}\n"
+
+
+def test_a_quiet_view_writes_the_log_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveView("tune", quiet=True) as view:
+        announce_step("collect", 1, 7)
+        say("a line")
+    assert capsys.readouterr() == ("", "")
+    assert logged(view) == ["1/7 collect", "a line"]
+
+
 def test_an_error_passes_and_is_in_the_log(terminal: Console) -> None:
     view = LiveView("tune", console=terminal)
     with pytest.raises(ValueError, match="wrong"), view:
@@ -231,7 +245,7 @@ def test_an_error_passes_and_is_in_the_log(terminal: Console) -> None:
 
 def test_the_terminal_is_clean_when_it_ends(terminal: Console) -> None:
     with LiveView("tune", console=terminal) as view:
-        view.step("collect", 1, 7)
+        announce_step("collect", 1, 7)
         view.advance(1, 2, "plain")
     text = written(terminal)
     assert "\x1b[?25l" in text, "the cursor was hidden"

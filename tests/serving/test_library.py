@@ -60,6 +60,8 @@ def test_greedy_answers_are_those_of_the_server(
         assert "".join(model.stream(text, max_tokens=40)) == ours.text
     said = model.generate(CHAT, max_tokens=40)
     assert said.text == chat["choices"][0]["message"]["content"]
+    parts = [{**CHAT[0], "content": [{"type": "text", "text": CHAT[0]["content"]}]}]
+    assert model.generate(parts, max_tokens=40).tokens == said.tokens
     assert said.text != model.generate(CHAT[0]["content"], max_tokens=40).text, "no template"
 
 
@@ -152,6 +154,12 @@ def test_a_stream_that_is_left_frees_its_slot(model: draftwell.LoadedBundle) -> 
         ("invalid_request", "the", {"max_tokens": 0}),
         ("invalid_request", "the", {"temperature": -1.0}),
         ("empty_stop", "the", {"stop": [""]}),
+        ("invalid_request", "the", {"stop": 5}),
+        ("invalid_request", "the", {"temperature": "x"}),
+        ("invalid_request", "the", {"seed": -1}),
+        ("bad_messages", ["the"], {}),
+        ("bad_messages", [{"role": "user", "content": None}], {}),
+        ("bad_messages", [{"role": "user", "content": [{"type": "image_url"}]}], {}),
         (
             "messages_refused",
             [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}],

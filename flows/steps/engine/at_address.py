@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launcher import Launcher
-from draftwell.components.engines.remote.address import EngineAddress, parse_address
+from draftwell.components.engines.remote.address import EngineAddress, bad, parse_address
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.flows.context import take_untouched, training_prompts
@@ -63,6 +63,17 @@ class AddressSettings(Settings):
     levels: tuple[int, ...] = Field((1,), strict=False, description="requests at once, from 1")
     tune_tokens: int = Field(64, ge=1, description="tokens of an answer, at most")
 
+    @field_validator("engine_header", mode="before")
+    @classmethod
+    def _hide_header(cls, given: Any) -> Any:
+        """Headers are texts; the error shows none, because it may be a secret."""
+        headers = (given,) if isinstance(given, str) else given
+        if not isinstance(headers, list | tuple) or not all(
+            isinstance(one, str) for one in headers
+        ):
+            raise bad("a header of the engine is a text NAME:VALUE, in a YAML file in quotes")
+        return headers
+
     def address(self, url: str) -> EngineAddress:
         """A URL with key, headers, certificates and model."""
         return parse_address(
@@ -71,6 +82,19 @@ class AddressSettings(Settings):
             headers=self.engine_header,
             ca=self.engine_ca,
             model=self.engine_model,
+        )
+
+    def templates(self, launcher: str) -> tuple[LaunchTemplate, LaunchTemplate | None]:
+        """The commands that start and end an engine."""
+        stop = self.stop_command
+        return LaunchTemplate(launcher), None if stop is None else LaunchTemplate(stop, stops=True)
+
+    def tuning(self, methods: Sequence[str] | None) -> EngineTuneSettings:
+        """What is tried, of these methods."""
+        return EngineTuneSettings(
+            **({} if methods is None else {"methods": tuple(methods)}),
+            levels=self.levels,
+            max_tokens=self.tune_tokens,
         )
 
 
@@ -115,11 +139,12 @@ def launched_at(
 ) -> tuple[EngineOutcome, str]:
     """What came of a tuning with a launcher, and the device that its release is for."""
     address = given.address(url)
+    command, stop = given.templates(launcher)
     started = Launcher(
-        LaunchTemplate(launcher),
+        command,
         address,
         place_of(workspace, address),
-        stop=None if given.stop_command is None else LaunchTemplate(given.stop_command, stops=True),
+        stop=stop,
         rests=workspace.device == "cpu" and is_local(address.url),
         start_seconds=given.start_minutes * 60,
         say=workspace.say,
@@ -133,24 +158,33 @@ def launched_at(
             draft=given.engine_draft,
             head=given.engine_head,
         )
-        settings = EngineTuneSettings(
-            methods=space.methods(given.methods), levels=given.levels, max_tokens=given.tune_tokens
-        )
+        settings = given.tuning(space.methods(given.methods))
+        space.check_levels(given.levels)
         budget = Budget(60 * asked.minutes * TUNING)
         choice = tune_on_engine(space, rows["tune"], settings, fresh=fresh, budget=budget)
         released = publish_on_engine(space)
         judging = untouched(space, rows["bench"], None, released.config)
         verdict, figures = gate_on_engine(space, released, judging, settings.max_tokens)
         made = released.release
+        workspace.say(space.shown(choice.chosen))
         outcome = EngineOutcome(
             engine=f"{space.name} {space.version} at {space.option}",
             choice=choice,
             figures=figures,
             verdict=word_of(verdict),
             release=made.version,
-            next_command=f"draftwell export --to {space.name} --pair {workspace.name}",
+            next_command=next_step(space, made.version, passed=verdict.passed),
         )
         return outcome, made.device
+
+
+def next_step(space: LaunchedSpace, release: int, *, passed: bool) -> str:
+    """What a user types after a tuning with a launcher."""
+    pair, device = space.workspace.on_command_lines, space.workspace.device
+    if not passed:
+        return f"draftwell tune --engine {space.option} --pair {pair} --launcher FILE"
+    named = f"--set engine={space.name} --set device={device}"
+    return f"draftwell release promote --pair {pair} {named} --release {release}"
 
 
 def judged_at(
@@ -172,7 +206,7 @@ def judged_at(
             choice=None,
             figures=figures,
             verdict=word_of(verdict),
-            next_command=f"draftwell tune --engine {url} --pair {workspace.name} --launcher FILE",
+            next_command=f"draftwell tune --engine {url} --pair {workspace.on_command_lines} --launcher FILE",
         )
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.card.card import Card, Tried
-from draftwell.components.engines.vllm_methods import OFF
 from draftwell.flows.steps.outcome_card import (
     Asked,
     card_base,
@@ -34,7 +33,7 @@ class EngineOutcome:
     Args:
         engine: its name with version and address.
         choice: what was tuned; None of an engine that is judged as it runs.
-        figures: of the gate, one for each number of requests; of an earlier gate there are none.
+        figures: of the gate, one for each number of requests.
         release: number; None where nothing was released.
         next_command: what a user types now.
     """
@@ -51,8 +50,7 @@ class EngineOutcome:
 def engine_card(space: Workspace, found: EngineOutcome, asked: Asked) -> Card:
     """The card of an engine's outcome."""
     choice = found.choice
-    figures = list(found.figures) or ([] if choice is None else confirmed(choice))
-    alone = next((figure for figure in figures if figure.at_once == 1), None)
+    alone = next((figure for figure in found.figures if figure.at_once == 1), None)
     speed = None if alone is None else load_speed(alone, alone.label)
     made = {"version": version("draftwell"), "made": datetime.now(UTC)}
     return Card(
@@ -64,7 +62,7 @@ def engine_card(space: Workspace, found: EngineOutcome, asked: Asked) -> Card:
         parameters={},
         speed=speed,
         by_kind=() if alone is None else tuple(kinds_of(alone.categories)),
-        by_requests=tuple(load_speed(one, str(one.at_once)) for one in figures),
+        by_requests=tuple(load_speed(one, str(one.at_once)) for one in found.figures),
         exact=True,
         tried=() if choice is None else tuple(lost(choice)),
         verdict=verdict_word(found.verdict),
@@ -73,14 +71,6 @@ def engine_card(space: Workspace, found: EngineOutcome, asked: Asked) -> Card:
         bundle=found.bundle,
         next_command=found.next_command,
     )
-
-
-def confirmed(choice: EngineChoice) -> list[Figure]:
-    """Tuning's figures of the choice, where the gate's are of an earlier run."""
-    if choice.method == OFF:
-        return []
-    of_choice = [one for one in choice.confirmed if one.label == choice.alone.label]
-    return of_choice[-1:]
 
 
 def lost(choice: EngineChoice) -> Iterator[Tried]:
