@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 SLOTS = 8
 """As many as a server has: draft lengths are tuned for so many requests at once."""
-KEPT = {"bench": 16, "tune": 8, "collect": 8, "calibrate": 4}
+KEPT = {"bench": 16, "tune": 8, "collect": 6, "calibrate": 4}
 """Step → prompts that it keeps as long as others have more, in a loop of so many minutes."""
-FEWEST = {"bench": 8, "tune": 8}
+FEWEST = {"bench": 8, "tune": 8, "collect": 2, "calibrate": 1}
 """Step → prompts with fewer of which it says nothing, there."""
 _kept: dict[Any, StepContext] = {}
 """The pair that was loaded last, by the arguments it was loaded with."""
@@ -170,11 +170,12 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
         wanted |= {"collect": 0, "calibrate": 0}  # nothing to trace
     elif in_time and not settings.restarts and not settings.takes_lossy:
         wanted["calibrate"] = 0  # they fill a memory that only lossy strategies read
-    if in_time and file:
+    if in_time and file and settings.source == "prompts":
         rows = mixed(sorted(rows, key=hash_of))
     kept = KEPT if in_time else {}
-    least = FEWEST if in_time and not settings.restarts else {}
-    needed = sum(min(count, least.get(step, 1)) for step, count in wanted.items())
+    fewest = FEWEST if in_time and not settings.restarts else {}
+    least = {step: min(count, fewest.get(step, 1)) for step, count in wanted.items()}
+    needed = sum(least.values())
     if len(rows) < needed:
         raise DraftwellError(
             f"{settings.prompts} holds {len(rows)} different prompts, and {', '.join(wanted)} "

@@ -140,7 +140,7 @@ def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is
         done = demo("--set methods=draft_model")
         assert "collected again" not in done.stderr
         assert (folder / "loop-texts.jsonl").read_bytes() == texts
-    done = demo("--set max_tokens=9")
+    done = demo(tokens_of(9))
     assert done.exit_code == 0, (done.output, done.exception)
     assert "collected again" in done.stderr
     assert (folder / "loop-texts.jsonl").read_bytes() != texts

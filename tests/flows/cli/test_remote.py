@@ -57,7 +57,7 @@ def test_bench_beside_a_plain_address(
 ) -> None:
     plain = served_by(accepts=(), step_seconds=0.004)
     fast = served_by(step_seconds=0.004)
-    done = ask("bench", fast, f"--set plain={plain} --set concurrency=1,3 --json {tmp_path}/b.json")
+    done = ask("bench", fast, f"--set plain={plain} --set concurrency=1,3 --out {tmp_path}/b.json")
     assert done.exit_code == 0, (done.output, done.exception)
     made = json.loads((tmp_path / "b.json").read_text())
     assert (made["engine"], made["address"], made["remarks"]) == ("vllm", fast, [])

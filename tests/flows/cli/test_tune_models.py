@@ -132,10 +132,23 @@ def test_forty_conversations_leave_sixteen_to_confirm(
     cut = prompts_of(settings)
     assert len(cut["bench"]) >= confirm
     assert len(cut["tune"]) >= 8
-    assert len(cut["collect"]) >= 8
+    assert len(cut["collect"]) >= 8, "what is not confirmed with is learnt from"
     assert cut["calibrate"] == [], "only lossy strategies read what they would fill"
     every = [prompt.id for prompts in cut.values() for prompt in prompts]
     assert len(every) == len(set(every))
+
+
+@pytest.mark.parametrize(("rows", "confirm"), [(18, 8), (30, 16)])
+def test_with_few_prompts_every_step_still_has_some(
+    tmp_path: Path, rows: int, confirm: int
+) -> None:
+    settings = PipelineSettings(
+        minutes=10, device="cpu", prompts=sharegpt(tmp_path / "chats.json", rows)
+    )
+    cut = prompts_of(settings.model_copy(update=counts_for(settings, 0.04, rows)))
+    assert len(cut["bench"]) >= confirm
+    assert len(cut["collect"]) >= 2
+    assert len(cut["tune"]) == 8
 
 
 def test_too_few_prompts_are_refused_with_how_many_it_takes(tmp_path: Path) -> None:
