@@ -198,18 +198,7 @@ def rollback(
     ):
         good = find_release(store, pair, device, cut_off.change.release)
         return find_release(store, pair, device, cut_off.before), good
-    try:
-        bad = find_release(store, pair, device, seen.champion or "champion")
-    except DraftwellError as error:
-        if seen.champion is None or error.code != "not_registered":
-            raise
-        raise DraftwellError(
-            f"version {seen.champion} of release.{pair}.{device}, the champion, was deleted in "
-            f"MLflow: name another with `draftwell release promote --pair {pair} "
-            f"{release_settings(device)} "
-            "--release N`",
-            code="champion_deleted",
-        ) from None
+    bad = _recorded_champion(store, pair, device, seen)
     good = find_release(store, pair, device, to if to is not None else _way_back(store, bad, seen))
     if good.version == bad.version:
         raise DraftwellError(
@@ -218,13 +207,27 @@ def rollback(
         )
     if why := objection(good, gate_record(good), again=True) or withdrawal(store, good):
         raise DraftwellError(
-            f"{good.name} cannot be made champion again, {why}: name another release with "
-            f"--release",
+            f"{good.name} cannot be made champion again, {why}: name another with --release",
             code="no_way_back",
         )
     if not dry_run:
         _change(store, seen, good, "rollback", reason.strip(), gate_record(good))
     return bad, good
+
+
+def _recorded_champion(store: Store, pair: str, device: str, seen: History) -> ReleaseVersion:
+    """The champion by the record, or by the alias where nothing is recorded."""
+    try:
+        return find_release(store, pair, device, seen.champion or "champion")
+    except DraftwellError as error:
+        if seen.champion is None or error.code != "not_registered":
+            raise
+        raise DraftwellError(
+            f"version {seen.champion} of release.{pair}.{device}, the champion, was deleted in "
+            f"MLflow: name another with `draftwell release promote --pair {pair} "
+            f"{release_settings(device)} --release N`",
+            code="champion_deleted",
+        ) from None
 
 
 def _cut_off_rollback(seen: History) -> Entry | None:

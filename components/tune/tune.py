@@ -132,8 +132,7 @@ def tune_strategy(
         the choice, the reason, and all that it rests on.
     Raises:
         ContextTooLong: a prompt is too long for a model that may read it; nothing is measured then.
-        DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit
-            strategy, a study that is no file of trials.
+        DraftwellError: no prompts, an unfit trace or strategy, a study that is no file of trials.
     """
     inputs, names, left_out = prepared(inputs, settings, quality)
     about = circumstances_of(inputs, settings)

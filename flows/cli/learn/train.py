@@ -209,8 +209,7 @@ def train(
     threads: Threads = None,
 ) -> None:
     """Train a verifier (sprinter), an acceptance head (specdec_pp) or Medusa's heads on traces,
-    keep
-    texts in a datastore (rest, suffix), or train an EAGLE-3 head on prompts, for an hour or more.
+    keep texts in a datastore (rest, suffix), or train an EAGLE-3 head on prompts, an hour or more.
 
     Example: draftwell step train --pair default
     """

@@ -548,7 +548,8 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
     done = call(f"release promote --release {number}")
     assert done.exit_code == 2
     assert "answers in French are cut" in done.stderr
-    assert call(f"release promote --release {number} --reason", "they were whole").exit_code == 0
+    why = ("--set", "reason=they were whole")
+    assert call(f"release promote --release {number}", *why).exit_code == 0
     done = call(f"release rollback --reason no --set bundles={place}/elsewhere")
     assert "`draftwell deploy" in done.stdout
 

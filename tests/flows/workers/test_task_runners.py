@@ -163,8 +163,7 @@ def collect(
     def collect(name: str, *more: Any) -> tuple[Any, TraceSet]:
         done = run(
             f"step collect --pair {pair_file} --prompts {prompts_file} --set max_tokens=12 "
-            "--set threads=1 --out",
-            tmp_path / name,
+            f"--set threads=1 --set out={tmp_path / name}",
             *more,
         )
         return done, TraceSet(tmp_path / name)
