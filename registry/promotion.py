@@ -112,7 +112,8 @@ def promote(
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: publish another release, or promote "
             "this one again with "
-            f"a reason: `draftwell release promote --pair {pair} {release_settings(device)} --release "
+            f"a reason: `draftwell release promote --pair {pair} {release_settings(device)} "
+            f"--release "
             f"{release.version} --set reason=…`",
             code="was_rolled_back",
         )
@@ -204,7 +205,8 @@ def rollback(
             raise
         raise DraftwellError(
             f"version {seen.champion} of release.{pair}.{device}, the champion, was deleted in "
-            f"MLflow: name another with `draftwell release promote --pair {pair} {release_settings(device)} "
+            f"MLflow: name another with `draftwell release promote --pair {pair} "
+            f"{release_settings(device)} "
             "--release N`",
             code="champion_deleted",
         ) from None
@@ -216,7 +218,8 @@ def rollback(
         )
     if why := objection(good, gate_record(good), again=True) or withdrawal(store, good):
         raise DraftwellError(
-            f"{good.name} cannot be made champion again, {why}: name another release with --release",
+            f"{good.name} cannot be made champion again, {why}: name another release with "
+            f"--release",
             code="no_way_back",
         )
     if not dry_run:
@@ -246,7 +249,8 @@ def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
         if why is None and version != champion.version:
             return version
     raise DraftwellError(
-        f"{champion.name} has no previous champion: name a release that passed its gate with --release",
+        f"{champion.name} has no previous champion: name a release that passed its gate with "
+        f"--release",
         code="no_previous_champion",
     )
 

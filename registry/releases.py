@@ -260,7 +260,8 @@ def pinned_version(store: Store, release: ReleaseVersion, kind: str) -> Publishe
         raise DraftwellError(
             f"{release.name} pins {kind}.{release.pair} version {pin.version}, which {what}: name "
             f"the model {kind}.{release.pair} again if it was renamed, else make another release "
-            f"(`draftwell release create --pair {release.pair} {release_settings(release.device)}`, or the "
+            f"(`draftwell release create --pair {release.pair} "
+            f"{release_settings(release.device)}`, or the "
             "pipeline)",
             code="pinned_artifact_changed",
         )
@@ -277,7 +278,8 @@ def common_fingerprint(found: Mapping[str, Published]) -> str:
     bound = [one for kind, one in found.items() if find_kind(kind).fingerprinted]
     if not bound:
         raise DraftwellError(
-            "a release needs at least one artifact besides the draft: run `draftwell step choose` first",
+            "a release needs at least one artifact besides the draft: run `draftwell step "
+            "choose` first",
             code="nothing_to_release",
         )
     if len({one.fingerprint for one in bound}) > 1:

@@ -117,7 +117,8 @@ def untuned(
         "decoding there"
     )
     return (
-        "nothing was tuned for sampled requests (`draftwell step choose --set temperature=…`): measured at "
+        "nothing was tuned for sampled requests (`draftwell step choose --set temperature=…`): "
+        "measured at "
         f"temperature {temperature:g}, {serves} decodes them{trial}",
     )
 

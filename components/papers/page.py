@@ -322,7 +322,8 @@ def how_it_is_made(scale: Scale, cells: Mapping[str, CellFile]) -> str:
     return (
         "**Made by** `make papers DATA=data`, sized for six hours on two cores and "
         "resumable cell by cell: what is interrupted loses "
-        'the cell that it was in, up to an hour. `make papers FLAGS="--set quick=true"` is sized for '
+        'the cell that it was in, up to an hour. `make papers FLAGS="--set quick=true"` is '
+        "sized for "
         "20 minutes. `data` is a folder that holds "
         "the data sets below, at any depth. A full run on them writes this page; "
         "`draftwell reproduce papers` by itself writes into "

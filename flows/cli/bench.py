@@ -36,12 +36,8 @@ Strategies = Annotated[
     str,
     typer.Option(
         "--strategies",
-        help=(
-            "Comma-separated: NAME, NAME:key=value:key=value to set parameters, "
-            "NAME@1+1 to give each model its own share of the cores. "
-            "Autoregressive decoding is always measured. With --engine vllm its "
-            "methods, such as ngram:k=5:n=3."
-        ),
+        metavar="NAMES",
+        help=("With commas: NAME, NAME:KEY=VALUE, NAME@1+1."),
     ),
 ]
 Mix = Annotated[
@@ -67,14 +63,16 @@ Concurrency = Annotated[
     Field(
         description=(
             "Measure throughput only: one request at a time, then this many at once. With "
-            "--engine URL: at each of these numbers of requests at once, such as 1,8,32; default: 1."
+            "--engine URL: at each of these numbers of requests at once, such as 1,8,32; "
+            "default: 1."
         )
     ),
 ]
 CheckCpu = Annotated[
     bool,
     Field(
-        description="Compare the outputs of a CUDA run with those of the CPU; exit code 1 if they differ."
+        description="Compare the outputs of a CUDA run with those of the CPU; exit code 1 if "
+        "they differ."
     ),
 ]
 Exactness = Annotated[
@@ -82,8 +80,10 @@ Exactness = Annotated[
     Field(
         description=(
             "Check instead that every lossless strategy's greedy answers are plain decoding's, to "
-            "the bit: alone, three times in a row, as a stream reads it, beside seven others, as four "
-            "choices, with a prediction, with prompts cut otherwise, in a second turn. Resumes where "
+            "the bit: alone, three times in a row, as a stream reads it, beside seven others, "
+            "as four "
+            "choices, with a prediction, with prompts cut otherwise, in a second turn. Resumes "
+            "where "
             "it was ended; exit code 1 if one differs."
         )
     ),
@@ -98,12 +98,13 @@ ProfileOption = Annotated[
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, max=10**9, help="Use the first N prompts.")
+    int | None,
+    typer.Option("--limit", metavar="N", min=1, max=10**9, help="Use the first N prompts."),
 ]
 Out = Annotated[
     list[Path] | None,
     typer.Option(
-        "--out", help="Write the report to FILE.json or FILE.md, plots to FOLDER; repeatable."
+        "--out", metavar="PATH", help="FILE.json, FILE.md or FOLDER of plots; repeatable."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -187,7 +187,8 @@ def check_together(
         )
     if given["concurrency"] and alone:
         raise DraftwellError(
-            "concurrency measures throughput only: leave out peers, check_cpu, and what --out names "
+            "concurrency measures throughput only: leave out peers, check_cpu, and what --out "
+            "names "
             "but a .json file",
             code="throughput_only",
         )

@@ -194,8 +194,8 @@ def generate(
 ) -> None:
     """Generate one answer and report acceptance, speed and model calls.
 
-    Example: draftwell generate --pair default --strategy spide --set spide.tau=0.6 --prompt "What is a
-    prime number?"
+    Example: draftwell generate --pair default --strategy spide --set spide.tau=0.6 --prompt
+    "What is a prime number?"
     """
     from draftwell.flows.steps.profile import find_or_measure_profile
     from draftwell.serving.runtime.engine.thread_governor import governor_for

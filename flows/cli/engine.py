@@ -265,7 +265,8 @@ def deploy_elsewhere(context: typer.Context) -> Path:
 
 
 def swap_elsewhere(space: EngineSpace, released: EngineRelease, given: Mapping[str, Any]) -> Path:
-    """`draftwell deploy --engine vllm --set swap=URL`: the bundle's folder, after what was checked."""
+    """`draftwell deploy --engine vllm --set swap=URL`: the bundle's folder, after what was
+    checked."""
     others = [*(name for name in ("ungated", "with_weights") if given[name]), *given["serving"]]
     if others:
         raise DraftwellError(

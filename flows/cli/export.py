@@ -74,7 +74,8 @@ DraftModel = Annotated[
 SaveDraft = Annotated[
     Path | None,
     Field(
-        description="New folder for the complete weights of a distilled draft, which other engines need."
+        description="New folder for the complete weights of a distilled draft, which other "
+        "engines need."
     ),
 ]
 SaveHead = Annotated[
@@ -117,7 +118,8 @@ def export(
     """Write the tuned settings as documented settings of another engine, with notes on what it
     cannot express.
 
-    Example: draftwell export --to vllm --pair vicuna-68m-7b --set config=config.json --out vllm.json
+    Example: draftwell export --to vllm --pair vicuna-68m-7b --set config=config.json --out
+    vllm.json
     """
     from draftwell.components.export.export import export_config
     from draftwell.flows.steps.exported_weights import Known, pinned, write_draft, write_head

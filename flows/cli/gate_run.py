@@ -228,7 +228,8 @@ def release_to_judge(pair: str, device: str, release: str | None, expected: bool
         raise DraftwellError(
             f"no release was judged: release.{pair}.{device} has no "
             f"candidate{no_release_hint(known, device)}, "
-            f"`draftwell step choose --pair {pair} --device {device}` makes one, or --set counts_only=true "
+            f"`draftwell step choose --pair {pair} --device {device}` makes one, or --set "
+            f"counts_only=true "
             "judges the counts alone",
             code="no_candidate",
         )

@@ -1,4 +1,5 @@
-"""`draftwell reproduce gpu`: everything that is to be known of a GPU, in one run of nine minutes."""
+"""`draftwell reproduce gpu`: everything that is to be known of a GPU, in one run of nine
+minutes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The parts of `draftwell reproduce gpu`, the most important first. They are this project's own commands: a
-part says with which options, and how long they may take."""
+"""The parts of `draftwell reproduce gpu`, the most important first. They are this project's own
+commands: a part says with which options, and how long they may take."""
 
 from __future__ import annotations
 

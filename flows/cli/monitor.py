@@ -16,6 +16,7 @@ from draftwell.flows.cli.engine_options import NEEDED, on_other_engine
 from draftwell.flows.cli.options import (
     EXIT_FAILED,
     EXIT_UNDECIDED,
+    Bundles,
     DeviceOption,
     DtypeOption,
     EngineOption,
@@ -60,9 +61,7 @@ Reference = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out", help="Folder of the report and its plots. Default: the workspace's reports."
-    ),
+    typer.Option("--out", metavar="DIR", help="Folder of the report."),
 ]
 Limits = Annotated[
     Path | None,
@@ -74,7 +73,6 @@ Limits = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-Bundles = Annotated[Path, Field(description="Folder of bundles, to see what is served.")]
 Recalibrate = Annotated[
     bool,
     Field(
@@ -177,13 +175,9 @@ def monitor(
     """Compare served traffic with what the champion was calibrated on; exit code 3 if it has
     drifted, 2 on an error, else 0.
 
-    With --engine vllm, what our plug-in counted of drafts in vLLM is compared with the tuning.
-    With --engine URL, what the engine's metrics say is compared with what they said when it was
-    well (docs/watchdog.md); exit code 3 while an alarm stands.
-
-    Only reports: the deployed flow of the same name announces a drift, and another recalibrates
-    (docs/drift.md). With --engine vllm and recalibrate=true it answers drift itself; then the exit code is
-    the gate's where it did not pass (1 failed, 3 not enough evidence), else 0.
+    With --engine vllm, what our plug-in counted of drafts is compared with the tuning; with
+    recalibrate=true it answers drift, and the exit code is the gate's. With --engine URL, its
+    metrics are compared with those of when it was well (docs/watchdog.md).
 
     Example: draftwell monitor --pair default --set spool=.draftwell/spool/smollm2-135m
     """
@@ -204,7 +198,8 @@ def check_elsewhere(context: typer.Context) -> DriftReport:
     needed = NEEDED["restart"]["monitor"]
     if wrong := next((name for name in needed if named(context, name)), None):
         raise DraftwellError(
-            f"{spelled(context, wrong)} means nothing without recalibrate=true: name both, or leave "
+            f"{spelled(context, wrong)} means nothing without recalibrate=true: name both, or "
+            f"leave "
             "it out",
             code="engine_option",
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from draftwell.components.engines.port import CAPABILITIES
 from draftwell.components.engines.remote.address import is_address
@@ -60,7 +60,8 @@ Pair = Annotated[
     str,
     typer.Option(
         "--pair",
-        help="Name or alias of a pair (see `draftwell list pairs`), or a pair's YAML file.",
+        metavar="NAME|FILE",
+        help="A pair: its name, or its YAML file.",
     ),
 ]
 DtypeOption = Annotated[
@@ -76,7 +77,8 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="cpu or cuda. Default: $DRAFTWELL_DEVICE, else cuda where there is such a device.",
+        metavar="cpu|cuda",
+        help="Default: $DRAFTWELL_DEVICE, or the best.",
     ),
 ]
 DraftDevice = Annotated[
@@ -153,7 +155,8 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
-        help="As of `draftwell step collect`. Default: the shipped demo prompts.",
+        metavar="FILE",
+        help="Default: the shipped demo prompts.",
     ),
 ]
 Limit = Annotated[int | None, Field(ge=1, le=10**9, description="Use the first N prompts.")]
@@ -189,10 +192,7 @@ EngineOption = Annotated[
         "--engine",
         parser=read_engine,
         metavar=f"{'|'.join(CAPABILITIES)}|URL",
-        help=(
-            "What decodes: this project's own engine, vLLM in an environment of its own "
-            "(`make peers`), or a server at a URL (docs/engines.md)."
-        ),
+        help="What decodes (docs/engines.md).",
     ),
 ]
 PlainOption = Annotated[
@@ -255,8 +255,19 @@ ReleaseDevice = Annotated[
         "$DRAFTWELL_DEVICE, else cuda where there is such a device."
     ),
 ]
-Bundles = Annotated[Path, Field(description="Folder of bundles.")]
-Preview = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+
+
+def leads_somewhere(path: Path) -> Path:
+    """A folder's path, unless it is a link that leads to itself."""
+    try:
+        path.resolve()
+    except (RuntimeError, OSError) as error:
+        raise ValueError("it is a link that leads to itself") from error
+    return path
+
+
+Bundles = Annotated[Path, AfterValidator(leads_somewhere), Field(description="Folder of bundles.")]
+Preview = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
 def prompts_from(source: str | Path, limit: int | None = None, **options: Any) -> list[Prompt]:

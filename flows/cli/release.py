@@ -78,9 +78,8 @@ Release = Annotated[
     str | None,
     typer.Option(
         "--release",
-        help=(
-            "Alias or number of the release to judge. Default: the candidate, if the pair has one."
-        ),
+        metavar="NAME|N",
+        help="Default: the candidate, if there is one.",
     ),
 ]
 CountsOnly = Annotated[
@@ -95,10 +94,7 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help=(
-            "Measure and judge, but keep no verdict and move no alias; the exit code is "
-            "that of the verdict."
-        ),
+        help="Keep no verdict, and move no alias.",
     ),
 ]
 Unmeasured = Annotated[
@@ -114,15 +110,16 @@ Report = Annotated[
     list[Path] | None,
     typer.Option(
         "--report",
-        help="Write the verdict to FILE.json, FILE.md or FILE.xml (JUnit); repeatable.",
+        metavar="FILE",
+        help="FILE.json, .md or .xml (JUnit); repeatable.",
     ),
 ]
 EvidenceFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--evidence",
-        help="Judge what a benchmark tool measured with speculation, instead of measuring: a file, "
-        "or the folder that the tool wrote; may be repeated. See docs/gates.md.",
+        metavar="PATH",
+        help="Judge a benchmark tool's files; repeatable.",
     ),
 ]
 PlainEvidence = Annotated[
@@ -154,19 +151,11 @@ def gate(
     levels: Levels = (1,),
 ) -> None:
     """Judge a release, or this checkout against its recorded baseline. Exit code: 0 passed, 1
-    failed, 2 error, 3 not enough evidence: the intervals leave it open, and the table estimates how
-    many prompts would decide. A release is promoted after 0 only.
+    failed, 2 error, 3 not enough evidence.
 
-    Where the pair has no release on any device (a fresh clone), only counts (target calls, accepted
-    tokens) and outputs are compared with registry/baselines. A pair with releases but no candidate
-    for the device is an error; `--set counts_only=true` judges the counts alone.
-
-    With --engine vllm, the candidates for greedy and for sampled requests are judged beside vLLM's
-    plain decoding, with the same exit codes. With --engine URL and a launcher so are those of an
-    engine that your own command starts; without, the engine is judged as it runs.
-
-    With --evidence, results of others' benchmark tools are judged. The verdict is kept where
-    --release names a release of --engine vllm.
+    Where the pair has no release (a fresh clone), counts and outputs alone are compared with
+    registry/baselines. With --engine vllm or a URL, that engine's candidates are judged; with
+    --evidence, what other benchmark tools measured (docs/gates.md).
 
     Example: draftwell gate --pair default
     """
@@ -227,7 +216,10 @@ def promote(
     pair: Pair = "default",
     device: ReleaseDevice = None,
     release: Annotated[
-        str, typer.Option("--release", help="Alias or number of the release to promote.")
+        str,
+        typer.Option(
+            "--release", metavar="NAME|N", help="Alias or number of the release to promote."
+        ),
     ] = "candidate",
     reason: Annotated[
         str | None,
@@ -367,8 +359,8 @@ def deploy(
     """Take the bundle that the gate judged, or build the release's bundle, and point `current` at
     it.
 
-    With --engine vllm, a bundle for vLLM is built of its champion, in OUT/vllm/PAIR. swap= also
-    loads its head into a server that runs, with DRAFTWELL_SWAP_KEY and DRAFTWELL_ENGINE_KEY.
+    With --engine vllm a bundle for vLLM is built, in OUT/vllm/PAIR; swap=URL loads its head into a
+    server that runs.
 
     Example: draftwell deploy --pair default --release champion
     """

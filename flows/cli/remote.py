@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 def address_of(context: typer.Context, option: str = "engine") -> EngineAddress | None:
     """The address that an option names, with the key, headers, certificates and model that the
-    others name; None where it names none. A key is sent to the engine and to that of plain= alike."""
+    others name; None where it names none. A key is sent to the engine and to that of plain=
+    alike."""
     given = context.params
     if (url := given.get(option)) is None:
         return None

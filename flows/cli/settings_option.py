@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,7 +33,7 @@ STRATEGY = "STRATEGY.PARAMETER"
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting (below); may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting (below); repeatable."),
 ]
 FileOption = Annotated[
     Path | None, typer.Option("--settings", metavar="FILE", help="YAML file of settings.")
@@ -102,7 +102,7 @@ class Command(TyperCommand):
         more = [self.others[0]] if self.others and others else ()
         ctx.meta[NAMED] = frozenset([*found, *more])
 
-    def keys(self) -> list[str]:
+    def all_keys(self) -> list[str]:
         """All keys that the command takes."""
         return [*self.settings.model_fields, *(self.others[1].names if self.others else ())]
 
@@ -118,14 +118,14 @@ class Command(TyperCommand):
         """Say which keys there are, and which one was meant."""
         if (option := self.option(one.key)) is not None:
             why = f"it is an option, {option}"
-        elif not self.keys():
+        elif not self.all_keys():
             why = "the command takes none"
         else:
-            close = get_close_matches(one.key, self.keys(), 1)
-            if not close and STRATEGY in self.keys():
+            close = get_close_matches(one.key, self.all_keys(), 1)
+            if not close and STRATEGY in self.all_keys():
                 close = [f"STRATEGY.{one.key}"]
             meant = f"did you mean {close[0]}? " if close else ""
-            why = f"{meant}the settings are {', '.join(self.keys())}"
+            why = f"{meant}the settings are {', '.join(self.all_keys())}"
         raise DraftwellError(
             f"`draftwell {self.name}` has no setting {one.key!r}: {why}", code="unknown_setting"
         )
@@ -187,7 +187,7 @@ def settings_of_file(file: Path) -> Iterable[Given]:
 
 def takes(others: OtherKeys, key: str) -> bool:
     """Whether a key is one of the further ones."""
-    return "." in key if STRATEGY in others.names else key in others.names
+    return key in others.names or ("." in key and STRATEGY in others.names)
 
 
 def read_value(settings: type[Keys], given: Given) -> Any:
@@ -196,7 +196,7 @@ def read_value(settings: type[Keys], given: Given) -> Any:
     Raises:
         DraftwellError: it has another type, or is out of bounds (`bad_setting`).
     """
-    values = [given.value]
+    values, problems = [given.value], list[str]()
     if given.written:
         meant = from_yaml(given.value)
         values = [None] if meant is None else [given.value, meant]
@@ -204,8 +204,8 @@ def read_value(settings: type[Keys], given: Given) -> Any:
         try:
             return getattr(settings.model_validate({given.key: value}), given.key)
         except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-    raise DraftwellError(f"{given.where}: {problem}, not {given.value!r}", code="bad_setting")
+            problems.append(error.errors()[0]["msg"].removeprefix("Value error, "))
+    raise DraftwellError(f"{given.where}: {problems[-1]}, not {given.value!r}", code="bad_setting")
 
 
 def from_yaml(text: str) -> Any:
@@ -264,10 +264,12 @@ def add_command(
         function(**options, **{name: context.params[name] for name in names})
 
     run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    text = inspect.cleandoc(function.__doc__ or "")
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
     cls = type("Command", (Command,), {"settings": model, "others": others})
     keys = [*fields, *(others[1].names if others else ())]
     epilog = f"Settings: {', '.join(keys)}." if keys else None
-    app.command(name, cls=cls, epilog=epilog, **options)(run)
+    app.command(name, cls=cls, help="\n\n".join(paragraphs), epilog=epilog, **options)(run)
 
 
 def named(context: typer.Context, name: str) -> bool:
@@ -286,9 +288,10 @@ def spelled(context: typer.Context, name: str) -> str:
 
 def names_of(command: Any) -> list[str]:
     """Names of all options and settings of a command."""
-    options: Sequence[Any] = command.params
+    own = (WORDS, FILE, CONTEXT)
+    options = [str(one.name) for one in command.params if one.name not in own]
     others = () if command.others is None else (command.others[0],)
-    return [*(str(one.name) for one in options), *command.settings.model_fields, *others]
+    return [*options, *command.settings.model_fields, *others]
 
 
 def settings_reference(command: Any) -> Mapping[str, FieldInfo]:

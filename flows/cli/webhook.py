@@ -33,7 +33,8 @@ def webhook(
     secret_file: Annotated[
         Path | None,
         Field(
-            description="File with the secret that MLflow signs with. Default: $DRAFTWELL_WEBHOOK_SECRET."
+            description="File with the secret that MLflow signs with. Default: "
+            "$DRAFTWELL_WEBHOOK_SECRET."
         ),
     ] = None,
     register_at: Annotated[
@@ -48,7 +49,8 @@ def webhook(
 ) -> None:
     """Deploy within seconds what the alias champion names, when MLflow says that it was moved.
 
-    It does what `draftwell release sync` does: a champion without a passed gate is refused, and what serves
+    It does what `draftwell release sync` does: a champion without a passed gate is refused, and
+    what serves
     stays. It needs MLflow's server, which sends the webhook once register_at= has made it there.
 
     Example: draftwell release webhook --pair default --set secret_file=webhook-secret

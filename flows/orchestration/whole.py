@@ -199,7 +199,8 @@ def loop_settings(settings: TuneModelsSettings, pair: str, device: str) -> Pipel
         "prompts": settings.prompts,
         "engine": settings.engine,
         "minutes": settings.minutes or (MINUTES if settings.engine == "draftwell" else None),
-        "device": device,
+        # vLLM's environment may see another device than this one
+        "device": settings.device if settings.engine == "vllm" else device,
         "fresh": settings.fresh,
         **settings.more,
     }

@@ -40,9 +40,11 @@ def promote_and_deploy(
         announce(
             f"release.{space.spec.name}.{device} version {release} passed its gate and "
             "waits as challenger, because promotion is "
-            f"manual: `draftwell release promote --pair {space.name} --set device={device} --release "
+            f"manual: `draftwell release promote --pair {space.name} --set device={device} "
+            f"--release "
             f"{release}`, or set the alias champion on it "
-            f"in MLflow; then `draftwell release sync --pair {space.name} --set device={device}`, or "
+            f"in MLflow; then `draftwell release sync --pair {space.name} --set "
+            f"device={device}`, or "
             "the hourly flow, deploys it"
         )
         return None

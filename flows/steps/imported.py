@@ -125,7 +125,8 @@ def refuse_foreign(
     if other := [one for one in prints if one != here]:
         raise DraftwellError(
             f"the results are of models with fingerprint {other[0][:12]}, those of {name} in "
-            f"{space.dtype} here have {here[:12]}: name the number format with --set dtype=…, or measure "
+            f"{space.dtype} here have {here[:12]}: name the number format with --set dtype=…, "
+            f"or measure "
             "again with the files of this machine (`make gpu-kit`)",
             code="results_of_other_models",
         )

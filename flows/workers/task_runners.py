@@ -87,7 +87,8 @@ def worker_pool_for(
         return None
     if runner == "threads" and device != "cpu":
         raise DraftwellError(
-            "several workers on threads would wait for one GPU: use --set workers=1, or --set runner=ray "
+            "several workers on threads would wait for one GPU: use --set workers=1, or --set "
+            "runner=ray "
             "with a GPU for each",
             code="threads_share_gpu",
         )

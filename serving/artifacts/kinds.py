@@ -315,7 +315,8 @@ OUR_KINDS: dict[str, ArtifactKind] = {
             Card(
                 "Engine configuration: how vLLM speculates for this pair, by its own settings.",
                 (
-                    "`draftwell step choose --engine vllm`: vLLM's ways to speculate, measured by running "
+                    "`draftwell step choose --engine vllm`: vLLM's ways to speculate, measured "
+                    "by running "
                     "it beside its plain decoding."
                 ),
                 (

@@ -80,7 +80,7 @@ def is_setting(key: str, command: Any) -> bool:
     strategy, dot, parameter = key.partition(".")
     if dot:
         return parameter in STRATEGIES[strategy].Config.model_fields
-    return key in getattr(command, "keys", list)()
+    return key in getattr(command, "all_keys", list)()
 
 
 @pytest.mark.parametrize("words", named("draftwell"))

@@ -150,6 +150,8 @@ def test_the_command_reference_has_every_command_and_option(reference: ModuleTyp
     for name, command in all_commands().items():
         assert f"## draftwell {name}\n" in page
         assert all(f"`{option}`" in page for p in command.params for option in p.opts)
+        listed = page.partition(f"## draftwell {name}\n")[2].partition("\n## ")[0]
+        assert all(f"| `{key}` |" in listed for key in command.all_keys())
     assert "## draftwell-serve\n" in page
 
 

@@ -251,7 +251,8 @@ class EngineClient:
         if status in (401, 403):
             had = "refuses the key" if self.address.key is not None else "wants a key"
             return DraftwellError(
-                f"{self.url} {had} ({status}): name another by {KEY_VARIABLE} or --set engine_key_file=…",
+                f"{self.url} {had} ({status}): name another by {KEY_VARIABLE} or --set "
+                f"engine_key_file=…",
                 code="engine_key",
             )
         if status in PASSING:

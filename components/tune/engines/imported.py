@@ -60,7 +60,8 @@ def with_lengths_of(settings: EngineTuneSettings, imported: Imported) -> EngineT
         )
     if len(settings.levels) == 1:
         raise DraftwellError(
-            f"{imported.source} is compared at several loads: name them, such as --set levels=1,8,32",
+            f"{imported.source} is compared at several loads: name them, such as --set "
+            f"levels=1,8,32",
             code="bad_import",
         )
     field = LENGTHS[imported.method]

@@ -1,5 +1,5 @@
-"""`draftwell step choose`: the choice of strategy and parameters. The command has one parameter for each
-flag."""
+"""`draftwell step choose`: the choice of strategy and parameters. The command has one parameter
+for each flag."""
 
 from __future__ import annotations
 
@@ -124,8 +124,7 @@ LauncherOption = Annotated[
     typer.Option(
         "--launcher",
         metavar="COMMAND",
-        help="With --engine URL: the command that starts it, with {speculation_options}, {port} "
-        "and others (docs/launchers.md).",
+        help="With --engine URL: what starts it (docs/launchers.md).",
     ),
 ]
 
@@ -159,14 +158,13 @@ def choose(
     schedule: Schedule = None,
     fresh: Fresh = False,
 ) -> None:
-    """Replays every configuration, measures the best few, and picks plain decoding unless one is
-    measurably faster. With --engine vllm, vLLM's ways are measured by running it; with --engine URL
-    and --launcher, those of an engine that your own command starts.
+    """Replay every configuration, measure the best few, and choose one, or plain decoding unless
+    one is measurably faster. On another engine its ways to speculate are measured by running it.
 
-    Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release
-    holds both. Prompts that something was made from are left out. A padded target saves nothing.
+    Greedy and sampled requests are tuned one at a time (temperature); a release holds both.
 
-    Example: draftwell step choose --pair default --set lossless_only=false --set max_quality_loss=0.05
+    Example: draftwell step choose --pair default --set lossless_only=false --set
+    max_quality_loss=0.05
     """
     more = partial(load_more, prompts, limit, split=split, column=column, redact=redact)
     check_options(study, lossless_only, max_quality_loss)

@@ -73,7 +73,8 @@ Rollout = Annotated[
     int,
     Field(
         ge=1,
-        description="Draft tokens recorded after every position: the longest draft that a replay can try.",
+        description="Draft tokens recorded after every position: the longest draft that a "
+        "replay can try.",
     ),
 ]
 Out = Annotated[Path | None, Field(description="Trace folder (default: the workspace's).")]
@@ -97,7 +98,8 @@ Logprobs = Annotated[
     Field(
         ge=0,
         le=20,
-        description="With --engine vllm or a URL: likeliest tokens that are named at each position.",
+        description="With --engine vllm or a URL: likeliest tokens that are named at each "
+        "position.",
     ),
 ]
 
@@ -136,8 +138,7 @@ def collect(
     concurrency: AtOnce = None,
 ) -> None:
     """Collect traces: texts of the target and the draft, with what both models say at every
-    position. With --engine vllm or a URL, texts are collected instead, one JSON object a line,
-    with the likeliest tokens and the acceptance of drafts.
+    position; of another engine, texts with the likeliest tokens.
 
     A run that was stopped resumes. Of the shipped prompts it takes the first 64.
 

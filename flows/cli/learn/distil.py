@@ -11,7 +11,6 @@ import typer
 from pydantic import BeforeValidator, Field
 
 from draftwell.flows.cli.learn.shared import (
-    SOURCES,
     Column,
     Publish,
     Redact,
@@ -49,12 +48,13 @@ Target = Annotated[
     str,
     typer.Option(
         "--target",
-        help="Hub id (ORG/NAME), model folder, or a pair, of which the target is taken.",
+        metavar="DIR|HUB|PAIR",
+        help="Hub id, model folder, or a pair's name.",
     ),
 ]
 Prompts = Annotated[
     str | None,
-    typer.Option("--prompts", help=f"{SOURCES} (default: the target invents its prompts)."),
+    typer.Option("--prompts", metavar="FILE|HUB", help="Default: the target invents them."),
 ]
 
 
@@ -90,8 +90,9 @@ Minutes = Annotated[
     float,
     typer.Option(
         "--minutes",
+        metavar="N",
         min=0.01,
-        help="Training time; writing the training text before it takes further time.",
+        help="Training time.",
     ),
 ]
 Tokens = Annotated[

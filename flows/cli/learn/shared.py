@@ -37,7 +37,12 @@ SOURCES = (
     "ORG/NAME on the Hugging Face hub"
 )
 Source = Annotated[
-    str | None, typer.Option("--prompts", help=f"{SOURCES} (default: the shipped demo prompts).")
+    str | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE|HUB",
+        help="Requests, logs or a data set. Default: shipped ones.",
+    ),
 ]
 Split = Annotated[str, Field(description="Split of a data set.")]
 Column = Annotated[str | None, Field(description="Column of a data set that holds the prompts.")]

@@ -15,7 +15,6 @@ from draftwell.components.calibrate.settings import MemorySettings
 from draftwell.components.train.settings import LabelKind, VerifierSettings
 from draftwell.flows import context
 from draftwell.flows.cli.learn.shared import (
-    SOURCES,
     Column,
     Publish,
     Redact,
@@ -90,10 +89,7 @@ Kind = Annotated[
     Trained,
     typer.Option(
         "--kind",
-        help="What to make: the verifier of sprinter, the acceptance head of "
-        "specdec_pp, the heads of medusa, the datastore of rest and suffix, "
-        "or the head of eagle3, which is trained on prompts, not on "
-        "traces.",
+        help="What to make (docs/learning.md).",
     ),
 ]
 Test = Annotated[
@@ -150,18 +146,17 @@ Prompts = Annotated[
     str | None,
     typer.Option(
         "--prompts",
-        help=f"Head of eagle3: what the target is asked. {SOURCES} (default: "
-        "the target invents its prompts).",
+        metavar="FILE|HUB",
+        help="Of eagle3_head. Default: the target invents them.",
     ),
 ]
 Minutes = Annotated[
     float | None,
     typer.Option(
         "--minutes",
+        metavar="N",
         min=0.01,
-        help="Head of eagle3: training time; writing the training "
-        "text before it takes further time; default: "
-        "60.",
+        help="Of eagle3_head: training time. Default: 60.",
     ),
 ]
 Tokens = Annotated[
@@ -213,9 +208,9 @@ def train(
     device: DeviceOption = None,
     threads: Threads = None,
 ) -> None:
-    """Train a SPRINTER verifier, a SpecDec++ acceptance head or Medusa's heads on collected traces,
-    or keep the target's texts in a datastore; or train an EAGLE-3 head on what the target writes,
-    which takes an hour or more and resumes where it was stopped.
+    """Train a verifier (sprinter), an acceptance head (specdec_pp) or Medusa's heads on traces,
+    keep
+    texts in a datastore (rest, suffix), or train an EAGLE-3 head on prompts, for an hour or more.
 
     Example: draftwell step train --pair default
     """
@@ -391,7 +386,8 @@ Batch = Annotated[
     int,
     Field(
         ge=1,
-        description="Correction memory: prompts decoded at once. More are faster and take more memory.",
+        description="Correction memory: prompts decoded at once. More are faster and take more "
+        "memory.",
     ),
 ]
 SmallestCount = Annotated[
@@ -424,7 +420,8 @@ def calibrate(
     are decoded: CSD's paper takes 2,000 or more. A run that was stopped resumes where it was. Of a
     pair without a draft model the hardware profile alone is made, for hybrid.
 
-    Example: draftwell step calibrate --pair default --prompts traffic.jsonl --set limit=2000 --set batch=32
+    Example: draftwell step calibrate --pair default --prompts traffic.jsonl --set limit=2000
+    --set batch=32
     """
     from draftwell.flows.steps import train as train_step
 

@@ -371,7 +371,8 @@ def missing_containers(settings: Mapping[str, Any]) -> str | None:
     return (
         f"no Dockerfile, compose file or chart: {settings['speculative']['method']} needs "
         f"{needs}, which vLLM's image has not; name an "
-        "image that has both with --set image=NAME, or leave the method out (tune with --set methods=…)"
+        "image that has both with --set image=NAME, or leave the method out (tune with --set "
+        "methods=…)"
     )
 
 

@@ -171,7 +171,8 @@ class Recalibration:
         if gpus != 1:
             raise DraftwellError(
                 f"{named(str(self.served()))} serves on {gpus} GPUs, and vLLM is measured on one: "
-                "what is tuned could not be deployed. Tune with `draftwell step choose --engine vllm`, "
+                "what is tuned could not be deployed. Tune with `draftwell step choose --engine "
+                "vllm`, "
                 f"then `draftwell deploy --engine vllm --set gpus={gpus} --set ungated=REASON`",
                 code="bad_setting",
             )

@@ -179,7 +179,8 @@ def publish_on_engine(space: EngineSpace, temperature: float = 0.0) -> EngineRel
             take(workspace, store, version, folder)
     if (config := space.config(temperature)) is None:
         raise DraftwellError(
-            f"nothing is tuned for {space.name}: run `draftwell step choose --engine {space.option} "
+            f"nothing is tuned for {space.name}: run `draftwell step choose --engine "
+            f"{space.option} "
             f"--pair {workspace.spec.name}` first",
             code="not_tuned",
         )
@@ -238,7 +239,8 @@ def candidates(space: EngineSpace) -> list[EngineRelease]:
     if not found:
         raise DraftwellError(
             f"no release was judged: release.{pair}.{space.released_as(0.0)} has no candidate, "
-            f"`draftwell step choose --engine {space.option} --pair {space.workspace.name}` makes one",
+            f"`draftwell step choose --engine {space.option} --pair {space.workspace.name}` "
+            f"makes one",
             code="no_candidate",
         )
     return found
@@ -267,7 +269,8 @@ def refuse_elsewhere(space: EngineSpace, config: EngineConfig) -> None:
             what = name.replace("_", " ")
             raise DraftwellError(
                 f"{contents.label} was tuned for {contents.engine} with {what} {there[name]!r}, "
-                f"and here it is {value!r}: run `draftwell step choose --engine {space.option} --pair "
+                f"and here it is {value!r}: run `draftwell step choose --engine {space.option} "
+                f"--pair "
                 f"{space.workspace.name}` here",
                 code="tuned_elsewhere",
             )

@@ -73,7 +73,8 @@ def tune_on_engine(
     lab.budget, lab.tell = budget or lab.budget, tell_if_fastest()
     if lab.store.read:
         say(
-            f"{lab.store.read} measurements of an earlier run are reused: --set fresh=true measures again"
+            f"{lab.store.read} measurements of an earlier run are reused: --set fresh=true "
+            f"measures again"
         )
     choice = bounded(tune_engine(lab, settings, space.lacks, texts, imported), served)
     save_choice(

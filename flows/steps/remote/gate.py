@@ -45,7 +45,8 @@ def judged_as_it_runs(
             f"{space.address.url} ({space.dialect.name}) cannot decode plainly on request, so "
             "there is nothing to compare with: name the same model without speculation with "
             "--set plain=URL, an engine whose requests can switch speculation off "
-            "(Draftwell, some builds of llama.cpp), or the command that starts it with --set launcher=…",
+            "(Draftwell, some builds of llama.cpp), or the command that starts it with --set "
+            "launcher=…",
             code="no_plain_engine",
         )
     ids, sampling = space.encoded(prompts, max_tokens), space.pair.sampling(max_tokens=max_tokens)

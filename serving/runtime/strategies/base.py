@@ -60,7 +60,8 @@ class StrategyResources:
 
 
 class Strategy(ABC):
-    """Base of all strategies. Class attributes describe it to people (`draftwell list strategies`)."""
+    """Base of all strategies. Class attributes describe it to people (`draftwell list
+    strategies`)."""
 
     name: ClassVar[str]
     """Key in `STRATEGIES`, as users write it: lower case with underscores."""

@@ -453,7 +453,8 @@ def refuse_other_machine(
     if here != (measured if loaded else without_layers(measured)):
         raise DraftwellError(
             f"the bundle's hardware profile was measured on {measured}, and this machine is "
-            f"{here}: run `draftwell step calibrate` and `draftwell step choose` here, and deploy again; where "
+            f"{here}: run `draftwell step calibrate` and `draftwell step choose` here, and "
+            f"deploy again; where "
             "only +torch differs, install g++ or unset DRAFTWELL_COMPILE",
             code="profile_of_another_machine",
         )

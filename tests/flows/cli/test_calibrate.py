@@ -1,5 +1,5 @@
-"""`draftwell step calibrate`: what its artifacts name as their origin, and that neither it nor `tune`
-makes anything of a bad trace."""
+"""`draftwell step calibrate`: what its artifacts name as their origin, and that neither it nor
+`tune` makes anything of a bad trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def traces(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> P
     """Greedy traces of a few prompts."""
     out = own_stores / "traces"
     done = run(
-        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set max_tokens=8 "
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set "
+        f"max_tokens=8 "
         f"--set rollout=3 --set prefix_kinds=target --out {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
@@ -85,7 +86,8 @@ def test_bad_traces_change_nothing(
 
     def tune(folder: Path) -> Any:
         return run(
-            f"step choose --pair {pair_file} --prompts {prompts_file} --set limit=2 --set max_tokens=4 "
+            f"step choose --pair {pair_file} --prompts {prompts_file} --set limit=2 --set "
+            f"max_tokens=4 "
             f"--set publish=false --set traces={folder}",
         )
 
@@ -105,7 +107,8 @@ def test_bad_traces_change_nothing(
     assert table.provenance.training_prompts == hashes_of(read_prompts(prompts_file)[:4])
     sampled = own_stores / "sampled"
     done = run(
-        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=2 --set max_tokens=4 "
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=2 --set "
+        f"max_tokens=4 "
         f"--set temperature=0.7 --out {sampled}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
@@ -128,7 +131,8 @@ def test_bad_traces_change_nothing(
                 raise
     refused(tune(with_nan("rollout_entropy")(traces, own_stores / "entropy")), "rollout_entropy")
     done = run(
-        f"step calibrate --pair {pair_file} --prompts {long} --set publish=false --set traces={traces}"
+        f"step calibrate --pair {pair_file} --prompts {long} --set publish=false --set "
+        f"traces={traces}"
     )
     refused(done, "the long one")
     assert contents(space) == old
@@ -147,7 +151,8 @@ def test_sampled_texts_are_counted_into_the_same_table(
     done = run(
         "step collect",
         few,
-        "--set limit=2 --set max_tokens=12 --set temperature=0.7 --set rollout=2 --set prefix_kinds=target",
+        "--set limit=2 --set max_tokens=12 --set temperature=0.7 --set rollout=2 --set "
+        "prefix_kinds=target",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     refused(
@@ -155,12 +160,16 @@ def test_sampled_texts_are_counted_into_the_same_table(
         "draftwell step calibrate --pair",
     )
     assert not folder.exists()
-    greedy = f"step calibrate {few} --set limit=2 --set max_tokens=4 --set publish=false --set traces={traces}"
+    greedy = (
+        f"step calibrate {few} --set limit=2 --set max_tokens=4 --set publish=false --set "
+        f"traces={traces}"
+    )
     assert run(greedy).exit_code == 0
     alone = AcceptanceTable.load(folder)
     refused(
         run(
-            f"step calibrate --pair {pair_file} --set temperature=0.7 --set publish=false --set traces={traces}",
+            f"step calibrate --pair {pair_file} --set temperature=0.7 --set publish=false --set "
+            f"traces={traces}",
         ),
         "temperature 0,",
     )

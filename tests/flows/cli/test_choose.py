@@ -1,5 +1,5 @@
-"""`draftwell step choose` and its station: what is kept, what goes on, what is refused, and the champion
-beside it."""
+"""`draftwell step choose` and its station: what is kept, what goes on, what is refused, and the
+champion beside it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.support.loop.tiny_files import snapshot
 def tune(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     """Runs the command on a pair that was collected."""
     done = run(
-        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=6 --set max_tokens=12"
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=6 --set "
+        f"max_tokens=12"
     )
     assert done.exit_code == 0, done.output
     return lambda *more: run(
@@ -126,12 +127,13 @@ def test_prompts_that_were_collected_on_are_not_measured_on(
     made = DecodingConfig.load(space / "cpu" / "artifacts" / "decoding_config").provenance
     assert made.training_prompts == hashes_of(rows[:8])
     done = run(
-        f"step choose --pair {pair_file} --prompts {prompts_file} --set limit=2 --traces "
+        f"step choose --pair {pair_file} --prompts {prompts_file} --set limit=2 --set traces="
         f"{space}/traces --set publish=false --set max_tokens=4 --set trials=1",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     done = run(
-        f"step collect --pair {pair_file} --prompts {prompts_file} --set max_tokens=4 --set fresh=true"
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set max_tokens=4 --set "
+        f"fresh=true"
     )
     assert done.exit_code == 0, (done.output, done.exception)
     refused(tune(), "no prompt is left: all 12 were used to make traces", "--prompts")
@@ -178,8 +180,9 @@ def test_an_unfit_trace_is_refused_before_the_machine_is_measured(
 ) -> None:
     sampled = own_stores / "sampled"
     done = run(
-        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=2 --set max_tokens=4 "
-        f"--set temperature=0.7 --out {sampled}",
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=2 --set "
+        f"max_tokens=4 "
+        f"--set temperature=0.7 --set out={sampled}",
     )
     assert done.exit_code == 0, done.output
     before = snapshot(space)
@@ -200,7 +203,8 @@ def test_each_class_of_temperatures_is_tuned_by_itself(
     kept = space / "cpu" / "artifacts" / "decoding_config"
     refused(tune("--set temperature=0.7"), "no traces", "--set temperature=0.7")
     done = run(
-        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set max_tokens=12 "
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set "
+        f"max_tokens=12 "
         "--set temperature=0.7",
     )
     assert done.exit_code == 0, done.output

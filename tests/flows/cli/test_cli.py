@@ -4,6 +4,7 @@ nothing behind."""
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -59,7 +60,8 @@ HELP = f"""
 import json, sys
 from typer.testing import CliRunner
 from draftwell.flows.cli.main import app
-shown = [CliRunner().invoke(app, [*words, "--help"]).output for words in {[page.split() for page in PAGES]}]
+pages = {[page.split() for page in PAGES]}
+shown = [CliRunner().invoke(app, [*words, "--help"]).output for words in pages]
 print(json.dumps([shown, [name for name in {HEAVY} if name in sys.modules]]))
 """
 
@@ -88,6 +90,102 @@ def test_no_command_is_missing_from_these_tests() -> None:
 
     assert set(main.COMMANDS) == set(main.all_commands()) == set(COMMANDS)
     assert set(main.GROUPS) == set(GROUPS)
+
+
+def test_the_command_line_can_be_kept_in_mind() -> None:
+    """Few names, few options; whoever adds one takes another out, or makes it a setting."""
+    from draftwell.flows.cli import main
+
+    assert len([name for name in main.COMMANDS if " " not in name]) + len(main.GROUPS) <= 14
+    options = [
+        f"{name} {option.opts[0]}"
+        for name, command in main.all_commands().items()
+        for option in command.params
+        if option.param_type_name == "option" and option.name != "help"
+    ]
+    assert len(options) <= 130, "\n".join(options)
+
+
+def test_a_key_means_one_thing_in_all_commands() -> None:
+    """One type and one description, wherever a command takes it."""
+    from draftwell.flows.cli import main
+
+    types: dict[str, set[str]] = {}
+    for command in main.all_commands().values():
+        for name, field in command.settings.model_fields.items():
+            kind = re.sub(r"<class '(.*)'>", r"\1", str(field.annotation))
+            types.setdefault(name, set()).add(kind.replace(" | None", ""))
+    assert {key: found for key, found in types.items() if len(found) > 1} == {}
+    assert len(types) <= 120
+
+
+def test_help_of_a_command_fits_a_screen(help_pages: tuple[list[str], list[str]]) -> None:
+    pages, _ = help_pages
+    long = {
+        name: len(page.splitlines())
+        for name, page in zip(PAGES, pages, strict=True)
+        if len(page.splitlines()) > 40
+    }
+    assert long == {}
+
+
+def test_an_earlier_option_says_the_new_one(run: Any) -> None:
+    from draftwell.flows.cli.renamed import RENAMED
+
+    assert {"bench", "gate", "step choose"} <= set(RENAMED)
+    for command, options in RENAMED.items():
+        for old, new in options.items():
+            done = run(f"{command} {old} value")
+            assert (done.exit_code, done.stderr) == (2, f"Error: {old} is now {new}\n")
+    done = run("step choose --bench-prompts 3")
+    assert "No such option" in done.stderr, "it never had that"
+    assert run("step choose --trials 3").stderr == "Error: --trials is now --set trials=VALUE\n"
+    assert run("step choose --fresh").stderr == "Error: --fresh is now --set fresh=true\n"
+
+
+def test_settings_come_from_a_file_then_from_set(tmp_path: Path) -> None:
+    from draftwell.flows.cli.main import all_commands
+
+    file = tmp_path / "settings.yaml"
+    file.write_text("runs: 3\nmix: true\nspide: {tau: 0.9}\npeers: [vllm]\n")
+    words = ["--settings", str(file), "--set", "runs=5", "--set", "vanilla_sd.gamma=4"]
+    given = all_commands()["bench"].make_context("bench", words).params
+    assert (given["runs"], given["mix"], given["peers"]) == (5, True, ("vllm",))
+    assert given["parameters"] == {"spide.tau": "0.9", "vanilla_sd.gamma": "4"}
+    assert given["max_tokens"] == 64, "the default"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--set runs=x", "--set runs: "),
+        ("--set runs=0", "greater than or equal to 1"),
+        ("--set rnus=3", "did you mean runs?"),
+        ("--set pair=default", "it is an option, --pair"),
+        ("--set runs", "KEY=VALUE"),
+        ("--settings nowhere.yaml", "nowhere.yaml"),
+        ("--settings list.yaml", "list.yaml holds no settings"),
+        ("--settings wrong.yaml", "wrong.yaml: runs: "),
+    ],
+)
+def test_a_wrong_setting_is_one_line(
+    run: Any, place: Path, words: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "list.yaml").write_text("- runs\n")
+    (place / "wrong.yaml").write_text("runs: many\n")
+    refused_at_once(run("bench", words), said)
+
+
+def test_quiet_says_nothing_of_progress(run: Any) -> None:
+    from draftwell.flows.cli import OUTPUT
+    from draftwell.flows.cli.options import say
+
+    assert run("-q list pairs").exit_code == 0
+    assert OUTPUT.quiet
+    say("progress")
+    assert run("list pairs").exit_code == 0
+    assert not OUTPUT.quiet
 
 
 def test_an_earlier_name_says_the_new_one(run: Any) -> None:
@@ -318,7 +416,7 @@ def test_settings_that_have_no_default_can_be_given(
     assert done.exit_code == 0, done.output
     done = run(
         f"bench --pair {pair_file} --strategies adaedl --set adaedl.threshold=0.4 --set "
-        f"adaedl.max_draft=4 --prompts {prompts_file} --set limit=1 --set max_tokens=8 --json "
+        f"adaedl.max_draft=4 --prompts {prompts_file} --limit 1 --set max_tokens=8 --out "
         f"{place}/report.json",
     )
     assert done.exit_code == 0, done.output

@@ -15,7 +15,8 @@ from draftwell.serving.recording.trace import TraceSet
 @pytest.fixture
 def collect(run: Any, pair_file: Path, own_stores: Path, tmp_path: Path) -> Callable[..., Any]:
     return lambda source, *more: run(
-        f"step collect --pair {pair_file} --prompts {source} --set max_tokens=6 --set out={tmp_path}/t",
+        f"step collect --pair {pair_file} --prompts {source} --set max_tokens=6 --set "
+        f"out={tmp_path}/t",
         *more,
     )
 
@@ -36,7 +37,8 @@ def test_a_spool_of_served_traffic_with_every_setting(
     )
     done = collect(
         spool,
-        "--set limit=2 --set turns=0 --set temperature=0.7 --set top_p=0.9 --set rollout=3 --set seed=5 "
+        "--set limit=2 --set turns=0 --set temperature=0.7 --set top_p=0.9 --set rollout=3 "
+        "--set seed=5 "
         "--set prefix_kinds=draft,target",
     )
     assert done.exit_code == 0, (done.output, done.exception)

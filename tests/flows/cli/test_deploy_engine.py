@@ -120,7 +120,8 @@ def test_what_the_gate_judged_is_deployed(
         assert deploy("--set", f"port={port}").exit_code == 0
     assert (bundle.parent / "3-cpu" / ".env").read_text() == "VLLM_API_KEY=secret\n"
     pruned = run(
-        f"release prune --set engine=vllm --pair {pair_file} --set bundles={tmp_path}/dist --set keep=1"
+        f"release prune --set engine=vllm --pair {pair_file} --set bundles={tmp_path}/dist "
+        f"--set keep=1"
     )
     assert f"removed {bundle}" in pruned.stdout
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["2-cpu", "3-cpu", "current"]
@@ -327,7 +328,7 @@ def test_monitor_compares_what_is_served_with_the_tuning(
 ) -> None:
     def monitor(*more: Any) -> Any:
         return run(
-            f"monitor --engine vllm --pair {pair_file} --device cpu --out "
+            f"monitor --engine vllm --pair {pair_file} --device cpu --set bundles="
             f"{tmp_path}/dist --set spool={tmp_path}/spool",
             *more,
         )

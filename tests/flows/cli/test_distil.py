@@ -1,5 +1,5 @@
-"""`draftwell step distil`: from a folder to a pair that the other commands take, and what is refused
-before any work."""
+"""`draftwell step distil`: from a folder to a pair that the other commands take, and what is
+refused before any work."""
 
 from __future__ import annotations
 
@@ -57,21 +57,22 @@ def test_a_folder_becomes_a_pair(
     done = run(
         "generate --pair kept --strategy vanilla_sd --prompt",
         "the inn",
-        "--set max_tokens=8",
+        "--max-tokens 8",
     )
     assert done.exit_code == 0, (done.output, done.exception)
 
     before = snapshot(home)
     other = run(
-        f"step distil --target {pair_file.parent}/draft --prompts {prompts_file} --name "
-        "kept --set publish=false",
+        f"step distil --target {pair_file.parent}/draft --prompts {prompts_file} --set "
+        "name=kept --set publish=false",
         QUICK,
     )
     assert (other.exit_code, other.stdout) == (2, "")
     assert "pair named kept already" in other.stderr
     assert snapshot(home) == before
     finished = run(
-        f"step distil --target {target} --prompts {prompts_file} --set name=kept --set publish=false",
+        f"step distil --target {target} --prompts {prompts_file} --set name=kept --set "
+        f"publish=false",
         QUICK,
     )
     assert finished.exit_code == 0, (finished.output, finished.exception)
@@ -89,7 +90,8 @@ def test_a_target_that_asks_itself(
     monkeypatch.setattr(prompts, "DEMO", write_prompts(place / "demo.jsonl"))
     folders = f"--set out={place}/draft --set work={place}/shards"
     done = run(
-        f"step distil --target {pair_file} --set invent=24 --set layers=1 --set loss=tv --set name=asked --set publish=false",
+        f"step distil --target {pair_file} --set invent=24 --set layers=1 --set loss=tv --set "
+        f"name=asked --set publish=false",
         folders,
         QUICK,
     )
@@ -130,7 +132,8 @@ def test_refused_before_any_work(
     words: tuple[str, ...],
 ) -> None:
     done = run(
-        f"step distil --target {pair_file.parent}/target --prompts {prompts_file} --set publish=false",
+        f"step distil --target {pair_file.parent}/target --prompts {prompts_file} --set "
+        f"publish=false",
         arguments,
     )
     assert (done.exit_code, done.stdout) == (2, "")

@@ -178,4 +178,4 @@ def test_a_schedule_from_elsewhere_is_refused_before_an_engine_starts(
     tune = "step choose --set levels=1,2 --set methods=draft_model"
     assert "no schedule" in line(vllm(f"{tune} --set schedule={tmp_path}/wrong.json"))
     nameless = vllm(f"{tune},ngram --set schedule={tmp_path}/nameless.json")
-    assert "with --methods" in line(nameless)
+    assert "with --set methods=" in line(nameless)

@@ -59,7 +59,8 @@ def test_a_head_that_the_settings_do_not_use_is_not_written(
     run: Any, pair_file: Path, config: Path, tmp_path: Path
 ) -> None:
     done = run(
-        f"export --to vllm --pair {pair_file} --set config={config} --set save_head={tmp_path}/head",
+        f"export --to vllm --pair {pair_file} --set config={config} --set "
+        f"save_head={tmp_path}/head",
     )
     assert done.exit_code == 2, done.output
     assert "use no head: leave save_head out" in done.output
@@ -264,8 +265,8 @@ def test_a_draft_is_not_saved_where_the_models_are_not_those_of_the_release(
     assert not (tmp_path / "saved").exists()
     (tmp_path / "own.json").write_text('{"strategy": "vanilla_sd"}')
     done = run(
-        f"export --to vllm --pair {released} --set config={tmp_path}/own.json --save-draft "
-        f"{tmp_path}/saved",
+        f"export --to vllm --pair {released} --set config={tmp_path}/own.json "
+        f"--set save_draft={tmp_path}/saved",
     )
     assert done.exit_code == 0, done.output
 

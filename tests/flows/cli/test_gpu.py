@@ -1,5 +1,5 @@
-"""`draftwell reproduce gpu` with a fake card: every part runs, tiny, on the CPU; and what becomes of a part
-that fails, of a second run, of another card, and without CUDA."""
+"""`draftwell reproduce gpu` with a fake card: every part runs, tiny, on the CPU; and what
+becomes of a part that fails, of a second run, of another card, and without CUDA."""
 
 from __future__ import annotations
 

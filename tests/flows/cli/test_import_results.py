@@ -31,7 +31,7 @@ from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.bundle.bundle import open_bundle
-from tests.support.commands import run_command
+from tests.support.commands import run_command, split_name
 from tests.support.loop.thresholds import ANY_SPEED
 
 CLASS = "cuda-fake-1"
@@ -54,8 +54,8 @@ def place(place: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def measured(place: Path, pair_file: Path, prompts_file: Path) -> Path:
-    """Results as `draftwell reproduce gpu` writes them, of a card that nobody has: a choice that was tuned
-    there, and what the gate measured of it."""
+    """Results as `draftwell reproduce gpu` writes them, of a card that nobody has: a choice that
+    was tuned there, and what the gate measured of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTWELL_HOME", str(place / "there"))
         space = Workspace(str(pair_file), None, device="cuda")
@@ -94,7 +94,7 @@ def call(measured: Path, pair_file: Path) -> Callable[[str], Any]:
     """Run a command on the tiny pair for CUDA."""
 
     def called(command: str) -> Any:
-        name, _, options = command.partition(" ")
+        name, options = split_name(command)
         return run_command(f"{name} --pair {pair_file} {options}")
 
     return called
@@ -127,7 +127,7 @@ def test_it_is_judged_promoted_and_deployed_without_the_card(
     refused = call("gate --device cuda --dry-run")
     assert refused.exit_code == 3, "its bundle has not been started"
     assert "there is no cuda device here" in refused.stdout
-    gate = "gate --device cuda --unmeasured 'no card here'"
+    gate = "gate --device cuda --set 'unmeasured=no card here'"
     for command in (gate, "release promote --set device=cuda", "deploy --device cuda"):
         done = call(command)
         assert done.exit_code == 0, (command, done.output, done.exception)
@@ -168,14 +168,14 @@ def test_a_champion_that_the_card_did_not_measure_needs_a_reason(
     imported: str, call: Callable[[str], Any], measured: Path, tmp_path: Path
 ) -> None:
     if "champion" not in Store().get_aliases("release", "tiny.cuda"):
-        assert call("gate --device cuda --unmeasured 'no card here'").exit_code == 0
+        assert call("gate --device cuda --set 'unmeasured=no card here'").exit_code == 0
         assert call("release promote --set device=cuda").exit_code == 0
     write_results(tmp_path / "later.json", tuned_again(read_results(measured), tmp_path))
     assert call(f"reproduce import {tmp_path / 'later.json'}").exit_code == 0
     refused = call("gate --device cuda --dry-run")
     assert refused.exit_code == 3
     assert "regression" in refused.stdout
-    passed = call("gate --device cuda --dry-run --unmeasured 'the same choice'")
+    passed = call("gate --device cuda --dry-run --set 'unmeasured=the same choice'")
     assert passed.exit_code == 0, (passed.output, passed.exception)
 
 

@@ -20,6 +20,7 @@ from draftwell.components.export.launch_options import launch_options
 from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.engine_config import EngineConfig
+from tests.support.commands import split_name
 from tests.support.launching.ports import two_free_ports
 from tests.support.paths import REPO
 from tests.support.peers.releases import write_requests
@@ -44,7 +45,7 @@ def at(
     port = two_free_ports()
 
     def called(command: str, *more: Any, url: str = f"http://127.0.0.1:{port}") -> Any:
-        name, _, options = command.partition(" ")
+        name, options = split_name(command)
         fixed = f"--engine {url} --pair {pair_file} --prompts {prompts_file} --set max_tokens=8"
         done = run(f"{name} {fixed} {options}", *more)
         assert not listens(url) or url != f"http://127.0.0.1:{port}"

@@ -1,5 +1,5 @@
-"""`draftwell release show`: from a row or a version back to the traces, over the registry and over what
-lies on this machine."""
+"""`draftwell release show`: from a row or a version back to the traces, over the registry and
+over what lies on this machine."""
 
 from __future__ import annotations
 

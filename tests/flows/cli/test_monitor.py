@@ -266,9 +266,8 @@ def test_old_traffic_that_has_changed_is_a_drift_all_the_same(
 @pytest.fixture
 def monitor(step: StepContext, run: Any, pair_file: Path, tmp_path: Path) -> Any:
     return lambda table, *more: run(
-        f"monitor --pair {pair_file} --spool",
-        traffic.spool(tmp_path / "spool", table),
-        f"--report {tmp_path}/report",
+        f"monitor --pair {pair_file} --out {tmp_path}/report --set",
+        f"spool={traffic.spool(tmp_path / 'spool', table)}",
         *more,
     )
 

@@ -63,7 +63,8 @@ def test_a_run_is_measured_once_and_ends_on_a_page(
     run: Callable[..., Any], prompts: Path, tmp_path: Path
 ) -> None:
     arguments = (
-        f"reproduce papers --set quick=true --set only=spide --data {prompts} --set out={tmp_path}/run "
+        f"reproduce papers --set quick=true --set only=spide --data {prompts} --set "
+        f"out={tmp_path}/run "
         "--set dtype=float32 --set threads=1"
     )
     first = run(arguments)
@@ -80,8 +81,9 @@ def test_a_run_is_measured_once_and_ends_on_a_page(
     assert "HumanEval, 2 prompts" in text
     assert "](images/papers-tiny-1.png)" in text
     assert (
-        "Made by `draftwell reproduce papers --set quick=true --set only=spide --data data --set dtype=float32 "
-        "--device cpu --set threads=1`."
+        "Made by `draftwell reproduce papers --set quick=true --set only=spide --data data "
+        "--set dtype=float32 "
+        "--set device=cpu --set threads=1`."
     ) in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
     assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
@@ -103,7 +105,8 @@ def test_a_full_run_times_passes_between_texts(
 
     monkeypatch.setattr(papers_run, "run_cells", begin)
     done = run(
-        f"reproduce papers --set only=spide --data {prompts} --set out={tmp_path}/run --set dtype=float32 --set threads=1",
+        f"reproduce papers --set only=spide --data {prompts} --set out={tmp_path}/run --set "
+        f"dtype=float32 --set threads=1",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert seen[0].times == FULL.times > 0
@@ -130,13 +133,17 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(
         )
 
     monkeypatch.setattr(catalogue, "PAPERS", {"spide": Paper("spide", "Tiny paper", padded)})
-    arguments = f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run --set dtype=float32 --set threads=1"
+    arguments = (
+        f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run "
+        f"--set dtype=float32 --set threads=1"
+    )
     done = run(arguments, "--set pad_target=200000")
     assert done.exit_code == 0, (done.output, done.exception)
     text = (tmp_path / "run" / "papers-padded-0.0002b-quick.md").read_text()
     assert "a target of 0.0002 B parameters" in text
     assert (
-        "--set quick=true --set only=spide --data data --set dtype=float32 --device cpu --set threads=1 "
+        "--set quick=true --set only=spide --data data --set dtype=float32 --set device=cpu "
+        "--set threads=1 "
         "--set pad_target=200000`"
     ) in text
     assert "](images/papers-padded-0.0002b-tiny-1.png)" in text
@@ -177,7 +184,8 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(papers_run, "run_cells", lambda *_, **__: pytest.fail("measured"))
     done = run(
-        f"reproduce papers --set quick=true --set out={tmp_path}/run --set page={tmp_path}/nowhere/page.md"
+        f"reproduce papers --set quick=true --set out={tmp_path}/run --set "
+        f"page={tmp_path}/nowhere/page.md"
     )
     assert done.exit_code == 2
     assert "nowhere does not exist" in done.stderr
@@ -220,7 +228,10 @@ def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(
 ) -> None:
     from draftwell.registry.connection import SQLITE, connect, default_uri
 
-    arguments = f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run --set dtype=float32 --set threads=1"
+    arguments = (
+        f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run "
+        f"--set dtype=float32 --set threads=1"
+    )
     done = run(arguments)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "MLflow" not in done.stderr, "no registry is made for it"

@@ -163,7 +163,7 @@ def test_a_tuning_on_a_cuda_host_is_judged_by_a_plain_gate(
     assert "device: cuda, picked by default" in done.stderr
     done = run(f"gate --pair {pair_file} --device cpu")
     assert (done.exit_code, len(judged)) == (2, 1)
-    assert "for cuda it has candidate = 1 (--device cuda)" in done.stderr
+    assert "for cuda it has candidate = 1 (device cuda)" in done.stderr
 
 
 @pytest.mark.usefixtures("cuda_host")

@@ -1,5 +1,5 @@
-"""`draftwell step train --kind eagle3_head`: from prompts to a head that strategies draft with, and what
-is refused before any work."""
+"""`draftwell step train --kind eagle3_head`: from prompts to a head that strategies draft with,
+and what is refused before any work."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def test_a_head_is_trained_registered_and_drafted_with(
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run(
-        f"step train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file} --set tokens=3000",
+        f"step train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file} --set "
+        f"tokens=3000",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "acceptance on held-out texts" in done.stdout
@@ -151,11 +152,11 @@ def test_a_head_is_trained_registered_and_drafted_with(
 
     outputs = {}
     for strategy in ("autoregressive", "eagle3", "hybrid"):
-        more = ("--set", "drafter=head") if strategy == "hybrid" else ()
+        more = ("--set", "hybrid.drafter=head") if strategy == "hybrid" else ()
         done = run(
             f"generate --pair {deep_pair} --strategy {strategy} --prompt",
             "the inn",
-            "--set max_tokens=16",
+            "--max-tokens 16",
             *more,
         )
         assert done.exit_code == 0, (done.output, done.exception)

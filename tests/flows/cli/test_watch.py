@@ -72,7 +72,10 @@ def test_the_exit_code_says_whether_an_alarm_stands(
             "monitor --engine vllm --set probes_per_hour=5",
             "--set probes_per_hour means nothing with --engine vllm",
         ),
-        ("monitor --engine http://127.0.0.1:9 --baseline none.json", "none.json holds no baseline"),
+        (
+            "monitor --engine http://127.0.0.1:9 --set baseline=none.json",
+            "none.json holds no baseline",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(run: Any, own_stores: Path, words: str, said: str) -> None:

@@ -1,5 +1,5 @@
-"""`draftwell release webhook` with a real MLflow server: an alias that is set there, as its UI does, is
-deployed by the webhook."""
+"""`draftwell release webhook` with a real MLflow server: an alias that is set there, as its UI
+does, is deployed by the webhook."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: 
         done = run(
             f"generate --pair {alone} --strategy {strategy} --prompt",
             "the inn",
-            "--set max_tokens=16",
+            "--max-tokens 16",
         )
         assert done.exit_code == 0, (done.output, done.exception)
         assert "measuring a hardware profile" not in done.stderr, "that of calibration is complete"
@@ -60,12 +60,12 @@ def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--set", "traces=traces"), ("--set", "temperature=1"), ("--prompts", "x.jsonl")],
+    [("--set traces", "=traces"), ("--set temperature", "=1"), ("--prompts", " x.jsonl")],
 )
 def test_options_that_read_traces_are_refused_without_a_draft(
     run: Any, alone: Path, option: str, value: Any
 ) -> None:
-    refused = run(f"step calibrate --pair {alone} {option} {value}")
+    refused = run(f"step calibrate --pair {alone} {option}{value}")
     assert refused.exit_code == 2
     assert f"{option}: only for pairs with a draft model" in refused.stderr
 
@@ -92,7 +92,7 @@ def test_a_pair_whose_draft_has_another_vocabulary_does_what_needs_none(
         done = run(
             f"generate --pair {foreign} --strategy {strategy} --prompt",
             "the inn",
-            "--set max_tokens=16",
+            "--max-tokens 16",
         )
         assert done.exit_code == 0, (done.output, done.exception)
         outputs[strategy] = done.stdout

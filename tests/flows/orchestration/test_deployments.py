@@ -277,13 +277,13 @@ def test_a_pair_of_ones_own_is_named_by_its_absolute_path(
     [
         ("--device tpu", ("device",)),
         ("--pair smolm2-135m", ("unknown pair",)),
-        ("--file nowhere.yaml", ("nowhere.yaml", "checkout")),
+        ("--settings nowhere.yaml", ("nowhere.yaml", "checkout")),
     ],
 )
 def test_mistakes_are_told_before_anything_is_deployed(
     run: Any, place: Path, arguments: str, words: tuple[str, ...]
 ) -> None:
-    refused(run(f"schedule --file {FILE}", arguments), *words)
+    refused(run(f"schedule --settings {FILE}", arguments), *words)
 
 
 def test_no_server_is_told_with_the_mend_and_without_a_password(
@@ -292,7 +292,7 @@ def test_no_server_is_told_with_the_mend_and_without_a_password(
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: "http://user:secret@127.0.0.1:9/api"}):
-        done = run(f"schedule --pair {pair_file} --file {FILE}")
+        done = run(f"schedule --pair {pair_file} --settings {FILE}")
     said = ("no Prefect server answers at http://127.0.0.1:9/api", "make prefect-server")
     refused(done, *said, "PREFECT_API_URL")
     assert "secret" not in done.output
@@ -315,7 +315,7 @@ def test_a_server_that_turns_us_away_is_told_without_a_password(
 
     monkeypatch.setattr(httpx.Client, "send", answer)
     with temporary_settings({PREFECT_API_URL: "http://user:secret@127.0.0.1:9/api"}):
-        done = run(f"schedule --pair {pair_file} --file {FILE}")
+        done = run(f"schedule --pair {pair_file} --settings {FILE}")
     refused(done, "//127.0.0.1:9", "PREFECT_API_AUTH_STRING")
     assert "secret" not in done.output
 

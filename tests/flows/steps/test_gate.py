@@ -28,7 +28,7 @@ from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.bundle.verdict import Check, GateVerdict
 from draftwell.serving.runtime.strategies import STRATEGIES
-from tests.support.commands import run_command
+from tests.support.commands import run_command, split_name
 from tests.support.errors import raises_code
 from tests.support.loop.thresholds import ANY_SPEED
 from tests.support.patching import replace_everywhere
@@ -50,7 +50,7 @@ def call(place: Path, pair_file: Path) -> Callable[..., Any]:
     """Run a command of `draftwell` on the tiny pair."""
 
     def called(command: str, *more: Any) -> Any:
-        name, _, options = command.partition(" ")
+        name, options = split_name(command)
         return run_command(f"{name} --pair {pair_file} {options}", *more)
 
     return called

@@ -19,7 +19,8 @@ from tests.support.loop.tiny_files import snapshot
 @pytest.fixture
 def collect(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     return lambda *more: run(
-        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set max_tokens=8",
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set "
+        f"max_tokens=8",
         *more,
     )
 
@@ -70,7 +71,8 @@ def test_stations_one_by_one(
         (f"train {some} --kind acceptance_head", "constant_loss"),
         (f"step calibrate {some} --prompts {prompts_file} --set limit=2", "memory:"),
         (
-            f"step choose {some} --prompts {prompts_file} --set limit=2 --set max_tokens=8 --set trials=2",
+            f"step choose {some} --prompts {prompts_file} --set limit=2 --set max_tokens=8 "
+            f"--set trials=2",
             "chosen:",
         ),
     ):
@@ -140,7 +142,8 @@ def test_the_pipeline_collects_what_the_command_line_collects(
         )
     )
     done = run(
-        f"step collect --pair {pair_file} --prompts {rows} --set max_tokens=8 --set out={tmp_path}/traces",
+        f"step collect --pair {pair_file} --prompts {rows} --set max_tokens=8 --set "
+        f"out={tmp_path}/traces",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     space = Workspace(str(pair_file))
@@ -175,7 +178,8 @@ def test_calibration_decodes_several_prompts_at_once(
     )
     assert collect().exit_code == 0
     done = run(
-        f"step calibrate --pair {pair_file} --set publish=false --prompts {prompts_file} --set limit=3"
+        f"step calibrate --pair {pair_file} --set publish=false --prompts {prompts_file} --set "
+        f"limit=3"
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert at_once == [8], "as many as it is told to"

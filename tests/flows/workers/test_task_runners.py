@@ -278,7 +278,8 @@ def test_replays_by_workers_choose_the_same_configs(
         done = run(
             "step choose",
             few,
-            f"--set limit=2 --set max_tokens=8 --set trials=24 --set publish=false --set threads=1 --set study={study}",
+            f"--set limit=2 --set max_tokens=8 --set trials=24 --set publish=false --set "
+            f"threads=1 --set study={study}",
             more,
         )
         assert done.exit_code == 0, (done.output, done.exception)

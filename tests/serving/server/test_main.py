@@ -420,7 +420,7 @@ def test_a_missing_artifact_is_found_before_the_first_request(
 ) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", leave_out="acceptance_table")
     with pytest.raises(
-        DraftwellError, match=r"^.*spide.*acceptance_table.*draftwell calibrate.*[^\n]$"
+        DraftwellError, match=r"^.*spide.*acceptance_table.*draftwell step calibrate.*[^\n]$"
     ):
         load_bundle(bundle)
 

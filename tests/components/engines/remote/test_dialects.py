@@ -134,7 +134,7 @@ def test_plain_decoding_by_request(engine_at: EngineAt) -> None:
         with serving(plays) as url:
             assert engine_at(url).dialect.switches_off == off
             if not off:
-                with raises_code("engine_always_speculates", "--plain", url):
+                with raises_code("engine_always_speculates", "--set plain=", url):
                     engine_at(url, speculate=False)
                 continue
             [answer] = engine_at(url, speculate=False).decode(PROMPTS[:1], sampling).answers

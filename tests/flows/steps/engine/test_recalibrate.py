@@ -170,7 +170,7 @@ def test_several_gpus_are_refused_before_anything_is_tuned(case: Case) -> None:
     manifest = json.loads(file.read_text())
     manifest["settings"]["gpus"] = 2
     file.write_text(json.dumps(manifest))
-    with raises_code("bad_setting", "1-cpu serves on 2 GPUs", "measured on one", "--ungated"):
+    with raises_code("bad_setting", "1-cpu serves on 2 GPUs", "measured on one", "--set ungated="):
         case.run()
     assert (case.loops, list(case.folder.glob("recalib*"))) == ([], [])
 
@@ -196,7 +196,7 @@ def test_what_was_restarted_nowhere_is_not_called_deployed(case: Case) -> None:
     case.restarted = False
     case.count("tiny/1-cpu")
     for _ in range(2):
-        with raises_code("nothing_restarted", "2-cpu is ready", "--restart"):
+        with raises_code("nothing_restarted", "2-cpu is ready", "--set restart="):
             case.run()
         assert (case.state(), (case.home / "current").resolve().name, len(case.loops)) == (
             "begun",
