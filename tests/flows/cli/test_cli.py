@@ -343,6 +343,12 @@ GENERATE = "generate --prompt hi"
         ("deploy --pair smolm2-135m", ("did you mean",)),
         ("serve --pair smolm2-135m", ("did you mean",)),
         ("serve", ("smollm2-135m", "draftwell deploy")),
+        ("serve --engine http://127.0.0.1:9", ("starts an engine",)),
+        ("release prune --set engine=llama.cpp", ("draftwell and vllm alone",)),
+        ("gate --set record_counts=true --dry-run", ("--dry-run means nothing",)),
+        ("gate --set record_counts=true --evidence a", ("--evidence means nothing",)),
+        ("gate --set counts_only=true --release 3", ("--release means nothing",)),
+        ("gate --set counts_only=true --set max_tokens=32", ("--set max_tokens means nothing",)),
         ("serve --bundle nowhere", ("nowhere", "draftwell deploy")),
     ],
 )
