@@ -101,10 +101,11 @@ def read_thread_count(value: Any) -> int | None:
 
 
 def read_names(value: Any) -> Any:
-    """Names that are written with commas; a list as it is."""
-    if not isinstance(value, str):
+    """Names that are written with commas, or a list."""
+    if not isinstance(value, str | list):
         return value
-    return tuple(part.strip() for part in value.split(",") if part.strip())
+    words = ",".join([value] if isinstance(value, str) else map(str, value)).split(",")
+    return tuple(word.strip() for word in words if word.strip())
 
 
 def read_counts(value: Any) -> Any:

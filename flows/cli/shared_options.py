@@ -23,8 +23,8 @@ EngineHeader = Annotated[
     BeforeValidator(read_several),
     Field(
         description=(
-            "With --engine URL: NAME:VALUE, a header of all requests, or a list. Lists of processes "
-            "show it: it is no place for a key."
+            "With --engine URL: NAME:VALUE, a header of all requests, or a list. Lists of "
+            "processes show it: it is no place for a key."
         )
     ),
 ]
@@ -88,7 +88,8 @@ TuneMinutes = Annotated[
     float | None,
     Field(
         ge=1.0,
-        description="With a launcher: measure what there is time for; grid comes on top. Default: all.",
+        description="With a launcher: measure what there is time for; grid comes on top. "
+        "Default: all.",
     ),
 ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, read_engine, say
-from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_yaml
+from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_text, from_yaml
 from draftwell.flows.settings import PipelineSettings
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ ADDRESS_KEYS = (
     *("stop_command", "start_minutes", "engine_draft", "engine_head"),
 )
 """Those of an engine at an address."""
-More = Annotated[dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS))]
+More = Annotated[
+    dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS), several=("engine_header",))
+]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Begin again, not where it was stopped.")
 ]
@@ -137,10 +139,16 @@ def tune(
 
 
 def value_of(key: str, text: str) -> Any:
-    """A setting's value as YAML; several are written with commas, too."""
-    found = from_yaml(text)
-    if key in SEVERAL and not isinstance(found, list):
-        return [from_yaml(part.strip()) for part in text.split(",")]
+    """A setting's value, as every command reads it; several are written with commas, too, but for
+    headers, which may hold some."""
+    from draftwell.flows.steps.engine.at_address import AddressSettings
+
+    fields = AddressSettings.model_fields | PipelineSettings.model_fields
+    found = from_text(fields[key].annotation, text)
+    if key == "engine_header" and isinstance(found, str):
+        return [found]
+    if key in SEVERAL and isinstance(found, str):
+        return [from_yaml(part.strip()) for part in found.split(",")]
     return found
 
 

@@ -185,7 +185,11 @@ def test_other_outputs_than_plain_decodings_fail(
         ("gate --set plain=http://127.0.0.1:1", ("--set", f"launcher={COMMAND}"), "leave plain"),
         ("gate --release candidate", (), "--set launcher="),
         ("gate --set start_minutes=2", (), "--set start_minutes"),
-        ("step choose --set methods=ngram", ("--launcher", "exit 3; {speculation_options}"), "exit code 3"),
+        (
+            "step choose --set methods=ngram",
+            ("--launcher", "exit 3; {speculation_options}"),
+            "exit code 3",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(
