@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from draftwell.flows.cli import AT_THE_END, OUTPUT
 from draftwell.flows.failures import disk_full_as_error
+from draftwell.flows.progress import Silence, showing
 from draftwell.serving.errors import DraftwellError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -250,8 +251,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing of progr
 
 
 @app.callback()
-def draftwell(version: Version = False, verbose: Verbose = False, quiet: Quiet = False) -> None:
+def draftwell(
+    context: typer.Context,
+    version: Version = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
     OUTPUT.verbose, OUTPUT.quiet = verbose, quiet and not verbose
+    if OUTPUT.quiet:
+        context.with_resource(showing(Silence()))
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 

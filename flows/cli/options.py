@@ -15,7 +15,7 @@ from draftwell.components.engines.port import CAPABILITIES
 from draftwell.components.engines.remote.address import is_address
 from draftwell.components.engines.vllm_methods import METHODS
 from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_by
-from draftwell.flows.cli import AT_THE_END, OUTPUT
+from draftwell.flows.cli import AT_THE_END
 from draftwell.flows.progress import shown
 from draftwell.serving.device import (
     checked_device,
@@ -304,7 +304,7 @@ def say(line: str) -> None:
     """One line of progress, on stderr or in the view that is open."""
     if (view := shown()) is not None:
         view.line(line)
-    elif not OUTPUT.quiet:
+    else:
         typer.secho(line, err=True, dim=True)
 
 
@@ -377,7 +377,7 @@ def progress(title: str) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=OUTPUT.quiet) as bars:
+    with Progress(*columns, console=console, transient=True) as bars:
         bar = bars.add_task(title, total=None)
         yield lambda done, total, words="": bars.update(
             bar, completed=done, total=total, description=f"{title} {words}"

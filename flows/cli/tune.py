@@ -59,7 +59,7 @@ Distil = Annotated[
 ]
 Launcher = Annotated[
     str | None,
-    typer.Option("--launcher", metavar="FILE", help="With a URL: the command that starts it."),
+    typer.Option("--launcher", metavar="COMMAND", help="With a URL: what starts it, or its file."),
 ]
 Device = Annotated[
     str | None,

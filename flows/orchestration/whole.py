@@ -3,6 +3,7 @@ is served, and a card that says what it gains."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,8 @@ def tune_there(settings: TuneModelsSettings, workspace: Workspace) -> Card:
     """The card of an engine at an address."""
     given = AddressSettings.model_validate(dict(settings.more))
     launcher = settings.launcher
-    if launcher is not None and (file := Path(launcher)).is_file():
-        launcher = file.read_text(encoding="utf-8").strip()
+    if launcher is not None and os.path.isfile(launcher):  # is_file() raises for long lines
+        launcher = Path(launcher).read_text(encoding="utf-8").strip()
     minutes = settings.minutes or float(OF_VLLM["minutes"])
     cut = PipelineSettings(
         engine="vllm",

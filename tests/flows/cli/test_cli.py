@@ -219,15 +219,12 @@ def test_a_wrong_setting_is_one_line(
     refused_at_once(run("bench", words), said)
 
 
-def test_quiet_says_nothing_of_progress(run: Any) -> None:
-    from draftwell.flows.cli import OUTPUT
-    from draftwell.flows.cli.options import say
-
-    assert run("-q list pairs").exit_code == 0
-    assert OUTPUT.quiet
-    say("progress")
-    assert run("list pairs").exit_code == 0
-    assert not OUTPUT.quiet
+def test_quiet_says_nothing_of_progress(run: Any, place: Path, pair_file: Path) -> None:
+    command = f"release sync --pair {pair_file} --set device=cpu"
+    assert "has no champion" in run(command).stderr
+    done = run(f"-q {command}")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "has no champion" in run(command).stderr, "the next one may speak"
 
 
 def test_an_earlier_name_says_the_new_one(run: Any) -> None:
