@@ -85,7 +85,8 @@ def test_collect_resumes_and_keeps_no_key(
 ) -> None:
     (tmp_path / "key").write_text(KEY)
     url, file = served_by(key=KEY), tmp_path / "texts.jsonl"
-    options = f"--set engine_key_file={tmp_path}/key --set logprobs=2 --set concurrency=1 --set out={file}"
+    options = f"--set engine_key_file={tmp_path}/key --set logprobs=2 --set concurrency=1"
+    options += f" --set out={file}"
     done = ask("step collect", url, options, "--set limit=4")
     assert done.exit_code == 0, (done.output, done.exception)
     whole = file.read_bytes()
