@@ -54,7 +54,7 @@ def bench(  # noqa: PLR0913
 
     Args:
         subject: a bundle's folder, or a pair: its name, alias or YAML file.
-        prompts: texts, or a file or folder of prompts as `draftwell collect` takes.
+        prompts: texts, or a file or folder of prompts as `draftwell step collect` takes.
         strategies: what to measure; None: the bundle's tuned strategy, and vanilla_sd of a pair.
         limit: takes the first prompts only.
         max_tokens: to generate for each prompt, at most.

@@ -29,6 +29,15 @@ class View(Protocol):
         """The best so far, with its ratio."""
 
 
+class Silence:
+    """A view that shows nothing."""
+
+    def nothing(self, *said: object, **more: object) -> None:
+        """Whatever is said."""
+
+    line = step = advance = trying = best = nothing
+
+
 _shown: list[View] = []
 """The view of the command that this process runs; all of its threads write to it."""
 

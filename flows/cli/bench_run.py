@@ -179,17 +179,17 @@ def check_together(
             code="check_cpu_needs_cuda",
         )
     alone = settings.peers or outputs.markdown or outputs.plots or given["check_cpu"]
-    if given["exactness"] and (alone or given["concurrency"] or settings.temperature > 0):
+    more = given["profile"] is not None or settings.runs != BenchSettings().runs
+    if given["exactness"] and (alone or more or given["concurrency"] or settings.temperature > 0):
         raise DraftwellError(
-            "exactness compares greedy answers in ways of its own: leave out concurrency, "
-            "temperature, peers, check_cpu, and what --out names but a .json file",
+            "exactness compares greedy answers in ways of its own: leave out concurrency, runs, "
+            "temperature, profile, peers, check_cpu, and what --out names but a .json file",
             code="exactness_only",
         )
-    if given["concurrency"] and alone:
+    if given["concurrency"] and (alone or given["profile"] is not None):
         raise DraftwellError(
-            "concurrency measures throughput only: leave out peers, check_cpu, and what --out "
-            "names "
-            "but a .json file",
+            "concurrency measures throughput only: leave out profile, peers, check_cpu, and what "
+            "--out names but a .json file",
             code="throughput_only",
         )
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftwell.components.engines.port import CAPABILITIES
+from draftwell.components.engines.remote.address import is_address
 from draftwell.flows.cli.options import (
     Artifacts,
     DeviceOption,
@@ -301,6 +303,11 @@ def serve(
     Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
 
+    if is_address(engine):
+        raise DraftwellError(
+            f"draftwell serve starts an engine: name {' or '.join(CAPABILITIES)} with --engine",
+            code="engine_option",
+        )
     passed_on = [*context.args, *([] if port is None else ["--port", str(port)])]
     if engine == "vllm":
         from draftwell.flows.cli.engine import serve_elsewhere

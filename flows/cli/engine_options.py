@@ -34,6 +34,7 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "workers",
         ),
         "bench": (
+            "exactness",
             "max_prompt_tokens",
             "runs",
             "draft_device",
@@ -106,14 +107,19 @@ def on_other_engine(context: typer.Context) -> bool:
     """
     engine, command = str(context.params["engine"]), str(context.command.name)
     names = names_of(context.command)
-    lacking = options_lacking(engine, command, names)
-    for name in names:
-        if name in lacking and named(context, name):
-            raise DraftwellError(
-                f"{spelled(context, name)} means nothing with --engine {engine}: leave it out",
-                code="engine_option",
-            )
+    means = set(names) - options_lacking(engine, command, names)
+    refuse_beside(context, f"--engine {engine}", tuple(means), "engine_option")
     return engine != "draftwell"
+
+
+def refuse_beside(context: typer.Context, main: str, beside: Sequence[str], code: str) -> None:
+    """Refuse, with a code, every option that was named and is none of those that mean something
+    beside the `main` one."""
+    for name in names_of(context.command):
+        if name not in beside and named(context, name):
+            raise DraftwellError(
+                f"{spelled(context, name)} means nothing with {main}: leave it out", code=code
+            )
 
 
 def at_address(context: typer.Context) -> bool:

@@ -9,8 +9,8 @@ import typer
 
 from draftwell.components.engines.vllm import NAME, device_for
 from draftwell.components.gate.evidence_files.reading import read_evidence
+from draftwell.flows.cli.engine_options import refuse_beside
 from draftwell.flows.cli.options import pick_device, say
-from draftwell.flows.cli.settings_option import named, names_of, spelled
 from draftwell.flows.steps.engine.evidence import gate_by_evidence, judge_files
 from draftwell.flows.steps.engine.release import find_engine_release
 from draftwell.flows.steps.engine.space import EngineSpace
@@ -46,12 +46,7 @@ def gate_on_evidence(context: typer.Context) -> list[tuple[str, GateVerdict]]:
             "speculation, and without it",
             code="evidence_option",
         )
-    for name in names_of(context.command):
-        if name not in BESIDE and named(context, name):
-            raise DraftwellError(
-                f"{spelled(context, name)} means nothing with --evidence: leave it out",
-                code="evidence_option",
-            )
+    refuse_beside(context, "--evidence", BESIDE, "evidence_option")
     other, plain = map(read_evidence, paths)
     if given["release"] is None:
         verdict, _ = judge_files(other, plain)

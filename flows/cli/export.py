@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
+from draftwell.flows.cli.engine_options import refuse_beside
 from draftwell.flows.cli.options import (
     Pair,
     ReleaseDevice,
@@ -22,7 +23,7 @@ from draftwell.flows.cli.options import (
     say,
     write_json,
 )
-from draftwell.flows.cli.settings_option import add_command
+from draftwell.flows.cli.settings_option import add_command, names_of
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.pairs.fetching import locate
 from draftwell.registry.releases import find_release
@@ -102,6 +103,7 @@ Out = Annotated[
 
 
 def export(
+    context: typer.Context,
     to: To,
     pair: Pair = "default",
     device: ReleaseDevice = None,
@@ -124,6 +126,10 @@ def export(
     from draftwell.components.export.export import export_config
     from draftwell.flows.steps.exported_weights import Known, pinned, write_draft, write_head
 
+    if config is not None:
+        of_release = {"release", "device"}
+        beside = tuple(set(names_of(context.command)) - of_release)
+        refuse_beside(context, "--set config", beside, "config_option")
     check_written(out, measured, [one for one in (save_draft, save_head) if one is not None])
     spec = find_pair(pair)
     released: ReleaseVersion | None = None

@@ -62,7 +62,10 @@ def forget(
     if not done.removed:
         hint = " (where that is a name, give its keys: key_file=FILE)" if who == tenant else ""
         typer.echo(f"nothing names the tenant {who}{hint}")
-    copies = "copies elsewhere: traces in other folders, work folders of distill, backups, logs"
+    copies = (
+        "copies elsewhere: traces in other folders, work folders of `draftwell step distil`, "
+        "backups, logs"
+    )
     for line in [*done.left, copies]:
         typer.echo(f"not reached: {line}")
 

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from draftwell.flows.cli import AT_THE_END, OUTPUT
 from draftwell.flows.failures import disk_full_as_error
+from draftwell.flows.progress import Silence, showing
 from draftwell.serving.errors import DraftwellError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -81,8 +82,16 @@ OLD_NAMES = {
     "papers": "reproduce papers",
     "gpu": "reproduce gpu",
     "import-results": "reproduce import",
+    "release": "release create",
 }
-"""Earlier name of a command → the name that it has now."""
+"""Earlier name of a command → the name that it has now; `release` with options of its own."""
+
+
+def renamed(name: str) -> DraftwellError:
+    """The error that says the present name of a command."""
+    return DraftwellError(
+        f"`draftwell {name}` is now `draftwell {OLD_NAMES[name]}`", code="renamed_command"
+    )
 
 
 class LazyCommands(TyperGroup):
@@ -111,6 +120,15 @@ class LazyCommands(TyperGroup):
             self.commands = {**self.commands, cmd_name: self.load(cmd_name)}
         return self.commands[cmd_name]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+        except Exception as error:
+            if self.group in OLD_NAMES and type(error).__name__ == "NoSuchOption":
+                raise renamed(self.group) from None
+            raise
+        return rest
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.listing = True
         try:
@@ -133,11 +151,8 @@ class RootCommands(LazyCommands):
         return group_of(name) if name in GROUPS else load_command(name)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in OLD_NAMES:
-            raise DraftwellError(
-                f"`draftwell {cmd_name}` is now `draftwell {OLD_NAMES[cmd_name]}`",
-                code="renamed_command",
-            )
+        if cmd_name in OLD_NAMES and cmd_name not in GROUPS:
+            raise renamed(cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
@@ -236,8 +251,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing of progr
 
 
 @app.callback()
-def draftwell(version: Version = False, verbose: Verbose = False, quiet: Quiet = False) -> None:
+def draftwell(
+    context: typer.Context,
+    version: Version = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
     OUTPUT.verbose, OUTPUT.quiet = verbose, quiet and not verbose
+    if OUTPUT.quiet:
+        context.with_resource(showing(Silence()))
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 

@@ -15,7 +15,7 @@ from draftwell.components.engines.port import CAPABILITIES
 from draftwell.components.engines.remote.address import is_address
 from draftwell.components.engines.vllm_methods import METHODS
 from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_by
-from draftwell.flows.cli import AT_THE_END, OUTPUT
+from draftwell.flows.cli import AT_THE_END
 from draftwell.flows.progress import shown
 from draftwell.serving.device import (
     checked_device,
@@ -101,10 +101,11 @@ def read_thread_count(value: Any) -> int | None:
 
 
 def read_names(value: Any) -> Any:
-    """Names that are written with commas; a list as it is."""
-    if not isinstance(value, str):
+    """Names that are written with commas, or a list."""
+    if not isinstance(value, str | list):
         return value
-    return tuple(part.strip() for part in value.split(",") if part.strip())
+    words = ",".join([value] if isinstance(value, str) else map(str, value)).split(",")
+    return tuple(word.strip() for word in words if word.strip())
 
 
 def read_counts(value: Any) -> Any:
@@ -303,7 +304,7 @@ def say(line: str) -> None:
     """One line of progress, on stderr or in the view that is open."""
     if (view := shown()) is not None:
         view.line(line)
-    elif not OUTPUT.quiet:
+    else:
         typer.secho(line, err=True, dim=True)
 
 
@@ -376,7 +377,7 @@ def progress(title: str) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=OUTPUT.quiet) as bars:
+    with Progress(*columns, console=console, transient=True) as bars:
         bar = bars.add_task(title, total=None)
         yield lambda done, total, words="": bars.update(
             bar, completed=done, total=total, description=f"{title} {words}"

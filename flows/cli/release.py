@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from draftwell.components.engines.port import CAPABILITIES, LAUNCHED
 from draftwell.components.engines.remote.address import is_address
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
-from draftwell.flows.cli.engine_options import on_other_engine
+from draftwell.flows.cli.engine_options import on_other_engine, refuse_beside
 from draftwell.flows.cli.options import (
     Bundles,
     DeviceOption,
@@ -79,7 +79,7 @@ Release = Annotated[
     typer.Option(
         "--release",
         metavar="NAME|N",
-        help=("Default: the candidate, if there is one."),
+        help="Default: the candidate, if there is one.",
     ),
 ]
 CountsOnly = Annotated[
@@ -90,11 +90,16 @@ RecordCounts = Annotated[
     bool,
     Field(description="Record this checkout's deterministic counts as the baseline."),
 ]
+BESIDE_COUNTS = {
+    "record_counts": ("record_counts", "pair", "threads", "engine"),
+    "counts_only": ("counts_only", "pair", "threads", "engine", "dry_run", "report"),
+}
+"""What means something beside each way to count."""
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help=("Keep no verdict, and move no alias."),
+        help="Keep no verdict, and move no alias.",
     ),
 ]
 Unmeasured = Annotated[
@@ -155,7 +160,7 @@ def gate(
 
     Where the pair has no release (a fresh clone), counts and outputs alone are compared with
     registry/baselines. With --engine vllm or a URL, that engine's candidates are judged; with
-    --evidence, what other benchmark tools measured (docs/registry.md).
+    --evidence, what other benchmark tools measured (docs/gates.md).
 
     Example: draftwell gate --pair default
     """
@@ -164,6 +169,9 @@ def gate(
     run.check_reports(report or ())
     on_other = on_other_engine(context)
     with run.errors_are_reported(report or ()):
+        for alone, beside in BESIDE_COUNTS.items():
+            if context.params[alone]:
+                refuse_beside(context, f"--set {alone}=true", beside, "counts_option")
         set_threads(threads)
         if record_counts:
             return run.record_baseline(pair)
@@ -416,6 +424,11 @@ def prune(
     """
 
     name = find_pair(pair).name
+    if engine not in CAPABILITIES:
+        raise DraftwellError(
+            f"--set engine={engine}: there are bundles of {' and '.join(CAPABILITIES)} alone",
+            code="no_bundles_of_engine",
+        )
     home = bundles / name if engine == "draftwell" else bundles_of(bundles, name)
     removed = retention.prune(home, keep, dry_run=dry_run)
     typer.echo(

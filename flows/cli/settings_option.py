@@ -11,10 +11,11 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args
+from types import UnionType
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 
 import typer
 import yaml
@@ -30,6 +31,8 @@ NAMED = "draftwell.named_settings"
 """Where a context keeps the names of the settings that were given."""
 WORDS, FILE, CONTEXT = "set_words", "settings_file", "called_in"
 STRATEGY = "STRATEGY.PARAMETER"
+NOTHING = ("", "~", "null")
+"""Texts that say that a setting has no value."""
 
 SetOption = Annotated[
     list[str] | None,
@@ -43,9 +46,10 @@ FileOption = Annotated[
 @dataclass(frozen=True)
 class OtherKeys:
     """Annotates the parameter that takes further keys as they were written: those of the parameters
-    of strategies, or these."""
+    of strategies, or these; `several` may be named several times."""
 
     names: tuple[str, ...] = (STRATEGY,)
+    several: tuple[str, ...] = ()
 
 
 class Keys(BaseModel):
@@ -68,11 +72,14 @@ class Command(TyperCommand):
 
     # typer brings its own copy of click, or takes the installed one
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = tuple(args)
         try:
             rest = super().parse_args(ctx, args)
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":
                 self.refuse_old_option(str(vars(error)["option_name"]))
+            elif "--json" in given and "unexpected extra argument" in str(error):
+                self.refuse_old_option("--json")  # a flag now, which named a file
             raise
         if not ctx.resilient_parsing:
             self.take_settings(ctx)
@@ -89,7 +96,7 @@ class Command(TyperCommand):
         given = [*([] if file is None else settings_of_file(file)), *map(split_word, words)]
         found: dict[str, Any] = {}
         others: dict[str, str] = {}
-        for one in given:
+        for one in joined(given, self.several()):
             if one.key in self.settings.model_fields:
                 found[one.key] = read_value(self.settings, one)
             elif self.others is not None and takes(self.others[1], one.key):
@@ -105,6 +112,12 @@ class Command(TyperCommand):
     def all_keys(self) -> list[str]:
         """All keys that the command takes."""
         return [*self.settings.model_fields, *(self.others[1].names if self.others else ())]
+
+    def several(self) -> list[str]:
+        """Keys that have several values, and may be named once for each."""
+        fields = self.settings.model_fields.items()
+        own = [key for key, field in fields if is_several(field.annotation)]
+        return [*own, *(self.others[1].several if self.others else ())]
 
     def option(self, key: str) -> str | None:
         """How the command spells the option of a key, if it has one."""
@@ -136,6 +149,8 @@ class Command(TyperCommand):
         new = RENAMED.get(str(self.name), {}).get(option)
         if new is None and (field := self.settings.model_fields.get(key)) is not None:
             new = f"--set {key}={'true' if field.annotation is bool else 'VALUE'}"
+        elif new is None and key in self.all_keys():
+            new = f"--set {key}=VALUE"
         if new is not None:
             raise DraftwellError(f"{option} is now {new}", code="renamed_option")
 
@@ -152,7 +167,7 @@ class Given:
     @property
     def text(self) -> str:
         """The value as a person writes it."""
-        return self.value if isinstance(self.value, str) else json.dumps(self.value)
+        return self.value if isinstance(self.value, str) else json.dumps(self.value, default=str)
 
 
 def split_word(word: str) -> Given:
@@ -185,6 +200,33 @@ def settings_of_file(file: Path) -> Iterable[Given]:
             yield Given(joined, inner, f"{file}: {joined}", written=False)
 
 
+def joined(given: Iterable[Given], several: Iterable[str]) -> list[Given]:
+    """The settings with those of the words in the place of those of the file; what is named by
+    several words has the values of all of them.
+
+    Raises:
+        DraftwellError: words name a setting twice that has one value (`setting_named_twice`).
+    """
+    found: dict[str, Given] = {}
+    for one in given:
+        before = found.get(one.key)
+        if before is not None and before.written and one.written:
+            if one.key not in several:
+                raise DraftwellError(
+                    f"{one.where} is there twice: write it once", code="setting_named_twice"
+                )
+            values = [*as_list(before.value), *as_list(one.value)]
+            one = replace(one, value=values)
+        found[one.key] = one
+    return list(found.values())
+
+
+def as_list(value: Any) -> list[Any]:
+    """The values of a setting that has several."""
+    value = from_text(list[str], value) if isinstance(value, str) else value
+    return value if isinstance(value, list) else [value]
+
+
 def takes(others: OtherKeys, key: str) -> bool:
     """Whether a key is one of the further ones."""
     return key in others.names or ("." in key and STRATEGY in others.names)
@@ -196,16 +238,38 @@ def read_value(settings: type[Keys], given: Given) -> Any:
     Raises:
         DraftwellError: it has another type, or is out of bounds (`bad_setting`).
     """
-    values, problems = [given.value], list[str]()
-    if given.written:
-        meant = from_yaml(given.value)
-        values = [None] if meant is None else [given.value, meant]
-    for value in values:
-        try:
-            return getattr(settings.model_validate({given.key: value}), given.key)
-        except ValidationError as error:
-            problems.append(error.errors()[0]["msg"].removeprefix("Value error, "))
-    raise DraftwellError(f"{given.where}: {problems[-1]}, not {given.value!r}", code="bad_setting")
+    value = given.value
+    if given.written and isinstance(value, str):
+        value = from_text(settings.model_fields[given.key].annotation, value)
+    try:
+        return getattr(settings.model_validate({given.key: value}), given.key)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+    raise DraftwellError(f"{given.where}: {problem}, not {given.value!r}", code="bad_setting")
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    """The types that a setting may have."""
+    union = get_origin(annotation) in (Union, UnionType)
+    return list(get_args(annotation)) if union else [annotation]
+
+
+def is_several(annotation: Any) -> bool:
+    """Whether a setting has several values."""
+    return any(get_origin(kind) in (list, tuple) for kind in kinds_of(annotation))
+
+
+def from_text(annotation: Any, text: str) -> Any:
+    """What a text says as a value of a type: YAML, but the text itself for a text or a path, and
+    for several values that are not written as a list of YAML."""
+    if text in NOTHING:
+        return None
+    meant = from_yaml(text)
+    if is_several(annotation):
+        return meant if isinstance(meant, list) else text
+    kinds = [kind for kind in kinds_of(annotation) if isinstance(kind, type)]
+    itself = meant is None or any(issubclass(kind, str | Path) for kind in kinds)
+    return text if itself else meant
 
 
 def from_yaml(text: str) -> Any:

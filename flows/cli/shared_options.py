@@ -24,8 +24,7 @@ EngineHeader = Annotated[
     Field(
         description=(
             "With --engine URL: NAME:VALUE, a header of all requests, or a list. Lists of "
-            "processes "
-            "show it: it is no place for a key."
+            "processes show it: it is no place for a key."
         )
     ),
 ]

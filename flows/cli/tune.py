@@ -14,7 +14,7 @@ import typer
 from draftwell.components.engines.remote.address import is_address
 from draftwell.flows.cli import OUTPUT
 from draftwell.flows.cli.options import EXIT_FAILED, EXIT_UNDECIDED, read_engine, say
-from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_yaml
+from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_text, from_yaml
 from draftwell.flows.settings import OF_TRAFFIC, PipelineSettings
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ Distil = Annotated[
 ]
 Launcher = Annotated[
     str | None,
-    typer.Option("--launcher", metavar="FILE", help="With a URL: the command that starts it."),
+    typer.Option("--launcher", metavar="COMMAND", help="With a URL: what starts it, or its file."),
 ]
 Device = Annotated[
     str | None,
@@ -80,7 +80,9 @@ ADDRESS_KEYS = (
     *("stop_command", "start_minutes", "engine_draft", "engine_head"),
 )
 """Those of an engine at an address."""
-More = Annotated[dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS))]
+More = Annotated[
+    dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS), several=("engine_header",))
+]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Begin again, not where it was stopped.")
 ]
@@ -173,13 +175,16 @@ def typed(card: Card, pair: str | None) -> Card:
 
 
 def value_of(key: str, text: str) -> Any:
-    """A setting's value as YAML; several are written with commas, too. A header stands as it is,
-    but for a list of a file."""
-    if key == "engine_header" and not text.startswith("["):
-        return text
-    found = from_yaml(text)
-    if key in SEVERAL and not isinstance(found, list):
-        return [from_yaml(part.strip()) for part in text.split(",")]
+    """A setting's value, as every command reads it; several are written with commas, too, but for
+    headers, which may hold some."""
+    from draftwell.flows.steps.engine.at_address import AddressSettings
+
+    fields = AddressSettings.model_fields | PipelineSettings.model_fields
+    found = from_text(fields[key].annotation, text)
+    if key == "engine_header" and isinstance(found, str):
+        return [found]
+    if key in SEVERAL and isinstance(found, str):
+        return [from_yaml(part.strip()) for part in found.split(",")]
     return found
 
 

@@ -3,6 +3,7 @@ is served, and a card that says what it gains."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -241,7 +242,7 @@ def tune_there(settings: TuneModelsSettings, workspace: Workspace) -> Card:
 def launcher_text(launcher: str) -> str:
     """The command that starts an engine, where a file was named as that says it."""
     file = Path(launcher)
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else launcher
+    return file.read_text(encoding="utf-8").strip() if os.path.isfile(launcher) else launcher
 
 
 def cut_at_address(settings: TuneModelsSettings) -> PipelineSettings:

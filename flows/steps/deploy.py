@@ -128,7 +128,7 @@ def sync_champion(space: Workspace, device: str, out: Path, *, dry_run: bool = F
     if served is not None and served.device != device:
         raise DraftwellError(
             f"{current} serves {name} on {served.device}, not {device}: give each device a "
-            "folder with --out (in "
+            "folder with --set bundles=FOLDER (in "
             f"prefect.yaml `out:`), or replace it with `draftwell deploy --device {device}`",
             code="current_of_another_device",
         )
@@ -136,8 +136,9 @@ def sync_champion(space: Workspace, device: str, out: Path, *, dry_run: bool = F
         announce(f"{champion.name} is the champion, and `current` leads to it: nothing to do")
         return Synced("unchanged", number, current.resolve())
     if why := deployment_objection(store, champion) or withdrawal(store, champion):
-        # told each time, with the same id while it is the same refusal
-        tell_refused(champion, why, mark=f"{champion.name} {champion.published.digest} {why}")
+        if not dry_run:
+            # told each time, with the same id while it is the same refusal
+            tell_refused(champion, why, mark=f"{champion.name} {champion.published.digest} {why}")
         stays = f"release {served.release_version} stays" if served else "nothing is served"
         raise DraftwellError(
             f"the alias champion names {champion.name}, which is not deployed, {why}; "

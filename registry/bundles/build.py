@@ -42,6 +42,7 @@ from draftwell.registry.releases import (
     gate_record,
     is_champion,
     pinned_version,
+    release_settings,
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
@@ -138,7 +139,8 @@ def check_deployable(
 def _not_deployable(pair: str, release: ReleaseVersion, why: str, *, gated: bool) -> DraftwellError:
     """The error of a release that no gate passed, or that was withdrawn since."""
     fix = (
-        f"promote --pair {pair} --release {release.version} --set reason=…"
+        f"release promote --pair {pair} {release_settings(release.device)} "
+        f"--release {release.version} --set reason=…"
         if gated
         else f"gate --pair {pair}"
     )

@@ -3,6 +3,7 @@ make."""
 
 from __future__ import annotations
 
+import ast
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -116,6 +117,48 @@ def test_make(words: list[str]) -> None:
         variable, equals, _ = word.partition("=")
         pattern = rf"^{re.escape(variable)} \?=" if equals else rf"^{re.escape(word)}:"
         assert re.search(pattern, makefile, re.MULTILINE), f"the Makefile knows no {word}"
+
+
+def test_commands_in_messages_exist(groups: dict[str, Any]) -> None:
+    """What the program tells a user to type, and its docstrings."""
+    wrong = []
+    for package in ("components", "flows", "registry", "serving"):
+        for file in sorted((REPO / package).rglob("*.py")):
+            for words in spoken_commands(file.read_text(encoding="utf-8")):
+                name = words[0] if words[0] in groups else " ".join(words[:2])
+                if name == SERVE or (words[0] in GROUPS and name not in groups):
+                    continue
+                unknown = [name]
+                if name in groups:
+                    given = [word.rstrip(",)") for word in words if re.match("--[a-z]", word)]
+                    known = options_of(groups[name])
+                    keys = [key.partition("=")[0] for at, key in pairwise(words) if at == "--set"]
+                    unknown = [one for one in given if one.partition("=")[0] not in known]
+                    known_keys = {*groups[name].all_keys(), "X"}
+                    unknown += [key for key in keys if "." not in key and key not in known_keys]
+                wrong += [f"{file.name}: {' '.join(words)}: {one}" for one in unknown]
+    assert wrong == []
+
+
+def spoken_commands(source: str) -> list[list[str]]:
+    """Words behind `draftwell` in the texts of a program, with X for what is filled in."""
+    tree, texts = ast.parse(source), list[str]()
+    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in joined for part in node.values}
+    for node in joined:
+        texts.append(
+            "".join(
+                getattr(part, "value", "") if isinstance(part, ast.Constant) else "X"
+                for part in node.values
+            )
+        )
+    texts += [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts
+    ]
+    found = [one for text in texts for one in re.findall(r"[`(]draftwell ([a-z][^`)]*)[`)]", text)]
+    return [one.split() for one in found]
 
 
 def test_there_is_something_to_check() -> None:

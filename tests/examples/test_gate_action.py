@@ -78,14 +78,14 @@ def test_the_exit_code_is_the_gates(tmp_path: Path, code: int) -> None:
 
 
 def test_the_counts_are_judged_where_no_release_is_named(tmp_path: Path) -> None:
-    _, words = run_gate(tmp_path, pair="a pair.yaml", settings="max_tokens=32\n\nlimit=8")
+    _, words = run_gate(tmp_path, pair="a pair.yaml", settings="\n\nthreads=2")
     reports = [word for ending in ("md", "xml", "json") for word in report(ending)]
     assert words == [
         "gates",
         "gate",
         *("--pair", "a pair.yaml"),
         *reports,
-        *("--set", "counts_only=true", "--set", "max_tokens=32", "--set", "limit=8"),
+        *("--set", "counts_only=true", "--set", "threads=2"),
     ]
 
 
@@ -107,7 +107,7 @@ def test_the_command_its_options_and_its_settings_exist(tmp_path: Path) -> None:
         _, words = run_gate(tmp_path, pair="p", **inputs)
         assert {word for word in words if word.startswith("--")} <= options
         for option, value in pairwise(words):
-            assert option != "--set" or value.partition("=")[0] in set(command.keys())
+            assert option != "--set" or value.partition("=")[0] in set(command.all_keys())
 
 
 def test_what_is_installed_from_is_there() -> None:

@@ -262,7 +262,7 @@ def log_temperatures(
         log.warning(
             "nothing was tuned or measured for sampled requests: they are decoded plainly "
             "(draftwell step choose --device %s "
-            "--temperature %g)",
+            "--set temperature=%g)",
             device,
             SERVED_TEMPERATURE,
         )

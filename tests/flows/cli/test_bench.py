@@ -317,7 +317,9 @@ def test_a_gpu_bench_is_refused_where_there_is_none(run: Any, pair_file: Path) -
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("options", ["--set concurrency=2", "--set temperature=1", "--out a.md"])
+@pytest.mark.parametrize(
+    "options", ["--set concurrency=2", "--set temperature=1", "--set runs=9", "--out a.md"]
+)
 def test_exactness_goes_with_no_other_measurement(run: Any, pair_file: Path, options: str) -> None:
     done = run(f"bench --pair {pair_file} --set exactness=true {options}")
     assert done.exit_code == 2

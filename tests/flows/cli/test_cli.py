@@ -137,10 +137,45 @@ def test_an_earlier_option_says_the_new_one(run: Any) -> None:
         for old, new in options.items():
             done = run(f"{command} {old} value")
             assert (done.exit_code, done.stderr) == (2, f"Error: {old} is now {new}\n")
+    assert {"--traces", "--no-publish"} <= set(RENAMED["tune"])
+    said = "Error: --bench-prompts is now --set bench_prompts=VALUE\n"
+    assert run("tune --bench-prompts 4").stderr == said
     done = run("step choose --bench-prompts 3")
     assert "No such option" in done.stderr, "it never had that"
     assert run("step choose --trials 3").stderr == "Error: --trials is now --set trials=VALUE\n"
     assert run("step choose --fresh").stderr == "Error: --fresh is now --set fresh=true\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("engine_header=A: 1, b", ["A: 1, b"]),
+        ("engine_header=A:1 engine_header=B:2 engine_header=C:3", ["A:1", "B:2", "C:3"]),
+        ("engine_header=[A:1, B:2]", ["A:1", "B:2"]),
+        ("engine_model=7", "7"),
+        ("engine_model=~", None),
+        ("stop_command=kill: it # all", "kill: it # all"),
+        ("unmeasured=#3", "#3"),
+        ("levels=1,8", (1, 8)),
+        ("levels=[1, 8]", (1, 8)),
+        ("plain_evidence=a plain_evidence=b", [Path("a"), Path("b")]),
+        ("dtype=float32", "float32"),
+        ("sampled=yes", True),
+    ],
+)
+def test_a_settings_text_is_read_by_its_type(words: str, value: object) -> None:
+    """And alike by `tune`, which has no types of its own for them."""
+    from draftwell.flows.cli.main import all_commands
+    from draftwell.flows.cli.tune import value_of
+
+    key = words.partition("=")[0]
+    given = [word for part in re.split(r" (?=\w+=)", words) for word in ("--set", part)]
+    commands = all_commands()
+    assert commands["gate"].make_context("gate", [*given]).params[key] == value
+    if key in commands["tune"].all_keys() and value is not None:
+        [(_, text)] = commands["tune"].make_context("tune", given).params["more"].items()
+        read = value_of(key, text)
+        assert (tuple(read) if isinstance(value, tuple) else read) == value
 
 
 def test_settings_come_from_a_file_then_from_set(tmp_path: Path) -> None:
@@ -149,8 +184,12 @@ def test_settings_come_from_a_file_then_from_set(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("runs: 3\nmix: true\nspide: {tau: 0.9}\npeers: [vllm]\n")
     words = ["--settings", str(file), "--set", "runs=5", "--set", "vanilla_sd.gamma=4"]
+    words += ["--set", "peers=vllm,transformers", "--set", "peers=llama.cpp"]
     given = all_commands()["bench"].make_context("bench", words).params
-    assert (given["runs"], given["mix"], given["peers"]) == (5, True, ("vllm",))
+    assert (given["runs"], given["mix"], given["peers"]) == (
+        *(5, True),
+        ("vllm", "transformers", "llama.cpp"),
+    )
     assert given["parameters"] == {"spide.tau": "0.9", "vanilla_sd.gamma": "4"}
     assert given["max_tokens"] == 64, "the default"
 
@@ -159,6 +198,8 @@ def test_settings_come_from_a_file_then_from_set(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ("--set runs=x", "--set runs: "),
+        ("--set runs=2 --set runs=3", "--set runs is there twice"),
+        ("--settings date.yaml", "vanilla_sd has no parameter"),
         ("--set runs=0", "greater than or equal to 1"),
         ("--set rnus=3", "did you mean runs?"),
         ("--set pair=default", "it is an option, --pair"),
@@ -174,18 +215,16 @@ def test_a_wrong_setting_is_one_line(
     monkeypatch.chdir(place)
     (place / "list.yaml").write_text("- runs\n")
     (place / "wrong.yaml").write_text("runs: many\n")
+    (place / "date.yaml").write_text("vanilla_sd.day: 2024-01-01\n")
     refused_at_once(run("bench", words), said)
 
 
-def test_quiet_says_nothing_of_progress(run: Any) -> None:
-    from draftwell.flows.cli import OUTPUT
-    from draftwell.flows.cli.options import say
-
-    assert run("-q list pairs").exit_code == 0
-    assert OUTPUT.quiet
-    say("progress")
-    assert run("list pairs").exit_code == 0
-    assert not OUTPUT.quiet
+def test_quiet_says_nothing_of_progress(run: Any, place: Path, pair_file: Path) -> None:
+    command = f"release sync --pair {pair_file} --set device=cpu"
+    assert "has no champion" in run(command).stderr
+    done = run(f"-q {command}")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "has no champion" in run(command).stderr, "the next one may speak"
 
 
 def test_an_earlier_name_says_the_new_one(run: Any) -> None:
@@ -343,6 +382,12 @@ GENERATE = "generate --prompt hi"
         ("deploy --pair smolm2-135m", ("did you mean",)),
         ("serve --pair smolm2-135m", ("did you mean",)),
         ("serve", ("smollm2-135m", "draftwell deploy")),
+        ("serve --engine http://127.0.0.1:9", ("starts an engine",)),
+        ("release prune --set engine=llama.cpp", ("draftwell and vllm alone",)),
+        ("gate --set record_counts=true --dry-run", ("--dry-run means nothing",)),
+        ("gate --set record_counts=true --evidence a", ("--evidence means nothing",)),
+        ("gate --set counts_only=true --release 3", ("--release means nothing",)),
+        ("gate --set counts_only=true --set max_tokens=32", ("--set max_tokens means nothing",)),
         ("serve --bundle nowhere", ("nowhere", "draftwell deploy")),
     ],
 )

@@ -442,7 +442,7 @@ def test_options_that_do_not_fit_are_refused(
     assert "--set serving means nothing with --engine draftwell" in line(
         run(f"deploy --pair {pair_file} --set port=1")
     )
-    assert "choose from image" in line(deploy("--set speculative=x"))
+    assert "has no setting 'speculative'" in line(deploy("--set speculative=x"))
     assert "port" in line(deploy("--set port=x"))
     assert "draftwell deploy --engine vllm" in line(
         run(f"serve --engine vllm --bundle {tmp_path}/nothing")

@@ -48,6 +48,7 @@ def test_an_option_is_refused_where_the_engine_lacks_what_it_needs() -> None:
             "--set trials means nothing with --engine vllm",
         ),
         (("bench", *vllm, "--set", "peers=vllm"), "--set peers means nothing with --engine vllm"),
+        (("bench", *vllm, "--set", "exactness=true"), "--set exactness means nothing with"),
         (
             ("step choose", "--set", "levels=1,8"),
             "--set levels means nothing with --engine draftwell",

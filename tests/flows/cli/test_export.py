@@ -118,6 +118,8 @@ def test_a_releases_config(
         "prompt_lookup_num_tokens": 6,
         "max_matching_ngram_size": 3,
     }
+    both = run(f"export --to vllm --pair {pair_file} --release 1 --set config={tmp_path}/c.json")
+    assert both.stderr == "Error: --release means nothing with --set config: leave it out\n"
     missing = run(f"export --to transformers --pair {pair_file} --release champion")
     assert missing.exit_code == 2
     assert "champion" in missing.stderr

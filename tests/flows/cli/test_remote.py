@@ -72,10 +72,10 @@ def test_bench_beside_a_plain_address(
 
 
 def test_bench_says_what_it_could_not_compare(ask: Callable[..., Any], served_by: Serve) -> None:
-    done = ask("bench", served_by("sglang"), "--set limit=2")
+    done = ask("bench", served_by("sglang"), "--limit 2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "nothing was compared with plain decoding" in done.stderr
-    done = ask("bench", served_by("llama.cpp", lengths_by_request=True), "--set limit=2")
+    done = ask("bench", served_by("llama.cpp", lengths_by_request=True), "--limit 2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "nothing was compared" not in done.stderr
 
@@ -85,9 +85,8 @@ def test_collect_resumes_and_keeps_no_key(
 ) -> None:
     (tmp_path / "key").write_text(KEY)
     url, file = served_by(key=KEY), tmp_path / "texts.jsonl"
-    options = (
-        f"--set engine_key_file={tmp_path}/key --set logprobs=2 --set concurrency=1 --out {file}"
-    )
+    options = f"--set engine_key_file={tmp_path}/key --set logprobs=2 --set concurrency=1"
+    options += f" --set out={file}"
     done = ask("step collect", url, options, "--set limit=4")
     assert done.exit_code == 0, (done.output, done.exception)
     whole = file.read_bytes()
@@ -102,7 +101,7 @@ def test_collect_resumes_and_keeps_no_key(
         json.loads(line)["value"]["tokens"] for line in lines[1:3]
     ]
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    done = ask("step collect", url, f"--set concurrency=1 --out {file}", "--set limit=3")
+    done = ask("step collect", url, f"--set concurrency=1 --set out={file}", "--set limit=3")
     assert done.exit_code == 2
     assert "--set fresh=true" in done.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "key"]
@@ -123,7 +122,8 @@ def test_mistakes_are_one_line(ask: Callable[..., Any], run: Any, served_by: Ser
             "--set prefix_kinds means nothing",
         ),
     ):
-        done = ask(command, url, options, "--set limit=2")
+        limit = "--limit 2" if command == "bench" else "--set limit=2"
+        done = ask(command, url, options, limit)
         assert done.exit_code == 2, (command, options, done.output, done.exception)
         last = done.stderr.strip().splitlines()[-1]
         assert last.startswith("Error: ")

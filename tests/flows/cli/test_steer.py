@@ -94,11 +94,17 @@ def test_an_alias_moved_while_a_release_is_deployed_says_what_serves(
 
 
 def test_an_alias_on_a_release_that_may_not_serve_changes_nothing_and_is_named(
-    space: Workspace, tmp_path: Path
+    space: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (_, two) = two_gated(space, tmp_path)
+    told: list[Any] = []
+    monkeypatch.setattr(deploy, "tell_refused", lambda *said, **more: told.append(said))
 
     def refused() -> None:
+        before = len(told)
+        with raises_code("champion_not_deployable"):
+            sync_champion(space, "cpu", OUT, dry_run=True)
+        assert len(told) == before, "only looked at"
         with raises_code(
             "champion_not_deployable", "release.tiny.cpu version 2", "release 1 stays"
         ):

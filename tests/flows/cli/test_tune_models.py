@@ -416,3 +416,26 @@ def test_a_draft_is_distilled_once_for_a_target_without_one(
     named = {"draft": str(models / "small"), "distil": 3.0}
     with raises_code("bad_tune_setting", "--distil"):
         tune_models(wanted.model_copy(update=named), lambda line: None)
+
+
+def test_a_launcher_is_a_command_or_a_file_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command may be longer than the name of a file."""
+    from types import SimpleNamespace
+
+    from draftwell.flows.orchestration import whole
+
+    asked: list[Any] = []
+    monkeypatch.setattr(whole, "said_to_fit", lambda *given, **more: "it fits")
+    monkeypatch.setattr(whole, "prompts_of", lambda settings: [])
+    monkeypatch.setattr(
+        whole, "tune_at_address", lambda space, url, launcher, *rest, **more: asked.append(launcher)
+    )
+    command = "serve " + "--option " * 50 + "{speculation_options}"
+    (tmp_path / "start").write_text(f"{command}\n")
+    workspace: Any = SimpleNamespace(name="tiny", device="cpu")
+    for launcher in (command, str(tmp_path / "start")):
+        settings = whole.TuneModelsSettings(engine="http://127.0.0.1:9", launcher=launcher)
+        whole.tune_there(settings, workspace)
+    assert asked == [command, command]
