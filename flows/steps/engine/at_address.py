@@ -206,7 +206,10 @@ def judged_at(
             choice=None,
             figures=figures,
             verdict=word_of(verdict),
-            next_command=f"draftwell tune --engine {url} --pair {workspace.on_command_lines} --launcher FILE",
+            next_command=(
+                f"draftwell tune --engine {url} --pair {workspace.on_command_lines} "
+                "--launcher FILE"
+            ),
         )
 
 

@@ -87,7 +87,10 @@ def written(
     ]
     rows[1]["turns"] = [texts[1][1], "and then?"]
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    configs = "vanilla_sd:num_speculative_tokens=2,vanilla_sd:num_speculative_tokens=4,vanilla_sd@1+1,spide,lossy_sd"
+    configs = (
+        "vanilla_sd:num_speculative_tokens=2,vanilla_sd:num_speculative_tokens=4,vanilla_sd@1+1,"
+        "spide,lossy_sd"
+    )
     done = CliRunner().invoke(
         app,
         [
