@@ -3,7 +3,6 @@ is served, and a card that says what it gains."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from draftwell.components.card.card import Card
+from draftwell.components.engines.launch_template import launcher_text
 from draftwell.components.engines.process_group import refuse_taken
 from draftwell.components.engines.remote.address import is_address
 from draftwell.flows.failures import reaching_prefect
@@ -20,6 +20,7 @@ from draftwell.flows.progress import announce, settle_prefect
 from draftwell.flows.settings import OF_TRAFFIC, OF_VLLM, PipelineSettings
 from draftwell.flows.steps.distil import DistilRequest, keep_report, run_distil
 from draftwell.flows.steps.engine.at_address import AddressSettings, tune_at_address
+from draftwell.flows.steps.engine.launched import is_local
 from draftwell.flows.steps.engine.space import space_of
 from draftwell.flows.steps.engine.tune import engine_settings
 from draftwell.flows.steps.fits import said_to_fit
@@ -53,7 +54,7 @@ class TuneModelsSettings(Settings):
     pair: str | None = Field(
         None,
         description="name, alias or YAML file of a pair, in place of target and draft; None of all "
-        "three takes the shipped pair",
+        "three takes the shipped pair, but for a launcher or an engine of another machine",
     )
     prompts: Path | None = Field(
         None, description="file or folder of prompts; None takes the shipped ones"
@@ -169,6 +170,13 @@ def refuse_mistakes(settings: TuneModelsSettings) -> None:
         for url in (settings.engine, given.plain):
             if url is not None:
                 given.address(url)
+        unnamed = settings.pair is None and settings.target is None
+        if unnamed and (settings.launcher is not None or not is_local(settings.engine)):
+            raise DraftwellError(
+                f"name the model at {settings.engine} with --target or --pair; the shipped one is "
+                "--pair default",
+                code="bad_tune_setting",
+            )
         if settings.launcher is not None:
             given.templates(launcher_text(settings.launcher))
             given.tuning(given.methods)
@@ -237,12 +245,6 @@ def tune_there(settings: TuneModelsSettings, workspace: Workspace) -> Card:
     return tune_at_address(
         workspace, settings.engine, launcher, given, asked, prompts_of(cut), fresh=settings.fresh
     )
-
-
-def launcher_text(launcher: str) -> str:
-    """The command that starts an engine, where a file was named as that says it."""
-    file = Path(launcher)
-    return file.read_text(encoding="utf-8").strip() if os.path.isfile(launcher) else launcher
 
 
 def cut_at_address(settings: TuneModelsSettings) -> PipelineSettings:

@@ -61,7 +61,8 @@ def test_a_header_stands_as_it_is_written_and_is_shown_in_no_error(
 
 
 URL = "--engine http://127.0.0.1:1"
-LAUNCHER = "--launcher 'serve {port} {speculation_options}'"
+LAUNCHER = "--pair default --launcher 'serve {port} {speculation_options}'"
+ELSEWHERE = "--engine http://gpu1:8000"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,11 @@ LAUNCHER = "--launcher 'serve {port} {speculation_options}'"
         (f"{URL} {LAUNCHER} --set plain=http://127.0.0.1:2", "plain has no effect"),
         (f"{URL} {LAUNCHER} --set levels=8", "levels"),
         (f"{URL} {LAUNCHER} --set methods=magic", "no method 'magic'"),
-        (f"{URL} --launcher nothing", "does not say how to speculate"),
+        (f"{URL} --launcher nothing.txt --pair default", "no file nothing.txt"),
+        (f"{URL} --launcher 'serve it' --pair default", "does not say how to speculate"),
+        (f"{URL} --launcher 'serve {{speculation_options}}'", "--pair default"),
+        (ELSEWHERE, "name the model at http://gpu1:8000 with --target or --pair"),
+        (f"{ELSEWHERE} --pair default --prompts nowhere.jsonl", "nowhere.jsonl"),
         (f"{URL} --prompts nowhere.jsonl", "nowhere.jsonl"),
         (f"{URL} --set engine_key_file=nowhere", "nowhere"),
         (f"{URL} --set dtype=float32", "dtype is for --engine draftwell or vllm"),
