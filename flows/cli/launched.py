@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from draftwell.components.engines.launch_template import LaunchTemplate
+from draftwell.components.engines.launch_template import LaunchTemplate, launcher_text
 from draftwell.components.engines.launcher import Launcher
 from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.components.tune.engines.budget import Budget
@@ -52,7 +52,7 @@ def open_launched(title: str, context: typer.Context) -> Iterator[LaunchedSpace]
     this process is asked to end."""
     given, address = context.params, address_of(context)
     assert address is not None
-    command = LaunchTemplate(given["launcher"])
+    command = LaunchTemplate(launcher_text(given["launcher"]))
     stop = given["stop_command"]
     workspace = Workspace(given["pair"], given["dtype"], say, release_device(given["device"]))
     launcher = Launcher(

@@ -40,8 +40,8 @@ LaunchCommand = Annotated[
     str | None,
     Field(
         description=(
-            "With --engine URL: the command that starts the engine, for a shell. In it "
-            "{speculation_options} stands for the options that say how it speculates, "
+            "With --engine URL: the command that starts the engine, for a shell, or its file. In "
+            "it {speculation_options} stands for the options that say how it speculates, "
             "{speculation_file} for a file with them, {port} and {url} for where it answers. See "
             "docs/launchers.md."
         )

@@ -124,7 +124,7 @@ LauncherOption = Annotated[
     typer.Option(
         "--launcher",
         metavar="COMMAND",
-        help="With --engine URL: what starts it (docs/launchers.md).",
+        help="With --engine URL: what starts it, or its file (docs/launchers.md).",
     ),
 ]
 

@@ -181,6 +181,8 @@ def test_other_outputs_than_plain_decodings_fail(
     [
         ("step choose", (), "--launcher"),
         ("step choose", ("--launcher", "serve {prot}"), "{prot}"),
+        ("step choose", ("--launcher", "launch.txt"), "no file launch.txt"),
+        ("gate", ("--set", "launcher=launch.txt"), "no file launch.txt"),
         ("step choose --set trials=3", ("--launcher", COMMAND), "--set trials"),
         ("gate --set plain=http://127.0.0.1:1", ("--set", f"launcher={COMMAND}"), "leave plain"),
         ("gate --release candidate", (), "--set launcher="),
@@ -196,6 +198,17 @@ def test_a_mistake_is_one_line(
     at: Callable[..., Any], command: str, more: tuple[str, ...], named: str
 ) -> None:
     assert named in line(at(command, *more))
+
+
+def test_each_command_reads_the_launcher_from_a_file(
+    at: Callable[..., Any], run: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "launch.txt").write_text("serve {prot}\n")
+    file = str(tmp_path / "launch.txt")
+    assert "{prot}" in line(at("step choose", "--launcher", file))
+    assert "{prot}" in line(at("gate", "--set", f"launcher={file}"))
+    tune = run("tune --engine http://127.0.0.1:1 --pair default --launcher", file)
+    assert "{prot}" in line(tune)
 
 
 @pytest.mark.slow
