@@ -346,6 +346,7 @@ def engine_outcome(space: EngineSpace, outcome: dict[str, Any], promote: str) ->
         choice=EngineChoice.model_validate_json(json.dumps(outcome["measured"])),
         figures=[Figure.model_validate_json(json.dumps(one)) for one in outcome["figures"]],
         verdict=outcome["verdict"],
+        checks=outcome["checks"],
         next_command=serve if serves else again,
         release=outcome["release"],
     )

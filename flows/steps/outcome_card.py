@@ -211,7 +211,9 @@ def tried(
     measured = [one for one in evidence.measured if one.choice not in (PLAIN, choice)]
     refused = result.get("refused")
     tuned = StrategyChoice(refused["strategy"], refused["parameters"]) if refused else choice
-    best = next((one for one in evidence.measured if one.choice == tuned), None)
+    best = next(
+        (measured_speed(one) for one in evidence.measured if one.choice == tuned != PLAIN), None
+    )
     dropped = {one.choice: one.why for rung in evidence.rungs for one in rung.dropped}
     rows = [
         Tried(
@@ -219,7 +221,7 @@ def tried(
             parameters=one.parameters,
             why_not=result["reason"]
             if refused and one.choice == tuned
-            else one.objection or dropped.get(one.choice) or behind(one, best),
+            else one.objection or dropped.get(one.choice) or behind(measured_speed(one), best),
         )
         for one in sorted(measured, key=lambda one: (-one.prompts, -one.speedup))
     ]
@@ -240,14 +242,14 @@ def measured_speed(one: Metrics) -> Speed:
     )
 
 
-def behind(one: Metrics, best: Metrics | None) -> str:
-    """How a setting that stayed to the end compares with the best one, or plain decoding."""
-    if best is not None and best.choice != PLAIN:
-        how = "slower" if one.speedup < best.speedup else "not faster beyond doubt"
-        return f"{how} than {best.strategy}, {best.speedup:.2f} in tuning"
-    if one.speedup < 1:
+def behind(one: Speed, best: Speed | None) -> str:
+    """How a setting that stayed to the end compares with the best one; None: plain decoding."""
+    if best is not None:
+        how = "slower" if one.ratio < best.ratio else "not faster beyond doubt"
+        return f"{how} than {best.name}, {best.ratio:.2f} in tuning"
+    if one.ratio < 1:
         return "slower than plain decoding"
-    low = f": lower end {one.speedup_low:.2f}" if one.speedup_low <= 1 else ""
+    low = f": lower end {one.low:.2f}" if one.low is not None and one.low <= 1 else ""
     return f"not faster than plain decoding beyond doubt{low}"
 
 

@@ -172,6 +172,7 @@ def launched_at(
             choice=choice,
             figures=figures,
             verdict=word_of(verdict),
+            checks=checks_of(verdict),
             release=made.version,
             next_command=next_step(space, made.version, passed=verdict.passed),
         )
@@ -206,15 +207,18 @@ def judged_at(
             choice=None,
             figures=figures,
             verdict=word_of(verdict),
+            checks=checks_of(verdict),
             next_command=(
-                f"draftwell tune --engine {url} --pair {workspace.on_command_lines} "
-                "--launcher FILE"
+                f"draftwell tune --engine {url} --pair {workspace.on_command_lines} --launcher FILE"
             ),
         )
 
 
 def word_of(verdict: GateVerdict) -> Any:
     """A verdict as one of three."""
-    return verdict_of(
-        {"passed": verdict.passed, "checks": [vars(check) for check in verdict.checks]}
-    )
+    return verdict_of({"passed": verdict.passed, "checks": checks_of(verdict)})
+
+
+def checks_of(verdict: GateVerdict) -> list[dict[str, Any]]:
+    """Its checks as data."""
+    return [vars(check) for check in verdict.checks]
