@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,11 +159,14 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     """
 
     file = settings.prompts
-    left = LeftOut()
-    rows = load_prompts(file, redact=settings.redact, left_out=left) if file else demo_prompts()
-    rows = different(rows)
-    if left:
-        announced(str(left))
+    in_time = settings.minutes is not None
+    if file:
+        in_order = not (in_time and settings.source == "prompts")
+        rows, left = rows_of(file, marks_of(file), settings.redact, in_order)
+        if left:
+            announced(left)
+    else:
+        rows = different(demo_prompts())
     wanted = {
         "bench": settings.bench_prompts,
         "collect": settings.collect_prompts,
@@ -172,13 +175,10 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     }
     if settings.restarts:
         del wanted["calibrate"]  # such an engine has nothing to calibrate
-    in_time = settings.minutes is not None
     if in_time and not settings.restarts and find_pair(settings.pair).draft is None:
         wanted |= {"collect": 0, "calibrate": 0}  # nothing to trace
     elif in_time and not settings.restarts and not settings.takes_lossy:
         wanted["calibrate"] = 0  # they fill a memory that only lossy strategies read
-    if in_time and file and settings.source == "prompts":
-        rows = mixed(sorted(rows, key=hash_of))
     kept = KEPT if in_time else {}
     fewest = FEWEST if in_time and not settings.restarts else {}
     least = {step: min(count, fewest.get(step, 1)) for step, count in wanted.items()}
@@ -195,6 +195,29 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
         cut[step] = rows[start : start + count]
         start += count
     return cut
+
+
+def marks_of(source: Path) -> tuple[tuple[int, ...], ...]:
+    """What changes with the content of a file, or of those in a folder; nothing of others."""
+    files = sorted(source.rglob("*")) if source.is_dir() else [source]
+    found = [file.stat() for file in files if file.is_file()]
+    return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+
+
+@lru_cache(maxsize=1)
+def rows_of(
+    source: Path, marks: tuple[tuple[int, ...], ...], redact: bool, in_order: bool
+) -> tuple[list[Prompt], str]:
+    """The different prompts of a source, and which rows were left out: read and hashed once, since
+    every step of a run cuts them again.
+
+    Args:
+        marks: another one reads the source again (`marks_of`).
+        in_order: as in the source; else by their hashes, a kind after the other.
+    """
+    left = LeftOut()
+    rows = different(load_prompts(source, redact=redact, left_out=left))
+    return (rows if in_order else mixed(sorted(rows, key=hash_of))), str(left) if left else ""
 
 
 @cache
