@@ -111,7 +111,7 @@ def tune(  # noqa: PLR0913
         draft: folder or hub id of a small model of the same vocabulary; None: only what needs none
             is tried.
         pair: a pair in the place of both: its name, alias or YAML file. None of all three takes
-            the shipped pair.
+            the shipped pair, but for a launcher or an engine of another machine.
         prompts: file or folder of prompts; None takes the shipped ones.
         minutes: for everything but distilling; None: 10, with vLLM 45.
         distil: minutes to train a draft first, for a target without one.
