@@ -91,8 +91,9 @@ class AddressSettings(Settings):
 
     def tuning(self, methods: Sequence[str] | None) -> EngineTuneSettings:
         """What is tried, of these methods."""
+        named: dict[str, Any] = {} if methods is None else {"methods": tuple(methods)}
         return EngineTuneSettings(
-            **({} if methods is None else {"methods": tuple(methods)}),
+            **named,
             levels=self.levels,
             max_tokens=self.tune_tokens,
         )
