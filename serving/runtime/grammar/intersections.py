@@ -10,8 +10,8 @@ than `(1 + n/m) ** m`, where the 1 stands for plain characters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -38,6 +38,8 @@ NO_SCHEMAS = frozenset({"$defs", "definitions", "enum", "const", "default", "exa
 """Keywords with data, or with schemas that count where they are referred to."""
 FORMAT_SETS = 8
 """Sets of the regular expression of a `format`, about."""
+MOST_NAMED = 40
+"""Properties that are distinguished, so that looking takes no longer for many references."""
 
 
 @dataclass(frozen=True, order=True)
@@ -61,6 +63,9 @@ class Parts:
 
     def __add__(self, other: Parts) -> Parts:
         return Parts(self.members + other.members, self.sets + other.sets)
+
+    def __sub__(self, other: Parts) -> Parts:
+        return Parts(self.members - other.members, self.sets - other.sets)
 
 
 def sets_in(pattern: str) -> int:
@@ -102,6 +107,53 @@ def pairs_in_lark(text: str) -> float:
     return greatest(one + Parts(1) for one in joined).pairs
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Regular expressions that a schema asks of a value, by the text that they are about.
+
+    Args:
+        text: of the value itself.
+        named: of its properties' texts, for each with what is asked of it as of any other.
+        rest: of all its other parts' texts.
+    """
+
+    text: Parts = Parts()
+    named: Mapping[str, Parts] = field(default_factory=dict)
+    rest: Parts = Parts()
+
+    @property
+    def most(self) -> Parts:
+        """Those about one text that are most work."""
+        return greatest([self.text, self.rest, *self.named.values()])
+
+    def bounded(self) -> Asked:
+        """The same with few names: very many are not distinguished."""
+        if len(self.named) <= MOST_NAMED:
+            return self
+        return Asked(self.text, rest=greatest([self.rest, *self.named.values()]))
+
+
+def all_of(members: Sequence[Asked]) -> Asked:
+    """What several schemas ask of one value together."""
+    text = sum((one.text for one in members), Parts())
+    rest = sum((one.rest for one in members), Parts())
+    named: dict[str, Parts] = {}
+    for one in members:
+        for name, parts in one.named.items():
+            named[name] = named.get(name, rest) + parts - one.rest
+    return Asked(text, named, rest).bounded()
+
+
+def any_of(members: Sequence[Asked]) -> Asked:
+    """What one of several schemas asks of a value at most."""
+    text, rest = greatest(one.text for one in members), greatest(one.rest for one in members)
+    named: dict[str, Parts] = {}
+    for one in members:
+        for name, parts in one.named.items():
+            named[name] = greatest([named.get(name, rest), parts])
+    return Asked(text, named, rest).bounded()
+
+
 class Patterns:
     """The patterns of a JSON schema that one text may have to match, by its keywords.
 
@@ -112,9 +164,10 @@ class Patterns:
     def __init__(self, root: Any):
         self.root = root
         self.key_pairs = 0
-        self._targets: dict[str, Parts] = {}
+        self._targets: dict[str, Asked] = {}
         self._rebased = False
-        self._all = self.everything(root)
+        everything = self.everything(root)
+        self._all = Asked(everything, rest=everything)
         self.most = Parts()
         self.found(root)
 
@@ -128,49 +181,54 @@ class Patterns:
         self._rebased |= named and node is not self.root
         return sum(map(self.everything, node.values()), about_text(node))
 
-    def found(self, node: Any) -> Parts:
-        """Those about a value, or about one of its parts, whichever are more work."""
+    def found(self, node: Any) -> Asked:
+        """Those about a value and about its parts; within a part, whichever are more work."""
         if isinstance(node, list):
-            return greatest(self.found(one) for one in node)
+            return any_of([self.found(one) for one in node])
         if not isinstance(node, dict):
-            return Parts()
-        own, together = [about_text(node)], Parts()
+            return Asked()
+        together: list[Asked] = []
+        named: dict[str, Parts] = {}
+        parts = []
         for key, value in node.items():
             if key in REFERENCES:
-                together += self.target(value)
+                together.append(self.target(value))
             elif key in BESIDE:
                 together += self.beside(key, value)
             elif key in ("anyOf", "oneOf"):
-                together += self.found(value)
+                together.append(self.found(value))
             elif key == "properties" and isinstance(value, dict):
-                own += map(self.found, value.values())
+                found = {name: self.found(one).most for name, one in value.items()}
+                named = {name: one for name, one in found.items() if one.members}
             elif key not in NO_SCHEMAS:
-                own.append(self.found(value))
-        met = greatest(own) + together
-        self.most = greatest([self.most, met])
+                parts.append(self.found(value).most)
+        met = all_of([Asked(about_text(node), named, greatest(parts)), *together])
+        self.most = greatest([self.most, met.most])
         return met
 
-    def beside(self, key: str, value: Any) -> Parts:
-        """Those of a keyword whose schemas are all about one value."""
+    def beside(self, key: str, value: Any) -> list[Asked]:
+        """Those of a keyword whose schemas are all about one value, or about its parts."""
+        of_keys = key == "patternProperties"
+        if of_keys and isinstance(value, dict):
+            self.key_pairs += len(value) ** 2
+            names = sorted(map(searched_sets, value), reverse=True)
+            self.most = greatest([self.most, Parts(2, sum(names[:2]))])
         if key in ("patternProperties", "dependentSchemas") and isinstance(value, dict):
-            if key == "patternProperties":
-                self.key_pairs += len(value) ** 2
-                names = sorted(map(searched_sets, value), reverse=True)
-                self.most = greatest([self.most, Parts(2, sum(names[:2]))])
             value = list(value.values())
-        return sum(map(self.found, value if isinstance(value, list) else [value]), Parts())
+        found = list(map(self.found, value if isinstance(value, list) else [value]))
+        return [Asked(rest=one.most) for one in found] if of_keys else found
 
-    def target(self, reference: Any) -> Parts:
+    def target(self, reference: Any) -> Asked:
         """Those of what a reference names, all where that is not certain; none where it leads back
         to itself."""
         if not isinstance(reference, str) or self._rebased:
             return self._all
         if reference not in self._targets:
-            self._targets[reference] = Parts()
+            self._targets[reference] = Asked()
             self._targets[reference] = self.found_at(reference)
         return self._targets[reference]
 
-    def found_at(self, reference: str) -> Parts:
+    def found_at(self, reference: str) -> Asked:
         """Those at a place in the schema."""
         node = self.root
         if not re.match("#(/|$)", reference):

@@ -19,7 +19,7 @@ from draftwell.serving.runtime.grammar.guidance import (
     GuidanceGrammar,
     GuidanceTokenizer,
 )
-from draftwell.serving.runtime.grammar.intersections import pairs_in_lark
+from draftwell.serving.runtime.grammar.intersections import Patterns, pairs_in_lark
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.http.requests import MOST_TEXTS
@@ -278,6 +278,19 @@ def patterned(*patterns: str) -> dict[str, Any]:
     return {"type": "string", "allOf": [{"pattern": pattern} for pattern in patterns]}
 
 
+def mixins(count: int) -> dict[str, Any]:
+    """Schemas of one object, each with its own property of a format."""
+    return {
+        "allOf": [
+            {
+                "type": "object",
+                "properties": {f"at_{one}": {"type": "string", "format": "date-time"}},
+            }
+            for one in range(count)
+        ]
+    }
+
+
 SEVERAL = [branches(seed, 10) for seed in range(6)]
 JOINED = " & ".join(f"/{one}/" for one in SEVERAL)
 PARTS = "".join(f"P{seed}: /{one}/\n" for seed, one in enumerate(SEVERAL))
@@ -298,6 +311,30 @@ TOGETHER = {
     },
     "properties": {
         "allOf": [{"properties": {"a": {"items": {"pattern": one}}}} for one in SEVERAL]
+    },
+    "properties and those of a pattern": {
+        "allOf": [
+            *({"properties": {"a": {"pattern": one}}} for one in SEVERAL[:3]),
+            *({"patternProperties": {"^a": {"pattern": one}}} for one in SEVERAL[3:]),
+        ]
+    },
+    "properties and other ones": {
+        "allOf": [
+            {"properties": {"b": {"pattern": "b"}}, "additionalProperties": {"pattern": one}}
+            for one in SEVERAL
+        ]
+    },
+    "a property in choices": {
+        "allOf": [
+            {"anyOf": [{"properties": {"a": {"pattern": one}}}, {"required": ["b"]}]}
+            for one in SEVERAL
+        ]
+    },
+    "one of very many properties": {
+        "allOf": [
+            {"properties": {f"p{number}": {"pattern": one} for number in range(100)}}
+            for one in SEVERAL
+        ]
     },
     "choices": {"pattern": SEVERAL[0], "anyOf": [patterned(*SEVERAL[1:]), {"type": "string"}]},
     "keys": {"patternProperties": {f"^k{number}[a-z]+$": {} for number in range(200)}},
@@ -330,6 +367,8 @@ def test_an_intersection_that_takes_minutes_to_compile_is_refused(name: str) -> 
         f"start: X\nX: /{SEVERAL[0]}/ & /{SEVERAL[1]}/",
         {"properties": {f"p{number}": {"pattern": one} for number, one in enumerate(SEVERAL)}},
         {"anyOf": [{"type": "string", "pattern": f"^{one}$"} for one in SEVERAL]},
+        mixins(8),
+        {"$ref": "#/$defs/all", "$defs": {"all": mixins(200)}},
         patterned("^[a-z]+$", "x") | {"format": "hostname", "minLength": 3},
         {
             "$ref": "#/$defs/tree",
@@ -357,6 +396,10 @@ def test_looking_at_odd_grammars_takes_no_longer_than_their_length() -> None:
         began = time.thread_time()
         pairs_in_lark("&" + odd * (LONGEST_DEFINITION // 2 // len(odd)))
         assert time.thread_time() - began < 2
+    began = time.thread_time()
+    many = {"properties": {f"p{number}": {"pattern": "a"} for number in range(1000)}}
+    Patterns({"allOf": [{"$ref": "#/$defs/many"}] * 5000, "$defs": {"many": many}})
+    assert time.thread_time() - began < 2
 
 
 def test_the_longest_choice_can_be_written(pair: LoadedPair, compiled: Any) -> None:
