@@ -352,6 +352,23 @@ def test_that_the_engine_started_second_is_faster_changes_no_ratio() -> None:
     assert biased.ratio == pytest.approx(1.2), "a search ranks by one order alone"
 
 
+def test_half_of_a_comparison_that_is_kept_needs_no_engines(tmp_path: Path) -> None:
+    """They are started in the order of the second half alone."""
+    file, log = tmp_path / "m.json", list[str]()
+    first, method = lab({}, file=file), Method("draft_model", 2)
+    with first.open():
+        first.measure(method, "confirm")
+    about, *kept = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([about, *(line for line in kept if "half 1" in line)]))
+    again = lab({}, log=log, file=file)
+    with again.open():
+        again.measure(method, "confirm")
+    assert [line for line in log if line.startswith("start")] == [
+        "start draft_model(k=2)",
+        "start off",
+    ]
+
+
 def test_two_ways_beside_each_other_are_each_first_for_every_prompt() -> None:
     for count in (9, 10):
         log: list[str] = []
