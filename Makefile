@@ -13,7 +13,7 @@ STAMP := $(VENV)/.stamp
 DOCS_STAMP := $(VENV)/.stamp-docs
 
 PAIR ?= default
-ALIAS ?= champion
+RELEASE ?= champion
 # Where pip looks for PyTorch besides its own index: an address, or none. Empty: PyTorch's builds for CPUs where there is no NVIDIA GPU.
 TORCH_INDEX ?=
 # cpu or cuda; empty: $DRAFTWELL_DEVICE, else cuda where there is such a device.
@@ -22,7 +22,7 @@ device = $(if $(DEVICE),--device $(DEVICE))
 # What `make demo`, `make deploy` and `make serve` are for: empty: our own engine; or vllm.
 ENGINE ?=
 engine = $(if $(ENGINE),--engine $(ENGINE))
-# The strategies that need no trained artifact; after `make demo`, name any of `draftwell strategies`.
+# The strategies that need no trained artifact; after `make demo`, name any of `draftwell list strategies`.
 STRATEGIES ?= autoregressive,vanilla_sd,prompt_lookup
 PROMPTS ?= components/prompts/data/demo_prompts.jsonl
 LIMIT ?= 16
@@ -48,7 +48,7 @@ BUNDLE ?= dist/smollm2-135m/current
 CLIENTS ?= 1,8,32
 # Of `vllm bench serve`: custom (the project's prompts), random, prefix_repetition.
 DATASETS ?= custom
-# Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
+# Any further option of `draftwell bench`, such as FLAGS="--set mix=true --set pad_target=1.1e9 --out bench.md --out plots".
 FLAGS ?=
 # Folder with the data sets of `make papers`; empty: shipped prompts, on a page of their own.
 DATA ?=
@@ -110,8 +110,8 @@ $(STAMP): $(RUN_STAMP)
 	$(call step,tests$(comma) linters and remote stores (about a minute),$(install_project) dev pipeline$(comma)server$(comma)remote$(comma)dev)
 	@touch $@
 
-demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE= FLAGS=, or ENGINE=vllm
-	$(BIN)/draftwell demo $(engine) $(device) $(FLAGS)
+demo: $(RUN_STAMP) ## draftwell tune on the shipped pair: minutes, and a card: DEVICE= FLAGS=, or ENGINE=vllm
+	$(BIN)/draftwell tune $(engine) $(device) $(FLAGS)
 
 test: $(STAMP) ## run the quick tests: JOBS=
 	$(BIN)/python -m pytest $(call side_by_side,3) -m "not slow"
@@ -152,19 +152,19 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 bench: $(RUN_STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= DEVICE= OUT= FLAGS=
-	$(BIN)/draftwell bench $(device) --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
-	  --runs $(RUNS) --peer transformers --json $(OUT) $(FLAGS)
+	$(BIN)/draftwell bench $(device) --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
+	  --set max_tokens=$(TOKENS) --set runs=$(RUNS) --set peers=transformers --out $(OUT) $(FLAGS)
 
-gpu: $(RUN_STAMP) ## everything about this machine's GPU in nine minutes, resumable, onto docs/gpu.md: PAIR= FLAGS="--only plain-7b"
-	PYTHON=$(BIN)/python .ci/gpu --pair $(PAIR) --page docs/gpu.md $(FLAGS)
+gpu: $(RUN_STAMP) ## everything about this machine's GPU in nine minutes, resumable, onto docs/gpu.md: PAIR= FLAGS="--set only=plain-7b"
+	PYTHON=$(BIN)/python .ci/gpu --set pair=$(PAIR) --set page=docs/gpu.md $(FLAGS)
 
 gpu-kit: $(STAMP) ## fill .draftwell/gpu-kit with what such a machine lacks where it has no network
 	PYTHON=$(BIN)/python .ci/gpu-kit .draftwell/gpu-kit
 
-papers: $(RUN_STAMP) ## the papers' tables run here; hours, resumable: DATA=folder of their data sets (then onto docs/papers.md) FLAGS="--quick --only spide"
-	$(BIN)/draftwell papers $(if $(DATA),--data "$(DATA)" $(if $(findstring --quick,$(FLAGS)),,--page docs/papers.md)) $(FLAGS)
+papers: $(RUN_STAMP) ## the papers' tables run here; hours, resumable: DATA=folder of their data sets (then onto docs/papers.md) FLAGS="--set quick=true --set only=spide"
+	$(BIN)/draftwell reproduce papers $(if $(DATA),--data "$(DATA)" $(if $(findstring quick=true,$(FLAGS)),,--set page=docs/papers.md)) $(FLAGS)
 
-peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --peer`: PEERS= PEERS_DIR=
+peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --set peers=NAMES`: PEERS= PEERS_DIR=
 
 # Without dependencies, because the files name all of them but three that vLLM does not import with.
 $(PEERS_DIR)/%/.stamp: components/bench/peers/requirements-%.txt
@@ -178,10 +178,10 @@ bench-server: $(STAMP) ## our server and vLLM's under `vllm bench serve`; needs 
 	DRAFTWELL_PEERS="$(abspath $(PEERS_DIR))" $(BIN)/python -m draftwell.components.bench.servers --bundle $(BUNDLE) --clients $(CLIENTS) --datasets $(DATASETS) $(FLAGS)
 
 gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= DEVICE= GATE_OUT= (.md and .xml) FLAGS=
-	$(BIN)/draftwell gate --pair $(PAIR) $(device) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)
+	$(BIN)/draftwell gate --pair $(PAIR) $(device) --report $(GATE_OUT).md --report $(GATE_OUT).xml $(FLAGS)
 
-deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights, or ENGINE=vllm
-	$(BIN)/draftwell deploy --pair $(PAIR) $(engine) --alias $(ALIAS) $(device) $(FLAGS)
+deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= RELEASE= DEVICE= FLAGS="--set with_weights=true", or ENGINE=vllm
+	$(BIN)/draftwell deploy --pair $(PAIR) $(engine) --release $(RELEASE) $(device) $(FLAGS)
 
 hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed without pip's report (downloads them), for bundles: DEVICE=
 	mkdir -p $(REPORTS)
@@ -196,7 +196,7 @@ serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAG
 	$(BIN)/draftwell serve --pair $(PAIR) $(engine) $(FLAGS)
 
 ui: $(RUN_STAMP) ## open MLflow on 127.0.0.1:5000
-	$(BIN)/draftwell ui
+	$(BIN)/draftwell release ui
 
 # With an address that others reach, whoever reaches it may run what they like on the workers: so a password is asked for.
 prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS= INSECURE=

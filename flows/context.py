@@ -94,10 +94,10 @@ def open_trace(step: StepContext, folder: Path | None = None, temperature: float
         folder or step.workspace.traces_at(temperature), fingerprint=step.pair.fingerprint
     )
     if not traces.shards:
-        sampled = f" --temperature {temperature:g}" if temperature else ""
+        sampled = f" --set temperature={temperature:g}" if temperature else ""
         raise DraftwellError(
             (
-                f"no traces in {traces.folder}: run `draftwell collect --pair "
+                f"no traces in {traces.folder}: run `draftwell step collect --pair "
                 f"{step.workspace.spec.name}{sampled}` first"
             ),
             code="no_traces",
@@ -105,7 +105,7 @@ def open_trace(step: StepContext, folder: Path | None = None, temperature: float
     if not is_complete(traces.folder):
         raise DraftwellError(
             f"the collection in {traces.folder} is unfinished: run the same `draftwell "
-            "collect` again, it resumes "
+            "step collect` again, it resumes "
             "where it stopped",
             code="collection_unfinished",
         )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwell.components.prompts.overlap import different
-from draftwell.components.prompts.prompt import demo_prompts
+from draftwell.components.prompts.overlap import different, hash_of
+from draftwell.components.prompts.prompt import demo_prompts, mixed
 from draftwell.components.prompts.sources import LeftOut, load_prompts
 from draftwell.flows.context import Bar, StepContext
 from draftwell.flows.progress import announce, counting
 from draftwell.flows.workspace import Say, Workspace
+from draftwell.registry.pairs import find_pair
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.device import set_threads
 from draftwell.serving.errors import DraftwellError
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 SLOTS = 8
 """As many as a server has: draft lengths are tuned for so many requests at once."""
+KEPT = {"bench": 16, "tune": 8, "collect": 6, "calibrate": 4}
+"""Step → prompts that it keeps as long as others have more, in a loop of so many minutes."""
+FEWEST = {"bench": 8, "tune": 8, "collect": 2, "calibrate": 1}
+"""Step → prompts with fewer of which it says nothing, there."""
 _kept: dict[Any, StepContext] = {}
 """The pair that was loaded last, by the arguments it was loaded with."""
 
@@ -64,6 +70,12 @@ def _load(
             strategies=strategies,
         ),
     )
+
+
+def forget_loaded() -> None:
+    """Free the pair that is kept."""
+    _kept.clear()
+    gc.collect()
 
 
 def open_pair(  # noqa: PLR0913
@@ -138,18 +150,23 @@ def worker_pool_of(settings: PipelineSettings) -> WorkerPool | None:
 def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     """The prompts of each pipeline step, cut from one file: none is in two steps, whatever its id.
 
-    Where there are too few for all, the steps that want most get fewer.
+    Where there are too few for all, the steps that want most get fewer; with `minutes` those that
+    choose and confirm keep as many as these need, and prompts of a file are taken in an order of
+    their own, a kind after the other, because a file may be sorted.
 
     Raises:
-        DraftwellError: fewer different prompts than steps (`too_few_prompts`).
+        DraftwellError: fewer different prompts than the steps need (`too_few_prompts`).
     """
 
     file = settings.prompts
-    left = LeftOut()
-    rows = load_prompts(file, redact=settings.redact, left_out=left) if file else demo_prompts()
-    rows = different(rows)
-    if left:
-        announced(str(left))
+    in_time = settings.minutes is not None
+    if file:
+        in_order = not (in_time and settings.source == "prompts")
+        rows, left = rows_of(file, marks_of(file), settings.redact, in_order)
+        if left:
+            announced(left)
+    else:
+        rows = different(demo_prompts())
     wanted = {
         "bench": settings.bench_prompts,
         "collect": settings.collect_prompts,
@@ -158,18 +175,49 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     }
     if settings.restarts:
         del wanted["calibrate"]  # such an engine has nothing to calibrate
-    if len(rows) < len(wanted):
+    if in_time and not settings.restarts and find_pair(settings.pair).draft is None:
+        wanted |= {"collect": 0, "calibrate": 0}  # nothing to trace
+    elif in_time and not settings.restarts and not settings.takes_lossy:
+        wanted["calibrate"] = 0  # they fill a memory that only lossy strategies read
+    kept = KEPT if in_time else {}
+    fewest = FEWEST if in_time and not settings.restarts else {}
+    least = {step: min(count, fewest.get(step, 1)) for step, count in wanted.items()}
+    needed = sum(least.values())
+    if len(rows) < needed:
         raise DraftwellError(
-            f"{settings.prompts} holds {len(rows)} different prompts, and each of "
-            f"{', '.join(wanted)} needs some of its "
-            "own: name a file of more",
+            f"{settings.prompts} holds {len(rows)} different prompts, and {', '.join(wanted)} "
+            f"together need {needed} of their own: name a file of more; with 40 there are 16 to "
+            "confirm on",
             code="too_few_prompts",
         )
     cut, start = {}, 0
-    for step, count in shares(wanted, len(rows)).items():
+    for step, count in shares(wanted, len(rows), kept, least).items():
         cut[step] = rows[start : start + count]
         start += count
     return cut
+
+
+def marks_of(source: Path) -> tuple[tuple[int, ...], ...]:
+    """What changes with the content of a file, or of those in a folder; nothing of others."""
+    files = sorted(source.rglob("*")) if source.is_dir() else [source]
+    found = [file.stat() for file in files if file.is_file()]
+    return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+
+
+@lru_cache(maxsize=1)
+def rows_of(
+    source: Path, marks: tuple[tuple[int, ...], ...], redact: bool, in_order: bool
+) -> tuple[list[Prompt], str]:
+    """The different prompts of a source, and which rows were left out: read and hashed once, since
+    every step of a run cuts them again.
+
+    Args:
+        marks: another one reads the source again (`marks_of`).
+        in_order: as in the source; else by their hashes, a kind after the other.
+    """
+    left = LeftOut()
+    rows = different(load_prompts(source, redact=redact, left_out=left))
+    return (rows if in_order else mixed(sorted(rows, key=hash_of))), str(left) if left else ""
 
 
 @cache
@@ -178,16 +226,25 @@ def announced(line: str) -> None:
     announce(line)
 
 
-def shares(wanted: Mapping[str, int], total: int) -> dict[str, int]:
-    """How many of `total` each gets: what it wants, or less, taken from those that want most.
+def shares(
+    wanted: Mapping[str, int],
+    total: int,
+    kept: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """How many of `total` each gets: what it wants, or less, taken from those that want most beyond
+    what they are to keep; none gets less than its `least`, where the total allows that.
 
     >>> (
     ...     shares({"bench": 16, "collect": 24, "tune": 8}, 100),
     ...     shares({"bench": 16, "collect": 24, "tune": 8}, 28),
     ... )
     ({'bench': 16, 'collect': 24, 'tune': 8}, {'bench': 10, 'collect': 10, 'tune': 8})
+    >>> shares({"bench": 64, "collect": 16, "tune": 8}, 40, {"bench": 16, "collect": 8, "tune": 8})
+    {'bench': 20, 'collect': 12, 'tune': 8}
     """
-    given = dict(wanted)
+    given, floors, bounds = dict(wanted), kept or {}, least or {}
     for _ in range(sum(wanted.values()) - total):
-        given[max(given, key=given.__getitem__)] -= 1
+        able = [name for name, count in given.items() if count > bounds.get(name, 0)]
+        given[max(able or given, key=lambda name: given[name] - floors.get(name, 0))] -= 1
     return given

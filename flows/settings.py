@@ -22,9 +22,11 @@ from draftwell.serving.temperature import SERVED_TEMPERATURE
 
 PLACES = {"prompts", "spool", "reference", "out"}
 """Settings of all flows that name files and folders."""
+OF_TRAFFIC = ("source", "spool", "drift", "restart")
+"""Settings of flows that run on served traffic."""
 RESTARTING = {
-    *("minutes", "methods", "levels", "train_minutes", "serve_seconds"),
-    *("port", "restart", "grid", "fresh"),
+    *("methods", "levels", "train_minutes", "serve_seconds"),
+    *("port", "restart", "grid"),
 }
 """Settings of engines that a change of settings starts again."""
 OF_OURS = {
@@ -34,12 +36,13 @@ OF_OURS = {
 """Settings of our own engine alone."""
 BESIDES = {
     *("pair", "prompts", "spool", "source", "drift", "engine"),
-    *("runner", "workers", "promote", "out", "step_hours"),
+    *("runner", "workers", "promote", "out", "step_hours", "minutes", "fresh"),
     *RESTARTING,
 }
 """Settings that no result depends on: weights and prompts have digests of their own, and workers
 change nothing."""
-OF_VLLM = {
+OF_VLLM: dict[str, Any] = {
+    "minutes": 45.0,
     "collect_prompts": 24,
     "tune_prompts": 12,
     "collect_tokens": 64,
@@ -50,8 +53,8 @@ OF_VLLM = {
 
 
 class PipelineSettings(BaseModel):
-    """What the loop runs on and how long it may take. The defaults are the demo's: eight to ten
-    minutes on two cores; those from `minutes` on are for engines that restart."""
+    """What the loop runs on and how long it may take. Those from `methods` on, but `fresh`, are for
+    engines that restart."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +64,7 @@ class PipelineSettings(BaseModel):
     )
     prompts: Path | None = Field(
         None,
-        description="file or folder of prompts, as `draftwell collect` takes; None takes the "
+        description="file or folder of prompts, as `draftwell step collect` takes; None takes the "
         "shipped demo prompts",
     )
     redact: bool = Field(
@@ -160,7 +163,13 @@ class PipelineSettings(BaseModel):
         "taken in one place, one at a time",
     )
     workers: int = Field(1, ge=1, description="shards or replays at the same time")
-    minutes: float = Field(45.0, gt=0, description="with vllm, for the whole loop")
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="for the whole loop: counts of prompts and tokens that are not named are "
+        "scaled to it, and the gate takes more prompts while there is time and the interval is "
+        "wide; None takes the counts as they are",
+    )
     methods: tuple[str, ...] | None = Field(
         None, description="ways to speculate to choose among; None: all that are possible"
     )
@@ -212,6 +221,17 @@ class PipelineSettings(BaseModel):
         return capabilities(self.engine).restart
 
     @property
+    def engine_minutes(self) -> float:
+        """For the whole loop on an engine that restarts."""
+        return self.minutes or float(OF_VLLM["minutes"])
+
+    @property
+    def takes_lossy(self) -> bool:
+        """Whether what only lossy strategies read is made: in a loop of so many minutes only where
+        one may be chosen. A schedule's artifacts may be read by others than its own choice."""
+        return self.minutes is None or not self.lossless_only
+
+    @property
     def temperatures(self) -> tuple[float, ...]:
         """One temperature of each class that is tuned for, that of greedy requests first."""
         return tuple(dict.fromkeys((0.0, self.sampled_temperature)))
@@ -219,7 +239,8 @@ class PipelineSettings(BaseModel):
     def evidence(self, pair: str) -> dict[str, Any]:
         """What is published with a release: all but the folders and files of this machine; `pair`
         is the pair's name."""
-        return {**self.model_dump(mode="json", exclude=PLACES | RESTARTING), "pair": pair}
+        left_out = PLACES | RESTARTING | {"minutes", "fresh"}
+        return {**self.model_dump(mode="json", exclude=left_out), "pair": pair}
 
 
 def quality_floor() -> QualityFloor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,6 +88,12 @@ class Workspace:
         self._told = False
         self._check_format()
 
+    @property
+    def on_command_lines(self) -> str:
+        """The pair as a command takes it, without the folders above a file of this machine."""
+        is_file = self.name.endswith((".yaml", ".yml"))
+        return shlex.quote(Path(self.name).name if is_file else self.name)
+
     def _check_format(self) -> None:
         """Refuse a workspace that another version of Draftwell has made."""
         try:
@@ -113,7 +120,7 @@ class Workspace:
         left set aside. This process may begin it again: steps call each other, on several threads.
 
         Args:
-            what: who holds it, for the message of others, such as "draftwell tune".
+            what: who holds it, for the message of others, such as "draftwell step choose".
             wait: for another holder, with a line that says so.
         Raises:
             DraftwellError: another process holds it (`workspace_in_use`).
@@ -190,8 +197,8 @@ class Workspace:
                 "made for other weights, or for the "
                 "tokenizer.json of another version of transformers; install what "
                 "constraints.txt names and remove "
-                f"{self.files().target}, or make your own with `draftwell calibrate` and "
-                "`draftwell train`"
+                f"{self.files().target}, or make your own with `draftwell step calibrate` and "
+                "`draftwell step train`"
             )
 
     @property
@@ -245,7 +252,7 @@ class Workspace:
         folders = shared | {kind: folder for kind, folder in own.items() if folder.is_dir()}
         if "decoding_config" not in folders:
             raise DraftwellError(
-                f"nothing to release: run `draftwell tune --pair {self.spec.name} --device "
+                f"nothing to release: run `draftwell step choose --pair {self.spec.name} --device "
                 f"{device}` first",
                 code="nothing_to_release",
             )
@@ -407,7 +414,7 @@ class Workspace:
 
         if folder is not None and not folder.is_dir():
             raise DraftwellError(
-                f"no artifacts folder {folder}: check --artifacts", code="no_artifacts_folder"
+                f"no artifacts folder {folder}: check artifacts=", code="no_artifacts_folder"
             )
         cls, shipped = find_kind(kind).load_class(), self.shipped / kind
         for place in (
@@ -472,7 +479,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise DraftwellError(
-                f"--set {item!r} is not key=value, for example --set num_speculative_tokens=4",
+                f"{item!r} is not key=value, for example num_speculative_tokens=4",
                 code="bad_setting",
             )
         settings[key.strip()] = value.strip()

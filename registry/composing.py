@@ -132,7 +132,7 @@ def compose(store: Store, pair: str, device: str, pins: Mapping[str, str]) -> Co
     if "decoding_config" not in versions:
         raise DraftwellError(
             f"no tuned config of {pair} on {device} fits these versions: run `draftwell "
-            f"tune --pair {pair} --device "
+            f"step choose --pair {pair} --device "
             f"{device}` first, or pin one with --pin decoding_config=N",
             code="nothing_to_release",
         )

@@ -3,6 +3,7 @@ a verdict."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import Field
@@ -13,14 +14,42 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import json_digest
 
 HERE = Path(__file__).parent
+VARIABLE = "DRAFTWELL_GATES"
+"""Environment variable that names a folder of one's own: `gates.yaml` with the thresholds that
+differ from the project's, and `baselines/`."""
+
+
+def own_folder() -> Path | None:
+    """The folder that the variable names; None where it is not set.
+
+    Raises:
+        DraftwellError: there is no such folder (`no_gates_folder`).
+    """
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return None
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        raise DraftwellError(
+            f"{VARIABLE} names {named}, which is no folder: create it, or unset the variable",
+            code="no_gates_folder",
+        )
+    return folder
 
 
 def load_gates(path: Path | None = None) -> Thresholds:
-    """The thresholds, from the project's `gates.yaml` or another file, which names all of them.
+    """The thresholds, from a file that names all of them; None: from the project's `gates.yaml`,
+    with those in its place that a folder of one's own has.
 
     >>> load_gates().lossless_identical
     True
     """
+    if path is None and (folder := own_folder()) and (folder / "gates.yaml").is_file():
+        own = read_yaml(folder / "gates.yaml", Thresholds)
+        changed = own.model_dump(include=own.model_fields_set)
+        return Thresholds.model_validate(
+            {**load_gates(HERE / "gates.yaml").model_dump(), **changed}
+        )
     path = path or HERE / "gates.yaml"
     found = read_yaml(path, Thresholds)
     if missing := Thresholds.model_fields.keys() - found.model_fields_set:
@@ -31,8 +60,13 @@ def load_gates(path: Path | None = None) -> Thresholds:
 def load_baseline(pair: str, model: type[Model]) -> Model | None:
     """The recorded counts of a pair as a `model`, or None where none were recorded
     (`baselines/README.md` says how)."""
-    path = HERE / "baselines" / f"{pair}.json"
+    path = baseline_file(pair)
     return read_json(path, model) if path.is_file() else None
+
+
+def baseline_file(pair: str) -> Path:
+    """Where the counts of a pair are recorded, whether they are or not."""
+    return (own_folder() or HERE) / "baselines" / f"{pair}.json"
 
 
 def thresholds_digest() -> str:

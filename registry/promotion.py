@@ -23,6 +23,7 @@ from draftwell.registry.releases import (
     move_alias,
     objection,
     record_gate,
+    release_settings,
     standing_record,
     suppress_gone,
 )
@@ -75,6 +76,7 @@ def promote(
     record: GateRecord | None = None,
     *,
     reason: str | None = None,
+    dry_run: bool = False,
 ) -> ReleaseVersion:
     """Make a release whose gate passed the champion.
 
@@ -82,6 +84,7 @@ def promote(
         record: the verdict; None takes the one that is kept with the release.
         reason: kept in the record; required for a release that was rolled back, and for one whose
             gate compared it with another champion than today's, or judged it on other prompts.
+        dry_run: only check that it may be promoted.
     Raises:
         DraftwellError: there is no passed verdict that names exactly these versions and today's
             champion, or its reports were changed, or it was rolled back, or another became
@@ -97,22 +100,25 @@ def promote(
             code="not_gated",
         )
     _check_reports(store, release, judged)
-    seen = adopt(store, pair, device)
+    seen = history(store, pair, device) if dry_run else adopt(store, pair, device)
     if (why := outdated(store, release, judged)) and not reason:
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} "
             f"{device_options(device)} --release "
-            f"{release.version}`, or give a --reason to promote it all the same",
+            f"{release.version}`, or give a reason to promote it all the same",
             code="gated_against_another_champion",
         )
     if (why := withdrawal(store, release)) and not reason:
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: publish another release, or promote "
             "this one again with "
-            f"a reason: `draftwell promote --pair {pair} {device_options(device)} --release "
-            f"{release.version} --reason …`",
+            f"a reason: `draftwell release promote --pair {pair} {release_settings(device)} "
+            f"--release "
+            f"{release.version} --set reason=…`",
             code="was_rolled_back",
         )
+    if dry_run:
+        return release
     if record is not None:
         record_gate(store, record)
     if reason or not (seen.champion == release.version and is_champion(store, release)):
@@ -152,7 +158,13 @@ def outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) -
 
 
 def rollback(
-    store: Store, pair: str, device: str, reason: str, to: int | None = None
+    store: Store,
+    pair: str,
+    device: str,
+    reason: str,
+    to: int | None = None,
+    *,
+    dry_run: bool = False,
 ) -> tuple[ReleaseVersion, ReleaseVersion]:
     """Make the previous champion the champion again.
 
@@ -163,6 +175,7 @@ def rollback(
     Args:
         to: number of the release to make champion; None takes the previous champion, leaving out
             all that were rolled back.
+        dry_run: only find both.
 
     Returns:
         the release that was rolled back, and the champion now.
@@ -176,7 +189,7 @@ def rollback(
             code="no_reason",
         )
     cut_off = _cut_off_rollback(history(store, pair, device))
-    seen = adopt(store, pair, device)
+    seen = history(store, pair, device) if dry_run else adopt(store, pair, device)
     if (
         cut_off
         and cut_off.before
@@ -185,30 +198,36 @@ def rollback(
     ):
         good = find_release(store, pair, device, cut_off.change.release)
         return find_release(store, pair, device, cut_off.before), good
+    bad = _recorded_champion(store, pair, device, seen)
+    good = find_release(store, pair, device, to if to is not None else _way_back(store, bad, seen))
+    if good.version == bad.version:
+        raise DraftwellError(
+            f"{good.name} is the champion already: name another release with --release",
+            code="already_champion",
+        )
+    if why := objection(good, gate_record(good), again=True) or withdrawal(store, good):
+        raise DraftwellError(
+            f"{good.name} cannot be made champion again, {why}: name another with --release",
+            code="no_way_back",
+        )
+    if not dry_run:
+        _change(store, seen, good, "rollback", reason.strip(), gate_record(good))
+    return bad, good
+
+
+def _recorded_champion(store: Store, pair: str, device: str, seen: History) -> ReleaseVersion:
+    """The champion by the record, or by the alias where nothing is recorded."""
     try:
-        bad = find_release(store, pair, device, seen.champion or "champion")
+        return find_release(store, pair, device, seen.champion or "champion")
     except DraftwellError as error:
         if seen.champion is None or error.code != "not_registered":
             raise
         raise DraftwellError(
             f"version {seen.champion} of release.{pair}.{device}, the champion, was deleted in "
-            f"MLflow: name another with `draftwell promote --pair {pair} {device_options(device)} "
-            "--release N`",
+            f"MLflow: name another with `draftwell release promote --pair {pair} "
+            f"{release_settings(device)} --release N`",
             code="champion_deleted",
         ) from None
-    good = find_release(store, pair, device, to if to is not None else _way_back(store, bad, seen))
-    if good.version == bad.version:
-        raise DraftwellError(
-            f"{good.name} is the champion already: name another release with --to",
-            code="already_champion",
-        )
-    if why := objection(good, gate_record(good), again=True) or withdrawal(store, good):
-        raise DraftwellError(
-            f"{good.name} cannot be made champion again, {why}: name another release with --to",
-            code="no_way_back",
-        )
-    _change(store, seen, good, "rollback", reason.strip(), gate_record(good))
-    return bad, good
 
 
 def _cut_off_rollback(seen: History) -> Entry | None:
@@ -233,7 +252,8 @@ def _way_back(store: Store, champion: ReleaseVersion, seen: History) -> int:
         if why is None and version != champion.version:
             return version
     raise DraftwellError(
-        f"{champion.name} has no previous champion: name a release that passed its gate with --to",
+        f"{champion.name} has no previous champion: name a release that passed its gate with "
+        f"--release",
         code="no_previous_champion",
     )
 

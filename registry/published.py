@@ -122,7 +122,7 @@ def published_of(version: ModelVersion) -> Published:
         int(written) if written.isdecimal() else None,
         f"{name} in the registry",
         f"where its tag {FORMAT_TAG} was changed in MLflow, set it to {FORMAT} again; else `make "
-        "reset`, or name an empty registry (MLFLOW_TRACKING_URI), then run `draftwell demo` or the "
+        "reset`, or name an empty registry (MLFLOW_TRACKING_URI), then run `draftwell tune` or the "
         "pipeline again",
     )
     return Published(

@@ -48,13 +48,14 @@ __all__ = [
     "is_champion",
     "objection",
     "record_gate",
+    "release_settings",
     "standing_record",
 ]
 
 FORGOTTEN = "forgotten"
 """Tag of a release: what it pins that was deleted with a tenant's traffic."""
 GONE = ("not_registered", "published_files_missing", "pinned_artifact_changed")
-"""Codes of what a person, or `draftwell forget`, has deleted."""
+"""Codes of what a person, or `draftwell release forget`, has deleted."""
 GATE_HEADING = "## Last gate"
 """Ends a release's own description; after it comes the last verdict."""
 
@@ -135,14 +136,14 @@ def engine_device(device: str, engine: str, temperature: float = 0.0) -> str:
     return f"{device}-{engine.replace('.', '')}{requests}"
 
 
-def device_options(device: str, sampled: str = "--sampled") -> str:
+def device_options(device: str, sampled: str = "--set sampled=true") -> str:
     """The options that name a device of releases on the command line.
 
     Args:
         sampled: how the command names the release for sampled requests.
 
     >>> device_options("cpu"), device_options("cpu-vllm-sampled")
-    ('--device cpu', '--device cpu --engine vllm --sampled')
+    ('--device cpu', '--device cpu --engine vllm --set sampled=true')
     >>> device_options("cpu-llamacpp")
     '--device cpu --engine llama.cpp'
     """
@@ -151,6 +152,16 @@ def device_options(device: str, sampled: str = "--sampled") -> str:
     name = name.replace("llamacpp", "llama.cpp")
     named = [f"--device {place}", f"--engine {name}" if name else "", sampled if requests else ""]
     return " ".join(filter(None, named))
+
+
+def release_settings(device: str) -> str:
+    """The settings that name a device of releases to the commands of `draftwell release`.
+
+    >>> release_settings("cpu-vllm-sampled")
+    '--set device=cpu --set engine=vllm --set sampled=true'
+    """
+    words = device_options(device).replace("--device ", "--set device=")
+    return words.replace("--engine ", "--set engine=")
 
 
 def create_release(
@@ -249,7 +260,8 @@ def pinned_version(store: Store, release: ReleaseVersion, kind: str) -> Publishe
         raise DraftwellError(
             f"{release.name} pins {kind}.{release.pair} version {pin.version}, which {what}: name "
             f"the model {kind}.{release.pair} again if it was renamed, else make another release "
-            f"(`draftwell release --pair {release.pair} {device_options(release.device)}`, or the "
+            f"(`draftwell release create --pair {release.pair} "
+            f"{release_settings(release.device)}`, or the "
             "pipeline)",
             code="pinned_artifact_changed",
         )
@@ -266,7 +278,8 @@ def common_fingerprint(found: Mapping[str, Published]) -> str:
     bound = [one for kind, one in found.items() if find_kind(kind).fingerprinted]
     if not bound:
         raise DraftwellError(
-            "a release needs at least one artifact besides the draft: run `draftwell tune` first",
+            "a release needs at least one artifact besides the draft: run `draftwell step "
+            "choose` first",
             code="nothing_to_release",
         )
     if len({one.fingerprint for one in bound}) > 1:
@@ -301,7 +314,7 @@ def resolve_release(store: Store, pair: str, device: str, version_or_alias: int 
         known = aliases_by_device(store, pair)
         hint = no_release_hint({name: known[name] for name in known if name != device}, device)
         if device == "cuda" and device not in known:
-            hint += "; without such a device here, `draftwell import-results` makes one"
+            hint += "; without such a device here, `draftwell reproduce import` makes one"
         raise DraftwellError(f"{error}{hint}", code=error.code) from None
 
 
@@ -319,7 +332,7 @@ def no_release_hint(known: Mapping[str, Mapping[str, int]], device: str) -> str:
     others; nothing where it has none.
 
     >>> no_release_hint({"cpu": {"candidate": 3}}, "cuda")
-    '; for cpu it has candidate = 3 (--device cpu)'
+    '; for cpu it has candidate = 3 (device cpu)'
     """
     words = []
     for name, aliases in known.items():
@@ -327,7 +340,7 @@ def no_release_hint(known: Mapping[str, Mapping[str, int]], device: str) -> str:
             ", ".join(f"{alias} = {number}" for alias, number in aliases.items())
             or "releases without an alias"
         )
-        option = "--release" if name == device else f"--device {name}"
+        option = "--release" if name == device else f"device {name}"
         words.append(f"; for {name} it has {have} ({option})")
     return "".join(words)
 
@@ -472,7 +485,7 @@ def objection(
         again: it was champion before, so that thresholds that were changed since do not count.
     """
     if gone := release.published.tags.get(FORGOTTEN):
-        return f"its {gone} was deleted with a tenant's traffic (`draftwell forget`)"
+        return f"its {gone} was deleted with a tenant's traffic (`draftwell release forget`)"
     if record is None:
         return "it has no gate record"
     if (record.pair, record.device) != (release.pair, release.device):

@@ -283,7 +283,7 @@ class Store:
                     raise
         known = ", ".join(f"{alias} = {v}" for alias, v in self.get_aliases(kind, pair).items())
         what = f"version {wanted}" if wanted.isdecimal() else f"alias {wanted}"
-        have = f"it has {known}" if known else "run `draftwell demo`, or train, calibrate and gate "
+        have = f"it has {known}" if known else "run `draftwell tune`, or train, calibrate and gate "
         have += "" if known else f"this pair first{self._renamed(kind, pair)}"
         raise DraftwellError(
             f"the registry holds no {what} of {name}: {have}", code="not_registered"

@@ -73,7 +73,7 @@ def read_secret(file: Path | None) -> str:
         raise DraftwellError(
             f"{f'{file} holds' if file else f'{SECRET} has'} no secret of {SHORTEST_SECRET} "
             "characters or more: make one with `openssl rand -hex 32`, for MLflow and for this "
-            "command, and name its file with --secret-file",
+            "command, and name its file with --set secret_file=…",
             code="no_webhook_secret",
         )
     return secret
@@ -161,7 +161,7 @@ def register(store: Store, model: str, url: str, secret: str) -> str | None:
     if not registry.lower().startswith("http"):
         raise DraftwellError(
             f"{hidden(registry)} is no server, and only MLflow's server sends webhooks: start one "
-            "(`draftwell ui`), and name it in MLFLOW_TRACKING_URI",
+            "(`draftwell release ui`), and name it in MLFLOW_TRACKING_URI",
             code="webhooks_need_server",
         )
     name = f"draftwell.{model}"

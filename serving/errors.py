@@ -20,7 +20,7 @@ class DraftwellError(Exception):
         message: one line that names the cause and the fix.
         code: stable snake_case identifier of this mistake; default: the code of the class.
 
-    >>> DraftwellError("no traces: run `draftwell collect` first", code="no_traces").code
+    >>> DraftwellError("no traces: run `draftwell step collect` first", code="no_traces").code
     'no_traces'
     """
 

@@ -38,6 +38,8 @@ def free_memory(device: str = "cpu", root: Path = Path("/")) -> int | None:
     if device.startswith("cuda"):
         import torch  # `draftwell gate` asks for the CPU's alone, and need not wait for it
 
+        if not torch.cuda.is_available():  # it is another machine's
+            return None
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + idle
     try:

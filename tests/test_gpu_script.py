@@ -63,14 +63,17 @@ def test_what_is_lacking_is_installed_and_nothing_else(kit: Path, tmp_path: Path
     stand_in.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(stand_in), "REAL": sys.executable, "KIT": str(kit)}
     done = subprocess.run(
-        [REPO / ".ci" / "gpu", "--minutes", "3"],
+        [REPO / ".ci" / "gpu", "--set", "minutes=3"],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"called: gpu --kit {kit} --minutes 3", "probe 7"]
+    assert done.stdout.splitlines() == [
+        f"called: reproduce gpu --set kit={kit} --set minutes=3",
+        "probe 7",
+    ]
     assert "weights-1.0-py3-none-any.whl: 1 of 3 pieces are here" in done.stderr
     assert sorted(path.name for path in (kit / "site").glob("*.dist-info")) == [
         "kit_probe-1.0.dist-info"

@@ -224,7 +224,7 @@ def test_no_text_tells_pip_to_install_the_project_by_its_name() -> None:
     index."""
     for told in ("pip install 'draftwell[server]'", "pip install -c a.txt draftwell-runtime==1\n"):
         assert BY_NAME.search(told)
-    for told in ("pip install ./draftwell_runtime-1.whl", "pip install -e .\ndraftwell demo\n"):
+    for told in ("pip install ./draftwell_runtime-1.whl", "pip install -e .\ndraftwell tune\n"):
         assert not BY_NAME.search(told)
     history = {REPO / "CHANGELOG.md", REPO / "docs" / "log.md", Path(__file__)}
     found = [

@@ -358,9 +358,9 @@ def test_only_a_run_with_the_papers_data_sets_writes_their_page(checkout: Path) 
         shutil.copyfile(REPO / name, checkout / name)
     commands = {
         words: make(checkout, "-n", "papers", *words).stdout.splitlines()[-1]
-        for words in ((), ("DATA=sets",), ("DATA=sets", "FLAGS=--quick"))
+        for words in ((), ("DATA=sets",), ("DATA=sets", "FLAGS=--set quick=true"))
     }
     assert [
-        ("--page docs/papers.md" in command, '--data "sets"' in command)
+        ("--set page=docs/papers.md" in command, '--data "sets"' in command)
         for command in commands.values()
     ] == [(False, False), (True, True), (False, True)]

@@ -1,4 +1,4 @@
-"""docs/operations.md and deploy/: what they say is run here: backup and restore, MLflow and Prefect
+"""docs/backup.md and deploy/: what they say is run here: backup and restore, MLflow and Prefect
 on PostgreSQL, an S3 store."""
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from tests.support.loop.publishing import publish, table
 from tests.support.paths import REPO
 from tests.support.server import processes as servers
 
-PAGE = (REPO / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (REPO / "docs" / "backup.md").read_text(encoding="utf-8")
+SCRIPTS = REPO / "deploy" / "backup"
 COMPOSE: dict[str, Any] = yaml.safe_load(
     (REPO / "deploy" / "compose.yaml").read_text(encoding="utf-8")
 )
@@ -40,10 +41,9 @@ PASSWORDS = {
 
 
 def documented(name: str) -> str:
-    """A block of the page that is marked as tested."""
-    found = re.findall(rf"<!-- test: {name} -->\n```bash\n(.*?)```", PAGE, re.DOTALL)
-    assert len(found) == 1, f"docs/operations.md has {len(found)} blocks called {name}"
-    return str(found[0])
+    """A script that the page names."""
+    assert f"deploy/backup/{name}.sh" in PAGE
+    return (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
 
 
 def ran(
@@ -85,8 +85,10 @@ def runs_in(file: Path) -> list[str]:
     return [name for (name,) in found]
 
 
-def test_every_marked_block_is_run_here() -> None:
-    assert re.findall(r"<!-- test: (\w+) -->", PAGE) == ["backup", "restore", "dump", "undump"]
+def test_every_script_is_run_here() -> None:
+    names = {"backup", "restore", "dump", "undump", "objects"}
+    assert {path.stem for path in SCRIPTS.iterdir()} == names
+    assert all(documented(name) for name in names)
 
 
 # One machine
@@ -260,6 +262,30 @@ def test_the_databases_are_dumped_where_compose_runs_them(tmp_path: Path) -> Non
     assert (tmp_path / "backup" / "given").read_text() == "".join(
         f"dump of {name}\n" for name in names
     )
+
+
+def test_objects_and_the_workers_home_are_copied_and_brought_back(tmp_path: Path) -> None:
+    """A stub of `docker` plays services that there are; the home goes out and in by a file."""
+    stub = tmp_path / "docker"
+    stub.write_text(
+        '#!/bin/bash\necho "$*" >> "$BACKUP/asked"\n'
+        '[[ $* == *" -cz ."* ]] && echo home\n'
+        '[[ $* == *" -xz" ]] && cat >> "$BACKUP/given"\nexit 0\n'
+    )
+    stub.chmod(0o755)
+    place = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BACKUP": str(tmp_path)}
+    for part in ("save", "bring"):
+        ran("bash", "deploy/backup/objects.sh", part, **place)
+    asked = (tmp_path / "asked").read_text()
+    assert re.findall(r"mirror (store/mlflow /backup/\w+|/backup/\w+ store/mlflow)", asked) == [
+        "store/mlflow /backup/artifacts",
+        "/backup/artifacts store/mlflow",
+    ]
+    for service in ("bucket", "worker"):
+        assert service in COMPOSE["services"]
+        assert asked.count(f" {service} ") == 2
+    assert (tmp_path / "given").read_text() == "home\n"
+    assert "save or bring" in ran("bash", "deploy/backup/objects.sh", code=2).stderr
 
 
 def test_restore_over_what_is_there_mixes_nothing(machine: dict[str, str], tmp_path: Path) -> None:

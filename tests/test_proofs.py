@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.paths import REPO
 
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+NAMED = re.compile(r"`((?:tests/[\w/]+/)?test_\w+\.py)::(test_\w+)`")
+
+
+def files_named(name: str) -> list[Path]:
+    """Test files of a path, or of a bare name."""
+    return [REPO / name] if "/" in name else sorted((REPO / "tests").rglob(name))
 
 
 @pytest.mark.parametrize(("page", "least"), [("docs/proofs.md", 50), ("SECURITY.md", 15)])
 def test_every_test_that_a_claim_names_exists(page: str, least: int) -> None:
     named = NAMED.findall((REPO / page).read_text(encoding="utf-8"))
     assert len(named) > least
-    missing = [
-        f"{file}::{test}"
-        for file, test in named
-        if not (REPO / file).is_file()
-        or f"def {test}(" not in (REPO / file).read_text(encoding="utf-8")
-    ]
+    missing = []
+    for name, test in named:
+        files = [file for file in files_named(name) if file.is_file()]
+        if sum(f"def {test}(" in file.read_text(encoding="utf-8") for file in files) != 1:
+            missing.append(f"{name}::{test}")
     assert not missing
 
 

@@ -4,6 +4,7 @@ defined in docs/methods.md)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from draftwell.components.bench.device_parity import check_against
@@ -22,6 +23,7 @@ from draftwell.components.bench.runner import (
     Measurement,
     StrategyContender,
     contenders_of,
+    labels_of,
     measure,
     naming,
 )
@@ -33,6 +35,7 @@ from draftwell.components.bench.schema import (
     ReportSettings,
 )
 from draftwell.components.bench.settings import DEFAULTS, BenchSettings
+from draftwell.components.bench.until import Until
 from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest, several_turns
 from draftwell.components.report.machine import describe_machine, using_threads
 from draftwell.serving.runtime.pair import LoadedPair
@@ -41,7 +44,7 @@ from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, Strategy
 PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24
 
 
-def run_bench(
+def run_bench(  # noqa: PLR0913
     pair: LoadedPair,
     strategies: Sequence[Config],
     prompts: Sequence[Prompt],
@@ -50,6 +53,7 @@ def run_bench(
     *,
     extra: Sequence[StrategyContender] = (),
     check: LoadedPair | None = None,
+    until: Until | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
     """Measure strategies against autoregressive decoding; a contender that fails is left out where
@@ -62,17 +66,17 @@ def run_bench(
             artifacts.
         check: the same pair on the CPU, whose greedy outputs those of lossless strategies are
             compared with.
+        until: measure on a few prompts, and on others as far as this asks; None: on all.
     Returns:
         the report. Labels are names of strategies, with parameters where one was measured with
         several; each entry also has digests of what it was made from (`origins`) and, for lossy
         strategies, quality.
     """
-    configs = list(strategies)
-    if REFERENCE not in [config.name for config in configs]:
-        configs.insert(0, PLAIN)
+    configs = with_plain(strategies)
     left_out: dict[str, str] | None = {} if settings.leave_out else None
     peaks: dict[str, float | None] = {}
-    further = [*extra]
+    further, everything = [*extra], prompts
+    prompts = prompts if until is None else prompts[: until.fewest]
     with using_threads(settings.threads):
         warm_up(pair)
         if settings.memory:
@@ -83,15 +87,29 @@ def run_bench(
         groups, measured = measure_with_peers(
             pair, resources, configs, prompts, settings, further, left_out, progress
         )
+        if until is not None:
+            again = partial(
+                measure,
+                pair,
+                resources,
+                configs,
+                extra=further,
+                left_out=left_out,
+                progress=progress,
+            )
+            measured = until.narrowed(measured, labels_of(configs), everything, again, settings)
+            prompts = everything[: len(measured[REFERENCE].prompt_ids)]
         metrics = BenchMetrics(pair, prompts, measured, settings)
-        checked = (
-            check_against(check, measured, prompts, max_tokens=settings.max_tokens)
-            if check
-            else None
-        )
+        checked = check and check_against(check, measured, prompts, max_tokens=settings.max_tokens)
         return report_of(metrics, groups, peaks, gamma_of(configs)).model_copy(
             update={"cpu_check": checked, "left_out": left_out or {}}
         )
+
+
+def with_plain(strategies: Sequence[Config]) -> list[Config]:
+    """The strategies, with plain decoding first where it is not among them."""
+    named = any(config.name == REFERENCE for config in strategies)
+    return [*strategies] if named else [PLAIN, *strategies]
 
 
 def measure_with_peers(

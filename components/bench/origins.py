@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def origins(
     strategy: str, parameters: Mapping[str, Any], resources: StrategyResources
 ) -> dict[str, Any]:
-    """Digests by which `draftwell lineage` walks from a row back to the traces.
+    """Digests by which `draftwell release show` walks from a row back to the traces.
 
     Args:
         resources: what the strategy worked with; a tuned config among its artifacts counts where it

@@ -1,4 +1,4 @@
-"""The report of a bench: what `draftwell bench --json` writes and `draftwell lineage` reads.
+"""The report of a bench: what `draftwell bench --out` writes and `draftwell release show` reads.
 
 A report holds one entry for each strategy and peer. Fields that a contender cannot have (a peer
 counts no target calls) are absent in the JSON; what could not be measured is null.

@@ -103,7 +103,7 @@ def check_prompts(prompts: Sequence[Prompt], settings: BenchSettings) -> None:
     if settings.concurrency > len(prompts):
         raise DraftwellError(
             f"{len(prompts)} prompts are too few to measure {settings.concurrency} requests at "
-            "once: give more prompts, or lower --concurrency",
+            "once: give more prompts, or lower concurrency",
             code="too_few_prompts",
         )
 

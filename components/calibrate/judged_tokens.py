@@ -57,7 +57,7 @@ def greedy_tokens(trace: TraceSet | pa.Table) -> JudgedTokens:
         raise TraceError(
             f"the trace was sampled at temperature {hottest:g}, but acceptance is counted "
             "on greedy texts: collect one at "
-            "temperature 0 (`draftwell collect --temperature 0`)",
+            "temperature 0 (`draftwell step collect --set temperature=0`)",
             code="sampled_trace",
         )
     check_drafted(rows, ("token", "draft_token", "confidence"))
@@ -109,7 +109,7 @@ def check_drafted(rows: pa.Table, names: Sequence[str]) -> None:
         raise TraceError(
             "the trace lacks the draft's token at some positions of the target's texts, as "
             "what a server records may: collect "
-            "one (`draftwell collect`)",
+            "one (`draftwell step collect`)",
             code="no_draft_tokens",
         )
     check_finite("confidence", rows.column("confidence").to_numpy(zero_copy_only=False))

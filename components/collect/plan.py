@@ -116,7 +116,7 @@ def check_complete(traces: TraceSet, plan: Plan) -> None:
         raise DraftwellError(
             f"{len(missing)} of {plan.shards} shards in {traces.folder} were not written: "
             "run the same "
-            "`draftwell collect` again, it resumes with those",
+            "`draftwell step collect` again, it resumes with those",
             code="missing_shards",
         )
 

@@ -25,14 +25,14 @@ def targets_own(table: pa.Table) -> pa.Table:
 
     if table.num_rows == 0:
         raise TraceError(
-            "the trace holds no rows: collect one with `draftwell collect`", code="empty_trace"
+            "the trace holds no rows: collect one with `draftwell step collect`", code="empty_trace"
         )
     rows = table.filter(pc.equal(table.column("kind"), "target"))
     if rows.num_rows == 0:
         raise TraceError(
             (
                 "the trace holds no text written by the target: collect some with `draftwell "
-                "collect --kinds target --fresh`"
+                "step collect --set prefix_kinds=target --set fresh=true`"
             ),
             code="no_target_texts",
         )
@@ -57,7 +57,7 @@ def check_rollouts(rows: pa.Table) -> None:
         raise TraceError(
             (
                 "the trace holds no rollouts along the target's texts: collect with rollouts "
-                "for them (`draftwell collect`)"
+                "for them (`draftwell step collect`)"
             ),
             code="no_rollouts",
         )
@@ -78,7 +78,7 @@ def greedy_header(trace: TraceSet) -> TraceHeader:
         raise TraceError(
             f"{trace.folder} was sampled at temperature {header.temperature:g}: collect "
             "one at temperature 0 for this "
-            "(`draftwell collect --temperature 0`)",
+            "(`draftwell step collect --set temperature=0`)",
             code="sampled_trace",
         )
     return header
@@ -99,6 +99,6 @@ def check_temperature(trace: TraceSet, temperature: float) -> None:
         raise TraceError(
             f"{trace.folder} was collected at temperature {header.temperature:g}{words}, and "
             f"one of temperature {temperature:g} over the whole vocabulary is needed: collect one "
-            f"for it (`draftwell collect --temperature {temperature:g}`)",
+            f"for it (`draftwell step collect --set temperature={temperature:g}`)",
             code="trace_of_another_temperature",
         )

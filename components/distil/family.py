@@ -90,14 +90,14 @@ def check_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:
     if not layers or list(layers) != sorted(set(layers)):
         raise DraftwellError(
             (
-                f"--layers {text or '(none)'}: name each layer once, in ascending order, such "
+                f"layers {text or '(none)'}: name each layer once, in ascending order, such "
                 f"as 0,1,{count - 2},{count - 1}"
             ),
             code="bad_layers",
         )
     if layers[0] < 0 or layers[-1] >= count:
         raise DraftwellError(
-            f"--layers {text}: the target has {count} layers, numbered 0 to {count - 1}",
+            f"--set layers={text}: the target has {count} layers, numbered 0 to {count - 1}",
             code="bad_layers",
         )
     return tuple(layers)

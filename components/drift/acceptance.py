@@ -217,7 +217,7 @@ def first_token_check(
     if not check.drifted:
         return check
     train = (
-        f"train the head again (`draftwell train --kind eagle3_head --pair {pair}`), then "
+        f"train the head again (`draftwell step train --kind eagle3_head --pair {pair}`), then "
         if method == HEAD and moved < 0
         else ""
     )

@@ -120,7 +120,7 @@ def shards_of(folder: Path) -> list[Path]:
         return shards
     raise DraftwellError(
         f"{folder} holds no traces: name a folder of recorded requests to which a server "
-        f"writes (--feedback-dir), or `draftwell collect --out {folder}`",
+        f"writes (--feedback-dir), or `draftwell step collect --set out={folder}`",
         code="spool_empty",
     )
 

@@ -8,12 +8,15 @@ So no value is ever read as shell.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import read_text
 
 SPECULATION = ("speculation_options", "speculation_file")
 """At least one of them is needed: else every start would decode in the same way."""
@@ -44,7 +47,7 @@ class LaunchTemplate:
 
     def __init__(self, text: str, *, stops: bool = False):
         self.text = text
-        self.option = "--stop-command" if stops else "--launcher"
+        self.option = "stop_command" if stops else "launcher"
         self._found = list(self._placeholders())
         names = {match[1] for match, _ in self._found}
         if not text.strip():
@@ -99,6 +102,29 @@ class LaunchTemplate:
 
     def _refused(self, why: str) -> DraftwellError:
         return DraftwellError(f"{self.option} {why}", code="bad_launcher")
+
+
+def launcher_text(launcher: str) -> str:
+    """The command that starts an engine; where a file was named, that in it.
+
+    Raises:
+        DraftwellError: one word, as a path is, of which there is no file, or a file that is no
+            text (`bad_launcher`).
+    """
+    if os.path.isfile(launcher):
+        try:
+            return read_text(Path(launcher)).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DraftwellError(
+                f"{launcher} cannot be read as text: name the launcher's file, or its command",
+                code="bad_launcher",
+            ) from error
+    if re.fullmatch(r"[^\s{]+", launcher):
+        raise DraftwellError(
+            f"no file {launcher}: name the launcher's file, or write its command",
+            code="bad_launcher",
+        )
+    return launcher
 
 
 def open_quotes(text: str) -> str:

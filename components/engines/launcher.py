@@ -183,7 +183,7 @@ class Launcher:
             if listens(address.url):
                 raise DraftwellError(
                     f"something answers at {address.url} already: end it, name another address "
-                    "with --engine, or how to end it with --stop-command",
+                    "with --engine, or how to end it with --set stop_command=…",
                     code="engine_port_taken",
                 )
         elif self._answer(address) is None:
@@ -217,7 +217,7 @@ class Launcher:
         if code == 0 and self.stop is None:
             raise DraftwellError(
                 f"the command of {one.label} has ended, and what it started cannot be ended: let "
-                "it run as long as the engine does, or name --stop-command; see "
+                "it run as long as the engine does, or name --set stop_command=…; see "
                 f"{one.group.log}",
                 code="engine_failed",
             )
@@ -260,20 +260,20 @@ class Launcher:
         command = self.stop.render(self._values(options, address))
         log = self.folder / "logs" / f"{file_name(label)}-stop.log"
         group = ProcessGroup(
-            f"--stop-command for {label}", ["/bin/sh", "-c", command], log, env=environment()
+            f"stop_command for {label}", ["/bin/sh", "-c", command], log, env=environment()
         )
         try:
             code = group.exit_code(STOP_SECONDS)
             if code is None:
                 raise DraftwellError(
-                    f"--stop-command did not end within {STOP_SECONDS:g} s: see {log}",
+                    f"stop_command did not end within {STOP_SECONDS:g} s: see {log}",
                     code="engine_not_stopped",
                 )
         finally:
             group.end()
         self._wait_for_silence(label, address)
         if code:  # where nothing had started there was nothing to end
-            self._say(f"--stop-command ended with exit code {code}, and nothing answers: see {log}")
+            self._say(f"stop_command ended with exit code {code}, and nothing answers: see {log}")
 
     def _wait_for_silence(self, label: str, address: EngineAddress) -> None:
         begun = time.monotonic()
@@ -281,7 +281,7 @@ class Launcher:
             if time.monotonic() - begun > (END_SECONDS if self.stop is None else STOP_SECONDS):
                 raise DraftwellError(
                     f"{label} still answers at {address.url} after its command was ended: name "
-                    "what ends it with --stop-command",
+                    "what ends it with --set stop_command=…",
                     code="engine_not_stopped",
                 )
             time.sleep(ASK_SECONDS)

@@ -29,7 +29,7 @@ def open_texts(file: Path, subject: Any, *, fresh: bool = False) -> Results[Row]
     """
     refusal = DraftwellError(
         f"{file} holds something else than texts of these prompts and settings: name another file, "
-        "or replace it with --fresh",
+        "or replace it with --set fresh=true",
         code="other_texts",
     )
     return Results(file, subject, Row, fresh=fresh, refusal=refusal)

@@ -115,7 +115,7 @@ def check_models(engine: str, strategy: str, speculation: Speculation, weights: 
         raise DraftwellError(
             f"{strategy} needs a draft that {engine} can read, and this pair names none: "
             "name one with "
-            "--draft-model, or write a distilled one with --save-draft",
+            "--set draft_model=…, or write a distilled one with --set save_draft=…",
             code="no_draft_to_export",
         )
     if speculation.source == "eagle3" and engine not in HEADS:
@@ -126,7 +126,7 @@ def check_models(engine: str, strategy: str, speculation: Speculation, weights: 
         raise DraftwellError(
             (
                 f"{strategy} needs a head in a folder that {engine} can read: write it with "
-                "--save-head"
+                "--set save_head=…"
             ),
             code="no_head_to_export",
         )

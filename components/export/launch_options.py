@@ -47,7 +47,7 @@ def launch_options(engine: str, speculation: Mapping[str, Any] | None) -> dict[s
         )
     if "num_speculative_tokens_per_batch_size" in speculation:
         raise DraftwellError(
-            f"{engine} has one draft length for all loads: measure one with --levels 1",
+            f"{engine} has one draft length for all loads: measure one with --set levels=1",
             code="engine_option",
         )
     length = int(speculation["num_speculative_tokens"])
@@ -57,7 +57,7 @@ def launch_options(engine: str, speculation: Mapping[str, Any] | None) -> dict[s
         way = Speculation("draft" if method == "draft_model" else "eagle3", length)
     if engine == "llama.cpp" and method == "draft_model" and not str(model).endswith(".gguf"):
         raise DraftwellError(
-            f"llama.cpp reads drafts as GGUF, not {model}: name the file with --engine-draft",
+            f"llama.cpp reads drafts as GGUF, not {model}: name the file with --set engine_draft=…",
             code="engine_option",
         )
     options, _, _ = WRITERS[engine](way, Weights("", draft=model, head=model))

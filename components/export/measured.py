@@ -1,4 +1,4 @@
-"""What `draftwell bench --json` wrote, as a `speculation_profile.json`: our engine's reports and
+"""What `draftwell bench --out` wrote, as a `speculation_profile.json`: our engine's reports and
 those of other engines."""
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def counted(file: Path, method: str) -> Iterator[Counted]:
     except OSError as error:
         raise bad_file(file, f"it cannot be read, {error.strerror}") from error
     except (ValidationError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise bad_file(file, "it was not written by `draftwell bench --json`") from error
+        raise bad_file(file, "it was not written by `draftwell bench --out`") from error
 
 
 def of_report(report: BenchReport, method: str) -> Iterator[Counted]:
@@ -176,6 +176,6 @@ def bad_file(file: Path, what: str) -> DraftwellError:
     """What is wrong with a file, in one line."""
     return DraftwellError(
         f"{file} holds no figures (of schema {SCHEMA}): {what}; name a file of "
-        "`draftwell bench --json`",
+        "`draftwell bench --out`",
         code="bad_bench_file",
     )

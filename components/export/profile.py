@@ -156,7 +156,8 @@ def unmeasured(method: str, **known: Any) -> SpeculationProfile:
         schema_version=SCHEMA_VERSION,
         measured=False,
         method=method,
-        note="not measured: export again with --measured, or attach a profile of specdec_bench",
+        note="not measured: export again with --set measured=…, or attach a profile of "
+        "specdec_bench",
         **known,
     )
 

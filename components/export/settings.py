@@ -21,7 +21,7 @@ Written = tuple[dict[str, Any], str, list[str]]
 """Settings by the engine's keys, a command or lines of Python, and notes."""
 LENGTHS_NOTE = (
     "Lengths by requests at once are those of Draftwell's own engine: measure them on the one that "
-    "serves (draftwell tune --engine vllm)."
+    "serves (draftwell step choose --engine vllm)."
 )
 FIRST_HEURISTIC_LENGTH = 5
 """First draft length of Draftwell's and transformers' heuristic."""

@@ -73,7 +73,7 @@ class Speculation:
         if self.length is None or self.threshold is not None:
             raise DraftwellError(
                 f"{engine} cannot express how this config ends a draft: name a constant "
-                "length with --draft-tokens, such "
+                "length with --set draft_tokens=…, such "
                 "as the num_speculative_tokens of the fastest vanilla_sd in the tuning's report",
                 code="no_constant_length",
             )
@@ -172,7 +172,7 @@ EXPORTED: dict[str, Callable[[Any], Speculation | None]] = {
         ngram=3,
         notes=(
             "Only n-grams of the text are left: no other engine chooses the drafter by round. "
-            "With a head, --save-head exports that to vLLM and SGLang instead.",
+            "With a head, save_head= exports that to vLLM and SGLang instead.",
         ),
     ),
     "lookahead": lookahead,
@@ -239,7 +239,7 @@ def speculation_of(
         raise DraftwellError(
             f"{strategy} cannot be exported: no other engine has what it drafts from, so "
             "nothing that was tuned would "
-            "remain: serve it with `draftwell deploy`, or tune with --lossless-only and "
+            "remain: serve it with `draftwell deploy`, or tune with --set lossless_only=true and "
             "export that",
             code="not_exportable",
         )
@@ -260,7 +260,7 @@ def speculation_of(
         notes = (
             *notes,
             (
-                f"Every draft has the {draft_tokens} tokens of --draft-tokens; the tuned rule "
+                f"Every draft has the {draft_tokens} tokens of draft_tokens; the tuned rule "
                 "that ends drafts is left out."
             ),
         )

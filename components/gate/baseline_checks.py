@@ -38,7 +38,7 @@ def compare_with_baseline(report: CountsReport, baseline: CountsReport) -> GateV
             raise DraftwellError(
                 f"the baseline of pair {baseline.pair} was recorded with other {name}: "
                 "record it again with `draftwell "
-                f"gate --pair {baseline.pair} --record`, or use the same",
+                f"gate --pair {baseline.pair} --set record_counts=true`, or use the same",
                 code="baseline_of_other_inputs",
             )
     parts: list[Check | str] = []

@@ -75,7 +75,7 @@ def deterministic_report(
         raise DraftwellError(
             (
                 f"deterministic counts need the pair in float32, not {pair.dtype}: load it "
-                "with --dtype float32"
+                "with --set dtype=float32"
             ),
             code="needs_float32",
         )

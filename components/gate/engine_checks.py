@@ -32,7 +32,8 @@ because engines give log-probabilities and no logits."""
 TOP = 5
 
 
-OUTPUTS = "greedy outputs as plain decoding's"
+OUTPUTS, SETTINGS = "greedy outputs as plain decoding's", "lossless settings"
+"""Checks of answers: names, of which that of outputs is followed by the load."""
 LOSSLESS_REJECTION = "standard"
 """The one of vLLM's `rejection_sample_method` that keeps the target's distribution."""
 
@@ -159,7 +160,7 @@ def judge_engine(
             f"rejection_sample_method is {rejection!r}, which changes what is sampled: only "
             f"{LOSSLESS_REJECTION!r} does not"
         )
-        parts.append(Check("lossless settings", 0, 1, False, why))
+        parts.append(Check(SETTINGS, 0, 1, False, why))
     if unlike is None:
         parts.append(Skipped(OUTPUTS, "sampled outputs are not compared"))
     else:

@@ -204,7 +204,7 @@ class Scores:
         if missing := absent(artifact, self.examples):
             raise DraftwellError(
                 f"the traces lack the feature {missing}, which the verifier reads: collect them "
-                "again (`draftwell collect --fresh`)",
+                "again (`draftwell step collect --set fresh=true`)",
                 code="feature_missing",
             )
         self.prompt = self.examples.prompt
@@ -326,8 +326,8 @@ def unseen(
     if not new:
         raise DraftwellError(
             f"the {kind} has learnt from every prompt of the traces: make it again from these "
-            f"traces (`{find_kind(kind).made_by}`), or collect others (`draftwell collect "
-            "--fresh --prompts FILE`)",
+            f"traces (`{find_kind(kind).made_by}`), or collect others (`draftwell step collect "
+            "--set fresh=true --prompts FILE`)",
             code="no_untouched_prompts",
         )
     fair = [name for name in new if name not in theirs]

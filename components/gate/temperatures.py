@@ -108,7 +108,7 @@ def untuned(
     if temperature is None:
         return (
             f"sampled requests are not judged: nothing was tuned for them, and {serves} decodes "
-            "them (`draftwell tune --temperature`)",
+            "them (`draftwell step choose --set temperature=…`)",
         )
     trial = (
         ""
@@ -117,7 +117,8 @@ def untuned(
         "decoding there"
     )
     return (
-        "nothing was tuned for sampled requests (`draftwell tune --temperature`): measured at "
+        "nothing was tuned for sampled requests (`draftwell step choose --set temperature=…`): "
+        "measured at "
         f"temperature {temperature:g}, {serves} decodes them{trial}",
     )
 

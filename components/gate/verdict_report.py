@@ -37,7 +37,7 @@ def prompts_hint(verdict: GateVerdict) -> str:
     if verdict.result != UNDECIDED or verdict.prompts_needed is None:
         return ""
     return (
-        f" (an estimated {verdict.prompts_needed} prompts would decide: --limit "
+        f" (an estimated {verdict.prompts_needed} prompts would decide: limit "
         f"{verdict.prompts_needed})"
     )
 

@@ -77,12 +77,12 @@ class Scale:
         """What a command needs for it; empty for the usual padding.
 
         >>> Scale("a run", 1, 1, 1, (), (), (), pad_target=7e9).pad_option
-        ' --pad-target 7e9'
+        ' --set pad_target=7e9'
         """
         return (
             ""
             if self.pad_target == PADDED
-            else f" --pad-target {self.pad_target:g}".replace("e+0", "e").replace("e+", "e")
+            else f" --set pad_target={self.pad_target:g}".replace("e+0", "e").replace("e+", "e")
         )
 
 

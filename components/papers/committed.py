@@ -171,7 +171,7 @@ def rounded(value: Any) -> Any:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Keep measured cells in the project."""
     parser = argparse.ArgumentParser(
-        description="Keep measured cells of `draftwell papers` in the project."
+        description="Keep measured cells of `draftwell reproduce papers` in the project."
     )
     parser.add_argument(
         "files",

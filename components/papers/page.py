@@ -282,14 +282,16 @@ def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile], cell: 
         if name in cells
     ]
     machine = cells[names[0]].report.machine if names else None
-    quick = " --quick" if scale.name == QUICK.name else ""
+    quick = " --set quick=true" if scale.name == QUICK.name else ""
     device = (machine.device or "cpu").partition(":")[0] if machine else ""
     options = (
-        f" --dtype {machine.dtype} --device {device} --threads {machine.threads}" if machine else ""
+        f" --set dtype={machine.dtype} --set device={device} --set threads={machine.threads}"
+        if machine
+        else ""
     )
     return (
-        f"draftwell papers{quick} --only {paper.name} --data "
-        f"data{options}{scale.pad_option}{f' --cell {cell}' if cell else ''}"
+        f"draftwell reproduce papers{quick} --set only={paper.name} --data "
+        f"data{options}{scale.pad_option}{f' --set cell={cell}' if cell else ''}"
     )
 
 
@@ -320,11 +322,12 @@ def how_it_is_made(scale: Scale, cells: Mapping[str, CellFile]) -> str:
     return (
         "**Made by** `make papers DATA=data`, sized for six hours on two cores and "
         "resumable cell by cell: what is interrupted loses "
-        "the cell that it was in, up to an hour. `make papers FLAGS=--quick` is sized for "
+        'the cell that it was in, up to an hour. `make papers FLAGS="--set quick=true"` is '
+        "sized for "
         "20 minutes. `data` is a folder that holds "
         "the data sets below, at any depth. A full run on them writes this page; "
-        "`draftwell papers` by itself writes into "
-        "`$DRAFTWELL_HOME/papers` unless `--page` says otherwise. "
+        "`draftwell reproduce papers` by itself writes into "
+        "`$DRAFTWELL_HOME/papers` unless `page` says otherwise. "
         f"These cells (a {scale.name} run) took {minutes:.0f} minutes. A fresh clone shows "
         "the cells that the project keeps "
         "(`docs/measured`); a run of your own takes their place, cell by cell.\n"
@@ -374,7 +377,7 @@ def how_to_read(cells: Mapping[str, CellFile]) -> str:
     return (
         "**Models.** The target is SmolLM2-135M-Instruct (30 layers, weights from a Q4_1 "
         "GGUF file, computed in the cell's number "
-        "format). Zeros pad it (`--pad-target`) until its passes cost what those of a "
+        "format). Zeros pad it (`pad_target`) until its passes cost what those of a "
         "larger model do; padding changes no output. "
         "`smollm2-135m` drafts with a distilled model of 4 layers whose head covers 8,192 "
         "tokens. `near-copy-N` drafts with N of the "
@@ -508,7 +511,7 @@ def operating_points(
     text = (
         "## Where our pairs are\n\nA draft's cost c is its pass over the target's, both "
         "over one token and, like SD here, with all "
-        f"cores. All targets are padded (`--pad-target`).\n\n{markdown(POINT_COLUMNS, rows)}"
+        f"cores. All targets are padded (`pad_target`).\n\n{markdown(POINT_COLUMNS, rows)}"
     )
     return text + (f"\n![Acceptance against cost]({picture.as_posix()})\n" if picture else "")
 

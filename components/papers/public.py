@@ -224,7 +224,8 @@ def make(folder: Path) -> list[Path]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the sets of a folder."""
     parser = argparse.ArgumentParser(
-        description="Take the rows of published data sets that `draftwell papers` is measured on."
+        description="Take the rows of published data sets that `draftwell reproduce papers` is "
+        "measured on."
     )
     parser.add_argument("folder", type=Path, help="with the published files")
     try:

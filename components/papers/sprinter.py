@@ -473,7 +473,7 @@ PAPER = Paper(
         "SpecDec++ stops as its own paper says, at a chance of .3 that any draft token is "
         "rejected, with 2 to 20 tokens; SPRINTER's paper "
         "names no settings. Its acceptance head was trained on the target's greedy texts "
-        "of 1,638 prompts (`draftwell train --kind "
+        "of 1,638 prompts (`draftwell step train --kind "
         "acceptance_head`); on untouched prompts, greedy, it ranks kept tokens before "
         "others with an AUC of .69 [.67, .71], the "
         "draft's own confidence with .83. In training rejections weigh 6, as in its paper, "

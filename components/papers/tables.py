@@ -232,7 +232,7 @@ class Paper:
     """One paper.
 
     Args:
-        name: as `--only` takes it.
+        name: as the setting `only` takes it.
         citation: the paper's title and authors.
         tables: its tables in a run of a size.
         untestable: (what, reason) of what cannot be tested here.

@@ -4,8 +4,8 @@ on.
 A score on prompts that an artifact has learnt from says nothing about new traffic. So artifacts and
 traces carry the hashes of their prompts, and whatever is measured later leaves these out. A hash
 covers what a model reads before its first answer: the first turn and the messages before it, not
-the id. Prompts that differ by a single character count as different, but in what `--redact` masks:
-a prompt is the same with and without it, and no hash tells a phone number.
+the id. Prompts that differ by a single character count as different, but in what the setting
+redact masks: a prompt is the same with and without it, and no hash tells a phone number.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class TrainingPrompts:
             raise DraftwellError(
                 f"no prompt is left: all {len(used)} were used to make "
                 f"{self.users_of(used)}: name a file of other "
-                "prompts with --prompts, or collect fewer of these (draftwell collect "
-                "--fresh --limit)",
+                "prompts with --prompts, or collect fewer of these (draftwell step collect "
+                "--set fresh=true --set limit=…)",
                 code="no_untouched_prompts",
             )
         lines = (

@@ -1,7 +1,7 @@
 """Masks e-mails, phone numbers, keys, card numbers and addresses of machines in prompts.
 
 What is found by its form is masked, nothing else: no names, no postal addresses, no numbers of
-accounts or passports (docs/tuning.md lists both). Masking twice changes nothing.
+accounts or passports (docs/traffic.md lists both). Masking twice changes nothing.
 """
 
 from __future__ import annotations

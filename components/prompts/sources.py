@@ -130,7 +130,7 @@ def load_prompts(
     told = f" that can be read: {left}" if left else "s: name a source that does"
     unknown = left and all(reason.startswith(UNKNOWN) for reason in left.reasons)
     if unknown:
-        told += ": name the key or column that holds it with --column"
+        told += ": name the key or column that holds it with --set column=…"
     code = "no_such_column" if unknown else "no_prompts"
     raise DraftwellError(f"{source} holds no prompt{told}", code=code)
 

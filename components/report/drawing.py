@@ -35,21 +35,32 @@ def check_drawing() -> None:
 
 
 @contextmanager
-def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
-    """Axes to draw on; the plot is written to `path` after the block."""
-    check_drawing()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)  # no global state, no display
+def drawing(path: Path, title: str, x: str, y: str, height: float = 4.2) -> Iterator[Any]:
+    """Axes to draw on, of a plot of so many inches; it is written to `path` after the block."""
+    figure = canvas(7, height)
     axes = figure.add_subplot()
     axes.set(title=textwrap.fill(title, TITLE), xlabel=x, ylabel=y)
     axes.spines[["top", "right"]].set_visible(False)
     yield axes
+    write_atomically(path, png_of(figure))
+
+
+def canvas(width: float, height: float) -> Any:
+    """An empty figure, in inches, that no display knows of."""
+    check_drawing()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # no global state
+    return figure
+
+
+def png_of(figure: Any) -> bytes:
+    """A figure as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def note_artifact(path: Path, digest: str) -> None:

@@ -72,3 +72,15 @@ def plural(count: int, noun: str) -> str:
     ('1 run', '3 runs')
     """
     return f"{count} {noun}{'s' if count != 1 else ''}"
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds; hours too where there are some.
+
+    >>> duration(7.4), duration(581), duration(7260)
+    ('7 s', '9 min 41 s', '2 h 1 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

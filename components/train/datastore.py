@@ -79,7 +79,7 @@ def build_datastore(
         raise TraceError(
             (
                 f"no text in {trace.folder} has its tokens recorded: collect some with "
-                "`draftwell collect`"
+                "`draftwell step collect`"
             ),
             code="no_texts",
         )

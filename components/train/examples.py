@@ -144,7 +144,7 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
         place = end
     if place == 0:
         raise DraftwellError(
-            "the trace holds no rows to learn from: collect one with `draftwell collect`",
+            "the trace holds no rows to learn from: collect one with `draftwell step collect`",
             code="empty_trace",
         )
     ratio, confidence, accepted = np.concatenate(numbers, axis=1)
@@ -199,7 +199,7 @@ class VerifierLabel:
             raise DraftwellError(
                 f"the trace was sampled at temperature {examples.temperature:g}, where the "
                 "target's argmax is not known: "
-                "collect one at temperature 0, or train with --label soft",
+                "collect one at temperature 0, or train with --set label=soft",
                 code="sampled_trace",
             )
         if examples.accepted is None:

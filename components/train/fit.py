@@ -183,7 +183,7 @@ def update(
     if not torch.isfinite(value):
         raise DraftwellError(
             f"training diverged at step {progress['steps']} (the loss is not finite): try "
-            "--dtype float32, or lower the learning rate; the last checkpoint is sound",
+            "--set dtype=float32, or lower the learning rate; the last checkpoint is sound",
             code="training_diverged",
         )
     optimizer.zero_grad()

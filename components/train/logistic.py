@@ -1,7 +1,7 @@
 """Fitting a linear verifier: logistic regression under an L2 penalty on standardised features, and
 Platt's scaling.
 
-The paper's binary cross-entropy with class weights (docs/methods.md) and a penalty (ours),
+The paper's binary cross-entropy with class weights (strategies/PAPERS.md) and a penalty (ours),
 minimised by L-BFGS, where the paper stops Adam early: a thousand state dimensions overfit a trace
 of few prompts immediately, and Adam's fit ranked test tokens no better than the draft's confidence
 alone (docs/log.md).

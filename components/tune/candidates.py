@@ -10,7 +10,7 @@ from draftwell.components.tune.constraints import losses
 from draftwell.components.tune.evaluator import Evaluate, Measured, QualityOf
 from draftwell.components.tune.evidence import Trial
 from draftwell.components.tune.search.search import Search
-from draftwell.components.tune.search.space import MEASURED, REPLAYED
+from draftwell.components.tune.search.space import tunable
 from draftwell.components.tune.settings import TuneSettings
 from draftwell.serving.artifacts.kinds import other_temperature
 from draftwell.serving.errors import DraftwellError
@@ -35,7 +35,7 @@ def choose_strategies(
     """Names to try, and why the others are left out. A name that the user gave and that is unfit is
     an error (`not_tunable`)."""
     names, left_out = [], {}
-    for name in settings.strategies if settings.strategies is not None else [*REPLAYED, *MEASURED]:
+    for name in settings.strategies if settings.strategies is not None else tunable():
         if name == PLAIN.name:
             continue  # always measured
         if not find_strategy(name).lossless and settings.constraints.lossless_only:

@@ -207,7 +207,7 @@ class Rollouts(_Part):
             found.append(
                 f"Not tried, because rollouts of {self.length} tokens are too short: {those}."
             )
-        return " ".join([*found, "Use a longer `collect --rollout`."]) if found else ""
+        return " ".join([*found, "Use a longer `step collect --set rollout=…`."]) if found else ""
 
 
 class TuningEvidence(_Part):
@@ -286,7 +286,7 @@ class TuningEvidence(_Part):
             )
         except ValidationError as error:
             raise DraftwellError(
-                f"{where} cannot be read, {first_wrong(error)}: run `draftwell tune` again",
+                f"{where} cannot be read, {first_wrong(error)}: run `draftwell step choose` again",
                 code="evidence_unreadable",
             ) from error
 

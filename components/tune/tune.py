@@ -44,7 +44,7 @@ from draftwell.components.tune.search.search import (
     shortlist,
     trials_in,
 )
-from draftwell.components.tune.search.space import MEASURED, REPLAYED, nearest_default
+from draftwell.components.tune.search.space import REPLAYED, nearest_default
 from draftwell.components.tune.settings import TuneSettings
 from draftwell.components.tune.successive_halving import successive_halving
 from draftwell.serving.artifacts.base import ArtifactError
@@ -132,15 +132,15 @@ def tune_strategy(
         the choice, the reason, and all that it rests on.
     Raises:
         ContextTooLong: a prompt is too long for a model that may read it; nothing is measured then.
-        DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit
-            strategy, a study that is no file of trials.
+        DraftwellError: no prompts, an unfit trace or strategy, a study that is no file of trials.
     """
     inputs, names, left_out = prepared(inputs, settings, quality)
     about = circumstances_of(inputs, settings)
     bound = {name: about[name] for name in MEASURED_WITH} | {"threads": torch.get_num_threads()}
     evaluate = ResumableEvaluator(evaluate, rungs, bound)
     search = search_of(inputs, settings, trials_in(study))
-    to_replay, to_explore = ([one for one in names if one in kind] for kind in (REPLAYED, MEASURED))
+    to_replay = [one for one in names if one in REPLAYED]
+    to_explore = [one for one in names if one not in REPLAYED]
     replayed = search.run(to_replay, settings.trials, spread=spread, progress=progress)
     explored = explore(search, to_explore, settings.explore, evaluate, quality, inputs.prompts)
     tried = [*replayed, *explored]
@@ -245,7 +245,7 @@ def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
         raise DraftwellError(
             (
                 "a cost ratio is relative to vanilla SD, which needs a draft model: leave "
-                "--max-cost-ratio out"
+                "max_cost_ratio out"
             ),
             code="no_draft_model",
         )
@@ -256,7 +256,7 @@ def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
         raise ArtifactError(
             f"the hardware profile belongs to pair {owner.pair} with fingerprint "
             f"{owner.fingerprint[:12]}, not "
-            f"{fingerprint[:12]}: calibrate this pair (draftwell calibrate)",
+            f"{fingerprint[:12]}: calibrate this pair (draftwell step calibrate)",
             code="foreign_profile",
         )
     return replace(inputs, trace=bound)

@@ -92,7 +92,19 @@ def commands() -> str:
         parts.append(
             f"## {name}\n\n{help_text}\n\n{table(('option', 'type', 'default', 'what'), rows)}"
         )
+        parts += settings_of_command(command)
     return "\n".join(parts)
+
+
+def settings_of_command(command: Any) -> list[str]:
+    """The settings that a command takes with `--set KEY=VALUE`; of draftwell-serve none."""
+    model = getattr(command, "settings", None)
+    if model is None or not command.all_keys():
+        return []
+    rows: list[tuple[Any, ...]] = fields_of(model)
+    if command.others is not None:
+        rows += [(f"`{key}`", "", "", "", "") for key in command.others[1].names]
+    return ["Settings:\n", table(("key", "type", "default", "bounds", "what"), rows)]
 
 
 def default_of(parameter: Any) -> str:
@@ -123,17 +135,7 @@ def settings() -> str:
     """The settings that flows, commands, pairs, gates and drift take."""
     parts = ["# Settings\n\nMade from the models that check them. Unknown keys are refused.\n"]
     for model in model_classes():
-        properties = model.model_json_schema().get("properties", {})
-        rows = [
-            (
-                f"`{name}`",
-                field_type(schema := properties.get(field.alias or name, {})),
-                initial(field),
-                bounds(schema),
-                field.description or "",
-            )
-            for name, field in model.model_fields.items()
-        ]
+        rows = fields_of(model)
         parts.append(
             (
                 f"## {model.__name__}\n\n`{model.__module__}`. "
@@ -142,6 +144,21 @@ def settings() -> str:
             + table(("key", "type", "default", "bounds", "what"), rows)
         )
     return "\n".join(parts)
+
+
+def fields_of(model: Any) -> list[tuple[Any, ...]]:
+    """A row for each field of a model."""
+    properties = model.model_json_schema().get("properties", {})
+    return [
+        (
+            f"`{name}`",
+            field_type(schema := properties.get(field.alias or name, {})),
+            initial(field),
+            bounds(schema),
+            field.description or "",
+        )
+        for name, field in model.model_fields.items()
+    ]
 
 
 def initial(field: Any) -> str:
@@ -184,9 +201,8 @@ def strategies() -> str:
     from draftwell.serving.runtime.strategies.catalogue import describe
 
     parts = [
-        "# Strategies\n\nMade from the strategies' own settings. Rules: "
-        "[methods](../methods.md); sources: "
-        "[papers](../strategy_papers.md).\n"
+        "# Strategies\n\nMade from the strategies' own settings. Rules and sources: "
+        "[strategies and their papers](../strategy_papers.md).\n"
     ]
     for name, cls in STRATEGIES.items():
         info = describe(cls)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from pydantic import BeforeValidator, Field
 
 from draftwell.components.bench.settings import DEFAULTS
 from draftwell.components.prompts.prompt import demo_prompts
@@ -16,7 +17,6 @@ from draftwell.flows.cli.options import (
     DraftDevice,
     DtypeOption,
     EngineOption,
-    Limit,
     MaxTokens,
     PadTarget,
     Pair,
@@ -26,99 +26,94 @@ from draftwell.flows.cli.options import (
     Temperature,
     Threads,
     prompts_from,
-    read_concurrency,
+    read_counts,
+    read_names,
 )
+from draftwell.flows.cli.settings_option import OtherKeys, add_command
 from draftwell.flows.cli.shared_options import ADDRESS, with_options
 
 Strategies = Annotated[
     str,
     typer.Option(
         "--strategies",
-        help=(
-            "Comma-separated: NAME, NAME:key=value:key=value to set parameters, "
-            "NAME@1+1 to give each model its own share of the cores. "
-            "Autoregressive decoding is always measured. With --engine vllm its "
-            "methods, such as ngram:k=5:n=3."
-        ),
+        metavar="NAMES",
+        help=("With commas: NAME, NAME:KEY=VALUE, NAME@1+1."),
     ),
 ]
 Mix = Annotated[
     bool,
-    typer.Option("--mix", help="Take prompts of every task in turn before --limit applies."),
+    Field(description="Take prompts of every task in turn before the limit applies."),
 ]
 MaxPromptTokens = Annotated[
     int | None,
-    typer.Option(
-        "--max-prompt-tokens",
-        min=1,
-        help="Leave out prompts of more tokens, chat template included.",
-    ),
+    Field(ge=1, description="Leave out prompts of more tokens, chat template included."),
 ]
-Runs = Annotated[int, typer.Option("--runs", min=1, help="Interleaved runs; medians are reported.")]
-PeerOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--peer",
-        help="Also measure another library in the same run: transformers, vllm or llama.cpp "
-        "(`make peers` installs the last "
-        "two); may be repeated.",
-    ),
-]
-SettingOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="strategy.key=value: a parameter of every config of that strategy; may be repeated.",
+Runs = Annotated[int, Field(ge=1, description="Interleaved runs; medians are reported.")]
+Peers = Annotated[
+    tuple[str, ...],
+    BeforeValidator(read_names),
+    Field(
+        description="Also measure these libraries in the same run: transformers, vllm or llama.cpp "
+        "(`make peers` installs the last two)."
     ),
 ]
 Concurrency = Annotated[
-    Any,
-    typer.Option(
-        "--concurrency",
-        parser=read_concurrency,
-        metavar="NUMBERS",
-        help="Measure throughput only: one request at a time, then this many at once. With "
-        "--engine URL: at each of these numbers of requests at once, such as 1,8,32; default: 1.",
+    tuple[int, ...] | None,
+    BeforeValidator(read_counts),
+    Field(
+        description=(
+            "Measure throughput only: one request at a time, then this many at once. With "
+            "--engine URL: at each of these numbers of requests at once, such as 1,8,32; "
+            "default: 1."
+        )
     ),
 ]
 CheckCpu = Annotated[
     bool,
-    typer.Option(
-        "--check-cpu",
-        help="Compare the outputs of a CUDA run with those of the CPU; exit code 1 if they differ.",
+    Field(
+        description="Compare the outputs of a CUDA run with those of the CPU; exit code 1 if "
+        "they differ."
     ),
 ]
 Exactness = Annotated[
     bool,
-    typer.Option(
-        "--exactness",
-        help="Check instead that every lossless strategy's greedy answers are plain decoding's, to "
-        "the bit: alone, three times in a row, as a stream reads it, beside seven others, as four "
-        "choices, with a prediction, with prompts cut otherwise, in a second turn. Resumes where "
-        "it was ended; exit code 1 if one differs.",
+    Field(
+        description=(
+            "Check instead that every lossless strategy's greedy answers are plain decoding's, to "
+            "the bit: alone, three times in a row, as a stream reads it, beside seven others, "
+            "as four "
+            "choices, with a prediction, with prompts cut otherwise, in a second turn. Resumes "
+            "where "
+            "it was ended; exit code 1 if one differs."
+        )
     ),
 ]
 ProfileOption = Annotated[
     Path | None,
-    typer.Option(
-        "--profile",
-        help="Compare acceptance with that of a speculation_profile.json, or of the checkpoint "
-        "that it belongs to.",
+    Field(
+        description=(
+            "Compare acceptance with that of a speculation_profile.json, or of the checkpoint "
+            "that it belongs to."
+        )
     ),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")]
-MarkdownFile = Annotated[
-    Path | None, typer.Option("--markdown", help="Write the tables to this file, as Markdown.")
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="N", min=1, max=10**9, help="Use the first N prompts."),
 ]
-Plots = Annotated[
-    Path | None, typer.Option("--plots", help="Write plots to this folder, as PNG files.")
+Out = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--out", metavar="PATH", help="FILE.json, FILE.md or FOLDER of plots; repeatable."
+    ),
 ]
-"""Options that other engines know, too."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Parameters = Annotated[dict[str, str], OtherKeys()]
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(with_options(bench, ADDRESS))
+    add_command(app, with_options(bench, ADDRESS), file=True)
 
 
 def bench(
@@ -138,23 +133,21 @@ def bench(
     draft_device: DraftDevice = None,
     threads: Threads = DEFAULTS.threads,
     pad_target: PadTarget = None,
-    peer: PeerOption = None,
-    settings: SettingOption = None,
+    peers: Peers = (),
+    parameters: Parameters = {},  # noqa: B006 (never changed)
     artifacts: Artifacts = None,
     concurrency: Concurrency = None,
     check_cpu: CheckCpu = False,
     exactness: Exactness = False,
     profile: ProfileOption = None,
-    out: JsonFile = None,
-    markdown: MarkdownFile = None,
-    plots: Plots = None,
+    out: Out = None,
+    as_json: AsJson = False,
     engine: EngineOption = "draftwell",
     plain: PlainOption = None,
 ) -> None:
     """Compare strategies on the same prompts, interleaved, and print one table.
 
-    Example: draftwell bench --strategies vanilla_sd,spide,sprinter:tau=0.9 --limit 8 --json
-    report.json
+    Example: draftwell bench --strategies vanilla_sd,sprinter:tau=0.9 --limit 8 --out report.json
     """
     if on_other_engine(context):
         rows = prompts_from(prompts) if prompts else demo_prompts()

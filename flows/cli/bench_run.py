@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,16 +61,47 @@ if TYPE_CHECKING:
     from draftwell.serving.runtime.strategies import StrategyResources
 
 
-PATHS = ("prompts", "artifacts", "out", "markdown", "plots", "profile")
+@dataclass(frozen=True)
+class Outputs:
+    """Where a report goes, by the endings of the names that `--out` was given."""
+
+    report: Path | None = None
+    markdown: Path | None = None
+    plots: Path | None = None
+
+
+def outputs_of(paths: Sequence[Path] | None, *, report_alone: bool = False) -> Outputs:
+    """Files and folders of `--out`; all are checked before any work.
+
+    Raises:
+        DraftwellError: an ending that no format has (`unknown_ending`), one that this bench does
+            not write, or a place that cannot be written.
+    """
+    kinds = {".json": "report", ".md": "markdown", "": "plots"}
+    found: dict[str, Path] = {}
+    for path in paths or ():
+        kind = kinds.get(path.suffix)
+        if kind is None or (report_alone and kind != "report"):
+            formats = "FILE.json" if report_alone else "FILE.json, FILE.md or a folder for plots"
+            raise DraftwellError(f"--out {path}: write {formats}", code="unknown_ending")
+        found[kind] = path
+    outputs = Outputs(**found)
+    for file in filter(None, (outputs.report, outputs.markdown)):
+        check_output(file)
+    if outputs.plots is not None:
+        check_folder(outputs.plots)
+        check_drawing()
+    return outputs
 
 
 def bench_pair(context: typer.Context) -> None:
     """Check the command's options, load the pair, measure, and show what was found."""
-    given = options_of(context)
+    given = context.params
     settings = bench_settings(given)
-    wanted = parse_wanted(given["strategies"], given["settings"] or [])
+    wanted = parse_wanted(given["strategies"], given["parameters"])
     check_wanted(wanted)
-    check_files(given["out"], given["markdown"], given["plots"])
+    outputs = outputs_of(given["out"])
+    tell = teller(outputs.report, as_json=given["as_json"])
     check_profile(given["profile"])
     check_artifacts(given["artifacts"])
     device = pick_device(given["device"])
@@ -78,7 +111,7 @@ def bench_pair(context: typer.Context) -> None:
         temperature=settings.temperature,
         padded=given["pad_target"] is not None,
     )
-    check_together(settings, device, given)
+    check_together(settings, device, given, outputs)
     file = given["prompts"]
     slots = BESIDE if given["exactness"] else given["concurrency"]
     draft_device = pick_draft_device(given["draft_device"], device)
@@ -102,22 +135,16 @@ def bench_pair(context: typer.Context) -> None:
     profile = find_or_measure_profile(workspace, pair, names, given["artifacts"])
     resources = workspace.resources(pair, names, folder=given["artifacts"], profile=profile)
     if given["exactness"]:
-        return check_exactness(pair, resources, wanted, rows, settings, workspace, given["out"])
+        return check_exactness(pair, resources, wanted, rows, settings, workspace, tell)
     if slots is not None:
         with progress("bench") as bar:
             found = batch_throughput(pair, resources, wanted, rows, settings, progress=bar)
-        return show_batches(found, given["out"])
+        return show_batches(found, tell)
     reference = workspace.load(device="cpu") if given["check_cpu"] else None
     with progress("bench") as bar:
         report = run_bench(pair, wanted, rows, resources, settings, check=reference, progress=bar)
     shown = report.settings.model_copy(update={"prompts_file": file.name if file else "demo"})
-    show(report.model_copy(update={"settings": shown}), given)
-
-
-def options_of(context: typer.Context) -> dict[str, Any]:
-    """The command's options by name."""
-    named = {name: context.params[name] for name in PATHS}
-    return context.params | {name: Path(file) for name, file in named.items() if file is not None}
+    show(report.model_copy(update={"settings": shown}), given, outputs, tell)
 
 
 def bench_settings(given: Mapping[str, Any]) -> BenchSettings:
@@ -129,21 +156,10 @@ def bench_settings(given: Mapping[str, Any]) -> BenchSettings:
     }
     return BenchSettings(
         **named_alike,
-        peers=tuple(given["peer"] or ()),
         memory=given["concurrency"] is None,
         leave_out=True,
         quality_floor=quality_floor(),
     )
-
-
-def check_files(out: Path | None, markdown: Path | None, plots: Path | None) -> None:
-    """Refuse, before any work, files that cannot be written and plots that cannot be drawn."""
-    for file in (out, markdown):
-        if file is not None:
-            check_output(file)
-    if plots is not None:
-        check_folder(plots)
-        check_drawing()
 
 
 def check_profile(path: Path | None) -> None:
@@ -152,25 +168,28 @@ def check_profile(path: Path | None) -> None:
         _ = read_profile(path).expected
 
 
-def check_together(settings: BenchSettings, device: str, given: Mapping[str, Any]) -> None:
+def check_together(
+    settings: BenchSettings, device: str, given: Mapping[str, Any], outputs: Outputs
+) -> None:
     """Refuse options that do not go together."""
     if given["check_cpu"] and (device == "cpu" or settings.temperature > 0):
         raise DraftwellError(
-            "--check-cpu checks a greedy run on CUDA: use --device cuda on a machine that has one, "
-            "and --temperature 0",
+            "check_cpu checks a greedy run on CUDA: use --device cuda on a machine that has one, "
+            "and temperature 0",
             code="check_cpu_needs_cuda",
         )
-    alone = settings.peers or given["markdown"] or given["plots"] or given["check_cpu"]
-    if given["exactness"] and (alone or given["concurrency"] or settings.temperature > 0):
+    alone = settings.peers or outputs.markdown or outputs.plots or given["check_cpu"]
+    more = given["profile"] is not None or settings.runs != BenchSettings().runs
+    if given["exactness"] and (alone or more or given["concurrency"] or settings.temperature > 0):
         raise DraftwellError(
-            "--exactness compares greedy answers in ways of its own: leave out --concurrency, "
-            "--temperature, --peer, --markdown, --plots and --check-cpu",
+            "exactness compares greedy answers in ways of its own: leave out concurrency, runs, "
+            "temperature, profile, peers, check_cpu, and what --out names but a .json file",
             code="exactness_only",
         )
-    if given["concurrency"] and alone:
+    if given["concurrency"] and (alone or given["profile"] is not None):
         raise DraftwellError(
-            "--concurrency measures throughput only: leave out --peer, --markdown, --plots "
-            "and --check-cpu",
+            "concurrency measures throughput only: leave out profile, peers, check_cpu, and what "
+            "--out names but a .json file",
             code="throughput_only",
         )
 
@@ -182,13 +201,13 @@ def check_exactness(
     rows: Sequence[Prompt],
     settings: BenchSettings,
     workspace: Workspace,
-    out: Path | None,
+    tell: Teller,
 ) -> None:
     """Compare the answers of lossless strategies with plain decoding's; exit code 1 where one
     differs."""
     if any("@" in one.name for one in wanted):
         raise DraftwellError(
-            "--exactness knows no plans of cores: name strategies without @",
+            "exactness knows no plans of cores: name strategies without @",
             code="exactness_only",
         )
     if not pair.exact:
@@ -205,39 +224,51 @@ def check_exactness(
     file = workspace.device_reports / "exactness.jsonl"
     with progress("exactness") as bar:
         found = exactness(pair, resources, lossless, rows, sampling, file, progress=bar)
-    if out is not None:
-        write_json(out, found)
-    wide_console().print(exactness_table(found))
+    tell(found, exactness_table(found))
     if differing(found):
         raise typer.Exit(1)
 
 
-def show_batches(found: Mapping[str, Any], out: Path | None) -> None:
+def show_batches(found: Mapping[str, Any], tell: Teller) -> None:
     """Throughput of one request at a time and of several at once, as a table and, where asked for,
     as JSON."""
-    if out is not None:
-        write_json(out, found)
-    wide_console().print(batch_table(found))
+    tell(found, batch_table(found))
     say_left_out(found["left_out"])
 
 
-def show(report: BenchReport, given: Mapping[str, Any]) -> None:
+Teller = Callable[..., None]
+
+
+def teller(file: Path | None, *, as_json: bool) -> Teller:
+    """What writes a report to a file, where one is named, and prints it: as JSON, or tables."""
+
+    def tell(document: Mapping[str, Any], *tables: object) -> None:
+        if file is not None:
+            write_json(file, document)
+        if as_json:
+            typer.echo(json.dumps(document, indent=2, allow_nan=False))
+            return
+        for table in tables:
+            if table is not None:
+                wide_console().print(table)
+
+    return tell
+
+
+def show(report: BenchReport, given: Mapping[str, Any], outputs: Outputs, tell: Teller) -> None:
     """Write the files that were asked for, and print the tables; exit code 1 where the outputs
     differ from the CPU's."""
-    if given["out"] is not None:
-        write_json(given["out"], report.to_json())
-    if given["markdown"] is not None:
-        write_text(given["markdown"], bench_markdown(report))
-    if given["plots"] is not None:
-        bench_plots(report, given["plots"])
-    wide_console().print(bench_table(report))
-    wide_console().print(headline_table(report))
-    table = category_table(entries_of(report))
-    if given["prompts"] is not None and table is not None:
-        wide_console().print(table)
+    if outputs.markdown is not None:
+        write_text(outputs.markdown, bench_markdown(report))
+    if outputs.plots is not None:
+        bench_plots(report, outputs.plots)
+    tables: list[object] = [bench_table(report), headline_table(report)]
+    if given["prompts"] is not None:
+        tables.append(category_table(entries_of(report)))
     if given["profile"] is not None:
         kept = [Kept(label, one.rounds, one.accepted_at) for label, one in entries_of(report)]
-        wide_console().print(expected_table(read_profile(given["profile"]), kept))
+        tables.append(expected_table(read_profile(given["profile"]), kept))
+    tell(report.to_json(), *tables)
     say_left_out(report.left_out)
     if report.cpu_check is not None and not report.cpu_check.passed:
         say(
@@ -253,7 +284,7 @@ def say_left_out(left_out: Mapping[str, str]) -> None:
         say(f"{label} is left out: {reason}")
 
 
-def parse_wanted(strategies: str, settings: Sequence[str]) -> list[StrategyChoice]:
+def parse_wanted(strategies: str, settings: Mapping[str, str]) -> list[StrategyChoice]:
     """Configs in the order they were named; autoregressive comes first whether it was named or not.
 
     `--set strategy.key=value` sets a parameter of every config of that strategy that does not set
@@ -265,7 +296,7 @@ def parse_wanted(strategies: str, settings: Sequence[str]) -> list[StrategyChoic
         if item and (name, pairs) != ("autoregressive", []):
             find_strategy(core_plan(name)[0])
             wanted.append((name, parse_settings(pairs)))
-    for key, value in parse_settings(settings).items():
+    for key, value in settings.items():
         name, dot, field = key.partition(".")
         meant = [parameters for config, parameters in wanted if config.partition("@")[0] == name]
         if not dot or not meant:
@@ -293,7 +324,7 @@ def chosen_rows(pair: LoadedPair, rows: list[Prompt], settings: BenchSettings) -
     if not short:
         raise DraftwellError(
             f"no prompt has at most {longest} tokens under this pair's chat template: "
-            "raise --max-prompt-tokens",
+            "raise max_prompt_tokens",
             code="no_short_prompts",
         )
     return (mixed(short) if settings.mix else short)[: settings.limit]

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftwell.components.engines.port import CAPABILITIES
+from draftwell.components.engines.remote.address import is_address
 from draftwell.flows.cli.options import (
     Artifacts,
     DeviceOption,
     DraftDevice,
     DtypeOption,
     EngineOption,
-    MaxTokens,
     PadTarget,
     Pair,
     Seed,
-    Temperature,
     Threads,
     check_artifacts,
     pick_device,
@@ -27,7 +28,8 @@ from draftwell.flows.cli.options import (
     set_threads,
     wide_console,
 )
-from draftwell.flows.workspace import Workspace, parse_settings
+from draftwell.flows.cli.settings_option import OtherKeys, add_command
+from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.vllm.build import bundles_of
 from draftwell.registry.pairs import find_pair, list_pairs
 from draftwell.registry.pairs.fitting import device_gigabytes, export_only
@@ -57,16 +59,17 @@ SHOWN_STATS = (
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
     for command in (pairs, strategies, generate):
-        app.command()(command)
+        add_command(app, command)
     # all other options of `serve` go to the server's own parser
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+    add_command(app, serve, context_settings=passed_on)
 
 
 def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the pairs of the catalogue and your own; those that fit no device of this machine are
     for export only.
 
-    Example: draftwell pairs
+    Example: draftwell list pairs
     """
 
     found, memory = list_pairs(), device_gigabytes()
@@ -117,7 +120,7 @@ def strategies(
 ) -> None:
     """List the decoding strategies with their parameters.
 
-    Example: draftwell strategies --json
+    Example: draftwell list strategies --json
     """
     from draftwell.serving.runtime.strategies import STRATEGIES, describe
 
@@ -168,11 +171,10 @@ def parameter_line(name: str, parameter: dict[str, Any]) -> str:
 
 
 Prompt = Annotated[str, typer.Option("--prompt", help="The user's message.")]
-Strategy = Annotated[str, typer.Option("--strategy", help="See `draftwell strategies`.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A setting of the strategy as key=value; may be repeated."),
-]
+Strategy = Annotated[str, typer.Option("--strategy", help="See `draftwell list strategies`.")]
+Parameters = Annotated[dict[str, str], OtherKeys()]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of the answer.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")]
 
 
@@ -180,7 +182,7 @@ def generate(
     prompt: Prompt,
     pair: Pair = "default",
     strategy: Strategy = "vanilla_sd",
-    settings: Settings = None,
+    parameters: Parameters = {},  # noqa: B006 (never changed)
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -194,17 +196,17 @@ def generate(
 ) -> None:
     """Generate one answer and report acceptance, speed and model calls.
 
-    Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a
-    prime number?"
+    Example: draftwell generate --pair default --strategy spide --set spide.tau=0.6 --prompt
+    "What is a prime number?"
     """
     from draftwell.flows.steps.profile import find_or_measure_profile
     from draftwell.serving.runtime.engine.thread_governor import governor_for
     from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy
 
-    parameters = parse_settings(settings or [])
+    chosen_parameters = parameters_of(strategy, parameters)
     if not prompt.strip():
         raise DraftwellError("--prompt is empty: give the model something to answer")
-    build_strategy(strategy, parameters)
+    build_strategy(strategy, chosen_parameters)
     check_artifacts(artifacts)
     on = pick_device(device)
     workspace = Workspace(pair, dtype, say, on)
@@ -213,10 +215,10 @@ def generate(
         device=on,
         draft_device=pick_draft_device(draft_device, on),
         pad_target=pad_target,
-        strategies=[StrategyChoice(strategy, parameters)],
+        strategies=[StrategyChoice(strategy, chosen_parameters)],
     )
     profile = find_or_measure_profile(workspace, loaded, [strategy], artifacts)
-    wanted = [(strategy, parameters)]
+    wanted = [(strategy, chosen_parameters)]
     [chosen] = workspace.strategies(loaded, wanted, folder=artifacts, profile=profile)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     engine = loaded.engine(governor=governor_for(threads, on))
@@ -235,6 +237,21 @@ def generate(
         "finish_reason": job.session.text.finish_reason,
     }
     typer.echo(json.dumps({**answer, **made_by, "stats": shown(stats)}))
+
+
+def parameters_of(strategy: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of the strategy, of keys as `--set STRATEGY.PARAMETER=VALUE` has them.
+
+    Raises:
+        DraftwellError: a key names another strategy (`set_names_no_strategy`).
+    """
+    split = {key: key.partition(".") for key in given}
+    if others := [key for key, (name, _, _) in split.items() if name != strategy]:
+        raise DraftwellError(
+            f"--set {others[0]}: the strategy is {strategy}: write {strategy}.PARAMETER=VALUE",
+            code="set_names_no_strategy",
+        )
+    return {parameter: given[key] for key, (_, _, parameter) in split.items()}
 
 
 def shown(stats: Stats) -> dict[str, Any]:
@@ -272,9 +289,12 @@ def serve(
         ),
     ] = None,
     engine: EngineOption = "draftwell",
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Port to listen on.")
+    ] = None,
 ) -> None:
     """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve
-    (see `draftwell-serve --help`): --host, --port, --slots, --threads, --queue, --allow-parameters,
+    (see `draftwell-serve --help`): --host, --slots, --threads, --queue, --allow-parameters,
     --state, --state-dir, --api-key-file, --feedback-dir and others.
 
     With --engine vllm, vLLM serves the bundle that `draftwell deploy --engine vllm` built, and all
@@ -283,6 +303,12 @@ def serve(
     Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
 
+    if is_address(engine):
+        raise DraftwellError(
+            f"draftwell serve starts an engine: name {' or '.join(CAPABILITIES)} with --engine",
+            code="engine_option",
+        )
+    passed_on = [*context.args, *([] if port is None else ["--port", str(port)])]
     if engine == "vllm":
         from draftwell.flows.cli.engine import serve_elsewhere
 
@@ -296,7 +322,7 @@ def serve(
                 ),
                 code="no_bundle",
             )
-        serve_elsewhere(found, name, context.args)
+        serve_elsewhere(found, name, passed_on)
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
         raise DraftwellError(
@@ -308,6 +334,6 @@ def serve(
         )
 
     code = server(
-        ["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False
+        ["--bundle", str(folder), *passed_on], prog_name="draftwell serve", standalone_mode=False
     )
     raise typer.Exit(code or 0)

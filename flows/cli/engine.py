@@ -28,22 +28,22 @@ from draftwell.components.export.profile import read_profile
 from draftwell.components.prompts.prompt import demo_prompts, mixed
 from draftwell.components.report.machine import cpu_model
 from draftwell.components.tune.engines.settings import EngineTuneSettings
-from draftwell.flows.cli.demo import ends_what_it_started, run_loop
+from draftwell.flows.cli.bench_run import outputs_of, teller
 from draftwell.flows.cli.engine_options import named, settings_of
 from draftwell.flows.cli.options import (
     check_folder,
-    check_output,
     pick_device,
     progress,
     prompts_from,
     say,
     wide_console,
-    write_json,
 )
+from draftwell.flows.cli.signals import ends_what_it_started
 from draftwell.flows.context import training_prompts
+from draftwell.flows.orchestration.whole import run_loop
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.engine.collect import bench_on_engine, collect_on_engine
-from draftwell.flows.steps.engine.deploy import deploy_on_engine, remarks
+from draftwell.flows.steps.engine.deploy import deploy_on_engine, judged, remarks
 from draftwell.flows.steps.engine.gate import gate_on_engine
 from draftwell.flows.steps.engine.monitor import check_engine
 from draftwell.flows.steps.engine.recalibrate import recalibrate
@@ -64,8 +64,9 @@ from draftwell.flows.steps.engine.space import (
 from draftwell.flows.steps.engine.swap import swap_on_engine
 from draftwell.flows.steps.engine.tune import engine_settings, tune_on_engine
 from draftwell.flows.steps.monitor import load_limits, spool_of
-from draftwell.flows.workspace import Workspace, parse_settings
+from draftwell.flows.workspace import Workspace
 from draftwell.registry.bundles.signing import signature_remark
+from draftwell.registry.bundles.vllm.build import bundles_of
 from draftwell.registry.bundles.vllm.render import OWN_FILES
 from draftwell.serving.bundle.bundle import check_signed_files
 from draftwell.serving.bundle.signature import signature_check
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
 @contextmanager
 def open_engine(title: str, context: typer.Context) -> Iterator[EngineSpace]:
     """The command's pair on the engine, with a progress bar."""
-    space = space_of(settings_of(context, PipelineSettings))
+    space = space_of(settings_of(context, PipelineSettings, but=("out",)))
     with progress(title) as bar:
         yield replace(space, bar=bar)
 
@@ -94,10 +95,10 @@ def path_of(context: typer.Context, option: str) -> Path | None:
 
 
 def tune_elsewhere(context: typer.Context, rows: Callable[[TrainingPrompts], list[Prompt]]) -> None:
-    """`draftwell tune --engine vllm`.
+    """`draftwell step choose --engine vllm`.
 
     Args:
-        rows: prompts of which `--limit` remain without those that the draft and the head were made
+        rows: prompts of which `limit` remain without those that the draft and the head were made
             from.
     """
 
@@ -164,9 +165,8 @@ def gate_candidates(context: typer.Context, space: EngineSpace) -> list[tuple[st
 def bench_elsewhere(context: typer.Context, prompts: list[Prompt]) -> None:
     """`draftwell bench --engine vllm`."""
 
-    given, out, file = context.params, path_of(context, "out"), path_of(context, "prompts")
-    if out is not None:
-        check_output(out)
+    given, file = context.params, path_of(context, "prompts")
+    tell = teller(outputs_of(given["out"], report_alone=True).report, as_json=given["as_json"])
     profile = None if given["profile"] is None else read_profile(Path(given["profile"]))
     if profile is not None:
         _ = profile.expected  # refused before an engine is started
@@ -195,24 +195,22 @@ def bench_elsewhere(context: typer.Context, prompts: list[Prompt]) -> None:
             "temperature": given["temperature"],
             "figures": [figure.model_dump(mode="json") for figure in figures],
         }
-    if out is not None:
-        write_json(out, document)
     title = (
         f"{space.workspace.spec.name}, {len(chosen)} prompts of up to {given['max_tokens']} "
         f"tokens, beside plain decoding of {document['engine']} {document['version']}"
     )
-    wide_console().print(figure_table(figures, title))
-    table = category_table([(figure.label, figure) for figure in figures])
-    if file is not None and table is not None:
-        wide_console().print(table)
+    tables: list[object] = [figure_table(figures, title)]
+    if file is not None:
+        tables.append(category_table([(figure.label, figure) for figure in figures]))
     if profile is not None:
         counts = [(one.label, one.acceptance) for one in figures]
         kept = [Kept(label, counted.rounds, counted.accepted_at) for label, counted in counts]
-        wide_console().print(expected_table(profile, kept))
+        tables.append(expected_table(profile, kept))
+    tell(document, *tables)
 
 
 def collect_elsewhere(context: typer.Context, rows: Sequence[Prompt]) -> None:
-    """`draftwell collect --engine vllm`."""
+    """`draftwell step collect --engine vllm`."""
 
     given = context.params
     asked = {name: given[name] for name in ("max_tokens", "temperature", "top_p", "seed")}
@@ -241,13 +239,16 @@ def deploy_elsewhere(context: typer.Context) -> Path:
 
     given = context.params
     with open_engine("deploy", context) as space:
-        released = find_engine_release(space, given["alias"], given["temperature"])
+        released = find_engine_release(space, given["release"], given["temperature"])
         if (tuned_for := released.config.contents.temperature) != given["temperature"]:
             raise DraftwellError(
                 f"{released.release.name} was tuned for temperature {tuned_for:g}: name it with "
-                f"--temperature {tuned_for:g}",
+                f"--set temperature={tuned_for:g}",
                 code="tuned_elsewhere",
             )
+        if given["dry_run"]:
+            judged(space, released, given["ungated"])
+            return bundles_of(Path(given["out"]), space.workspace.spec.name)
         if given["swap"] is not None:
             return swap_elsewhere(space, released, given)
         bundle = deploy_on_engine(
@@ -256,7 +257,7 @@ def deploy_elsewhere(context: typer.Context) -> Path:
             Path(given["out"]),
             ungated=given["ungated"],
             with_weights=given["with_weights"],
-            options=parse_settings(given["options"] or ()),
+            options=given["serving"],
         )
     for remark in filter(None, (*remarks(released.choice, bundle), signature_remark(bundle))):
         say(remark)
@@ -264,12 +265,12 @@ def deploy_elsewhere(context: typer.Context) -> Path:
 
 
 def swap_elsewhere(space: EngineSpace, released: EngineRelease, given: Mapping[str, Any]) -> Path:
-    """`draftwell deploy --engine vllm --swap URL`: the bundle's folder, after what was checked."""
-    others = ("ungated", "with_weights", "options")
-    if named := [name for name in others if given[name]]:
-        option = {"options": "set"}.get(named[0], named[0].replace("_", "-"))
+    """`draftwell deploy --engine vllm --set swap=URL`: the bundle's folder, after what was
+    checked."""
+    others = [*(name for name in ("ungated", "with_weights") if given[name]), *given["serving"]]
+    if others:
         raise DraftwellError(
-            f"--swap keeps what is served as it is: leave --{option} out", code="bad_setting"
+            f"swap keeps what is served as it is: leave {others[0]} out", code="bad_setting"
         )
     rows = prompts_from(Path(given["swap_prompts"])) if given["swap_prompts"] else demo_prompts()
     done = swap_on_engine(space, released, Path(given["out"]), parse_address(given["swap"]), rows)
@@ -288,15 +289,17 @@ def monitor_elsewhere(context: typer.Context) -> DriftReport:
     return check_engine(
         space,
         spool=spool_of(space.workspace, path_of(context, "spool")),
-        out=Path(given["out"]),
+        out=given["bundles"],
         limits=load_limits(path_of(context, "limits")),
     )
 
 
 def recalibrate_elsewhere(context: typer.Context) -> dict[str, Any]:
-    """`draftwell monitor --engine vllm --recalibrate`: the outcome."""
+    """`draftwell monitor --engine vllm --set recalibrate=true`: the outcome."""
 
-    wanted = settings_of(context, PipelineSettings, source="drift")
+    wanted = settings_of(
+        context, PipelineSettings, but=("out",), source="drift", out=context.params["bundles"]
+    )
     engine_settings(wanted)  # a mistake in methods or levels is refused now, too
     check_folder(wanted.out)
     with ends_what_it_started():

@@ -10,20 +10,20 @@ from pydantic import BaseModel
 
 from draftwell.components.engines.port import capabilities
 from draftwell.components.engines.remote.address import is_address
+from draftwell.flows.cli.settings_option import FILE, WORDS, named, names_of, spelled
 from draftwell.serving.errors import DraftwellError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "traces": {
-        "collect": ("turns", "rollout", "kinds", "runner", "workers"),
-        "tune": ("traces",),
-        "gate": ("baseline", "record", "unmeasured"),
-        "demo": ("sampled_temperature",),
-        "monitor": ("reference", "report"),
+        "step collect": ("turns", "rollout", "prefix_kinds", "runner", "workers"),
+        "step choose": ("traces",),
+        "gate": ("counts_only", "record_counts", "unmeasured"),
+        "monitor": ("reference", "out"),
     },
     "replay": {
-        "tune": (
+        "step choose": (
             "trials",
             "lossless_only",
             "max_quality_loss",
@@ -34,35 +34,21 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "workers",
         ),
         "bench": (
+            "exactness",
             "max_prompt_tokens",
             "runs",
             "draft_device",
             "pad_target",
-            "peer",
-            "settings",
+            "peers",
+            "parameters",
             "artifacts",
             "check_cpu",
-            "markdown",
-            "plots",
         ),
     },
     "restart": {
-        "collect": ("method", "logprobs"),
-        "tune": ("methods", "levels", "fresh", "schedule"),
-        "demo": (
-            "minutes",
-            "methods",
-            "levels",
-            "max_tokens",
-            "tune_prompts",
-            "train_minutes",
-            "serve_seconds",
-            "port",
-            "out",
-            "grid",
-            "fresh",
-        ),
-        "deploy": ("dtype", "temperature", "options", "swap", "swap_prompts"),
+        "step collect": ("method", "logprobs"),
+        "step choose": ("methods", "levels", "fresh", "schedule"),
+        "deploy": ("dtype", "temperature", "serving", "swap", "swap_prompts"),
         "monitor": (
             "recalibrate",
             "prompts",
@@ -74,22 +60,22 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fresh",
         ),
         "gate": ("sampled",),
-        "promote": ("sampled",),
-        "rollback": ("sampled",),
+        "release promote": ("sampled",),
+        "release rollback": ("sampled",),
     },
 }
 """Capability of an engine → command → options that mean nothing without it."""
 AT_ADDRESS: Mapping[str, tuple[str, ...]] = {
-    "bench": ("limit", "mix", "max_tokens", "temperature", "seed", "concurrency", "out"),
-    "collect": (
+    "bench": ("limit", "mix", "max_tokens", "temperature", "seed", "concurrency", "out", "as_json"),
+    "step collect": (
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "top_p", "seed"),
         *("out", "fresh", "logprobs", "concurrency"),
     ),
-    "tune": (
+    "step choose": (
         *("limit", "max_tokens", "split", "column", "redact", "temperature", "publish"),
         *("methods", "levels", "fresh"),
     ),
-    "gate": (*("limit", "max_tokens", "dry_run", "markdown", "junit", "release", "sampled"),),
+    "gate": (*("limit", "max_tokens", "dry_run", "report", "release", "sampled"),),
     "monitor": ("limits", "as_json"),
 }
 """Command → its options that mean something with an engine at an address."""
@@ -97,8 +83,8 @@ FEWEST_AT_ONCE = 2
 REMOTE = ("engine_key_file", "engine_header", "engine_ca", "engine_model", "plain")
 """Options that mean something with an engine at an address alone."""
 ADDRESS_ALONE: Mapping[str, tuple[str, ...]] = {
-    "collect": ("concurrency",),
-    "tune": (
+    "step collect": ("concurrency",),
+    "step choose": (
         *("launcher", "stop_command", "start_minutes", "engine_draft", "engine_head"),
         *("minutes", "grid"),
     ),
@@ -109,13 +95,7 @@ ADDRESS_ALONE: Mapping[str, tuple[str, ...]] = {
     "monitor": ("every", "baseline", "probes_per_hour", "metrics_file"),
 }
 """Command → options that mean something with an engine at an address alone, besides `REMOTE`."""
-ALWAYS = ("engine", "pair", "prompts", "dtype", "device", *REMOTE)
-
-
-def named(context: typer.Context, option: str) -> bool:
-    """Whether an option was named on the command line."""
-    source = context.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
+ALWAYS = ("engine", "pair", "prompts", "dtype", "device", WORDS, FILE, *REMOTE)
 
 
 def on_other_engine(context: typer.Context) -> bool:
@@ -126,14 +106,20 @@ def on_other_engine(context: typer.Context) -> bool:
             (`engine_option`).
     """
     engine, command = str(context.params["engine"]), str(context.command.name)
-    lacking = options_lacking(engine, command, [str(one.name) for one in context.command.params])
-    for option in context.command.params:
-        if option.name in lacking and named(context, option.name):
-            raise DraftwellError(
-                f"{option.opts[0]} means nothing with --engine {engine}: leave it out",
-                code="engine_option",
-            )
+    names = names_of(context.command)
+    means = set(names) - options_lacking(engine, command, names)
+    refuse_beside(context, f"--engine {engine}", tuple(means), "engine_option")
     return engine != "draftwell"
+
+
+def refuse_beside(context: typer.Context, main: str, beside: Sequence[str], code: str) -> None:
+    """Refuse, with a code, every option that was named and is none of those that mean something
+    beside the `main` one."""
+    for name in names_of(context.command):
+        if name not in beside and named(context, name):
+            raise DraftwellError(
+                f"{spelled(context, name)} means nothing with {main}: leave it out", code=code
+            )
 
 
 def at_address(context: typer.Context) -> bool:
@@ -142,7 +128,7 @@ def at_address(context: typer.Context) -> bool:
 
 
 def take_one_level(context: typer.Context) -> None:
-    """Read --concurrency as one number from 2, as engines that this project starts take it.
+    """Read concurrency as one number from 2, as engines that this project starts take it.
 
     Raises:
         DraftwellError: it names several, or 1 (`engine_option`).
@@ -152,7 +138,7 @@ def take_one_level(context: typer.Context) -> None:
         return
     if len(levels) != 1 or levels[0] < FEWEST_AT_ONCE:
         raise DraftwellError(
-            "--concurrency takes one number from 2 here, beside one request at a time; several "
+            "--set concurrency takes one number from 2 here, beside one request at a time; several "
             "numbers are for an engine at an address",
             code="engine_option",
         )
@@ -183,12 +169,18 @@ def options_lacking(engine: str, command: str, options: Sequence[str]) -> set[st
     return set(options) - {*AT_ADDRESS[command], *ADDRESS_ALONE.get(command, ()), *ALWAYS}
 
 
-def settings_of(context: typer.Context, model: type[Model], **more: Any) -> Model:
-    """The options that were named as settings, by the names of the settings; all others keep the
-    settings' defaults."""
+def settings_of(
+    context: typer.Context, model: type[Model], *, but: Sequence[str] = (), **more: Any
+) -> Model:
+    """The options and settings that were named, by the names of the model's fields; all others keep
+    its defaults.
+
+    Args:
+        but: fields that mean something else in the command.
+    """
     given = {
         name: value
         for name, value in context.params.items()
-        if name in model.model_fields and named(context, name)
+        if name in model.model_fields and name not in but and named(context, name)
     }
     return model.model_validate({**given, **more})

@@ -9,7 +9,7 @@ import typer
 
 from draftwell.components.engines.vllm import NAME, device_for
 from draftwell.components.gate.evidence_files.reading import read_evidence
-from draftwell.flows.cli.engine_options import named
+from draftwell.flows.cli.engine_options import refuse_beside
 from draftwell.flows.cli.options import pick_device, say
 from draftwell.flows.steps.engine.evidence import gate_by_evidence, judge_files
 from draftwell.flows.steps.engine.release import find_engine_release
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 BESIDE = (
     *("evidence", "plain_evidence", "pair", "dtype", "device", "release", "engine", "sampled"),
-    *("dry_run", "markdown", "junit"),
+    *("dry_run", "report"),
 )
 """Options that mean something; others are about a measurement, which files take the place of."""
 
 
 def gate_on_evidence(context: typer.Context) -> list[tuple[str, GateVerdict]]:
-    """A title and the verdict on `--evidence` beside `--plain-evidence`; kept with the release that
+    """A title and the verdict on `--evidence` beside plain_evidence; kept with the release that
     was named, if any.
 
     Raises:
@@ -42,16 +42,11 @@ def gate_on_evidence(context: typer.Context) -> list[tuple[str, GateVerdict]]:
     paths = [[Path(one) for one in given[side] or ()] for side in ("evidence", "plain_evidence")]
     if not all(paths):
         raise DraftwellError(
-            "--evidence and --plain-evidence go together: name what was measured with speculation, "
-            "and without it",
+            "--evidence and --set plain_evidence=FILE go together: name what was measured with "
+            "speculation, and without it",
             code="evidence_option",
         )
-    for option in context.command.params:
-        if option.name not in BESIDE and named(context, option.name):
-            raise DraftwellError(
-                f"{option.opts[0]} means nothing with --evidence: leave it out",
-                code="evidence_option",
-            )
+    refuse_beside(context, "--evidence", BESIDE, "evidence_option")
     other, plain = map(read_evidence, paths)
     if given["release"] is None:
         verdict, _ = judge_files(other, plain)

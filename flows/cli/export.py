@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
+from draftwell.flows.cli.engine_options import refuse_beside
 from draftwell.flows.cli.options import (
-    DeviceOption,
     Pair,
+    ReleaseDevice,
     check_folder,
     check_output,
     release_device,
     say,
     write_json,
 )
+from draftwell.flows.cli.settings_option import add_command, names_of
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.pairs.fetching import locate
 from draftwell.registry.releases import find_release
@@ -39,76 +41,60 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(export)
+    add_command(app, export, file=True)
 
 
 To = Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, llama.cpp or transformers.")]
 Release = Annotated[
     str,
-    typer.Option(
-        "--release", "--alias", help="Alias or number of the release whose config is exported."
-    ),
+    typer.Option("--release", help="Alias or number of the release whose config is exported."),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
-        help=(
+    Field(
+        description=(
             "A config instead of a release's: a decoding_config folder, or JSON with "
             "strategy and parameters."
-        ),
+        )
     ),
 ]
 DraftTokens = Annotated[
     int | None,
-    typer.Option(
-        "--draft-tokens",
-        min=1,
-        max=64,
-        help="Constant draft length, for a rule that the engine cannot express.",
+    Field(
+        ge=1, le=64, description="Constant draft length, for a rule that the engine cannot express."
     ),
 ]
 TargetModel = Annotated[
     str | None,
-    typer.Option(
-        "--target-model",
-        help="Target for the engine: a hub id or a path (default: the pair's own).",
-    ),
+    Field(description="Target for the engine: a hub id or a path (default: the pair's own)."),
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option(
-        "--draft-model",
-        help="Draft for the engine: a hub id or a path (default: the pair's own).",
-    ),
+    Field(description="Draft for the engine: a hub id or a path (default: the pair's own)."),
 ]
 SaveDraft = Annotated[
     Path | None,
-    typer.Option(
-        "--save-draft",
-        help=(
-            "New folder for the complete weights of a distilled draft, which other engines need."
-        ),
+    Field(
+        description="New folder for the complete weights of a distilled draft, which other "
+        "engines need."
     ),
 ]
 SaveHead = Annotated[
     Path | None,
-    typer.Option(
-        "--save-head",
-        help=(
+    Field(
+        description=(
             "New folder for an EAGLE-3 head with the weights that it borrows, which other "
             "engines need."
-        ),
+        )
     ),
 ]
 Measured = Annotated[
     Path | None,
-    typer.Option(
-        "--measured",
-        help=(
-            "Figures of `draftwell bench --json` that go with --save-head or --save-draft as "
+    Field(
+        description=(
+            "Figures of `draftwell bench --out` that go with save_head or save_draft as "
             "speculation_profile.json."
-        ),
+        )
     ),
 ]
 Out = Annotated[
@@ -117,9 +103,10 @@ Out = Annotated[
 
 
 def export(
+    context: typer.Context,
     to: To,
     pair: Pair = "default",
-    device: DeviceOption = None,
+    device: ReleaseDevice = None,
     release: Release = "champion",
     config: Config = None,
     draft_tokens: DraftTokens = None,
@@ -133,11 +120,16 @@ def export(
     """Write the tuned settings as documented settings of another engine, with notes on what it
     cannot express.
 
-    Example: draftwell export --to vllm --pair vicuna-68m-7b --config config.json --out vllm.json
+    Example: draftwell export --to vllm --pair vicuna-68m-7b --set config=config.json --out
+    vllm.json
     """
     from draftwell.components.export.export import export_config
     from draftwell.flows.steps.exported_weights import Known, pinned, write_draft, write_head
 
+    if config is not None:
+        of_release = {"release", "device"}
+        beside = tuple(set(names_of(context.command)) - of_release)
+        refuse_beside(context, "--set config", beside, "config_option")
     check_written(out, measured, [one for one in (save_draft, save_head) if one is not None])
     spec = find_pair(pair)
     released: ReleaseVersion | None = None
@@ -161,7 +153,7 @@ def export(
         )
         if save_head is not None and weights.head not in document["settings"].values():
             raise DraftwellError(
-                f"{to}'s settings of {choice.name} use no head: leave --save-head out",
+                f"{to}'s settings of {choice.name} use no head: leave save_head out",
                 code="head_not_used",
             )
         if save_draft is not None:
@@ -190,7 +182,7 @@ def check_written(out: Path | None, measured: Path | None, folders: Sequence[Pat
         check_output(out)
     if measured is not None and not folders:
         raise DraftwellError(
-            "--measured goes beside the weights that are exported: add --save-head or --save-draft",
+            "measured goes beside the weights that are exported: add save_head or save_draft",
             code="measured_without_weights",
         )
     for folder in folders:

@@ -1,4 +1,4 @@
-"""`draftwell forget`: deletes one tenant's recorded requests and what was made of them."""
+"""`draftwell release forget`: deletes one tenant's recorded requests and what was made of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.recording.tenants import KEYLESS, short_tenant
 from draftwell.serving.server.http.keys import read_file, tenant_named
@@ -15,29 +17,27 @@ from draftwell.serving.server.http.keys import read_file, tenant_named
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(forget)
+    add_command(app, forget)
 
 
 def forget(
-    key_file: Annotated[
-        Path | None,
-        typer.Option("--key-file", help="File with the tenant's API keys, as a server reads it."),
-    ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option(
-            "--tenant",
-            metavar="NAME-OR-DIGEST",
+        typer.Argument(
             help="The tenant's name in the server's key file; or the 12 digits in the names of "
             "the spool's files; or keyless, all requests without a key.",
         ),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        Field(description="File with the tenant's API keys, as a server reads it."),
+    ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="Folder of a server's online state.")
+        Path | None, Field(description="Folder of a server's online state.")
     ] = None,
     spool: Annotated[
         Path | None,
-        typer.Option("--spool", help="Folder of recorded requests. Default: all in the home."),
+        Field(description="Folder of recorded requests. Default: all in the home."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be deleted.")
@@ -46,11 +46,12 @@ def forget(
     """Delete what one tenant's recorded requests left: spool, prompts, traces, datastores,
     correction memories, online state. Stop servers that hold the state, or still record.
 
-    Example: draftwell forget --tenant search-team --dry-run
+    Example: draftwell release forget search-team --dry-run
     """
     if (key_file is None) == (tenant is None):
         raise DraftwellError(
-            "whom to forget? name one of --key-file and --tenant", code="one_tenant"
+            "whom to forget? name the tenant, or a file of its keys with --set key_file=FILE",
+            code="one_tenant",
         )
     who = tenant_of_file(key_file) if key_file is not None else tenant_named_as(str(tenant))
     from draftwell.flows.steps.forget import forget as step
@@ -59,9 +60,12 @@ def forget(
     for line in done.removed:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {line}")
     if not done.removed:
-        hint = " (where that is a name, give its --key-file)" if who == tenant else ""
+        hint = " (where that is a name, give its keys: key_file=FILE)" if who == tenant else ""
         typer.echo(f"nothing names the tenant {who}{hint}")
-    copies = "copies elsewhere: traces in other folders, work folders of distill, backups, logs"
+    copies = (
+        "copies elsewhere: traces in other folders, work folders of `draftwell step distil`, "
+        "backups, logs"
+    )
     for line in [*done.left, copies]:
         typer.echo(f"not reached: {line}")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.flows.cli.options import (
     EXIT_FAILED,
     EXIT_UNDECIDED,
+    check_output,
     pick_device,
     progress,
     prompts_from,
@@ -54,6 +57,32 @@ if TYPE_CHECKING:
     from draftwell.serving.bundle.verdict import GateVerdict
 
 
+def verdicts_json(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
+    """Titles, results and checks as JSON."""
+    rows = [
+        {
+            "title": title,
+            "result": verdict.result,
+            "checks": [asdict(one) for one in verdict.checks],
+        }
+        for title, verdict in verdicts
+    ]
+    return json.dumps({"verdicts": rows}, indent=2, default=str) + "\n"
+
+
+def error_json(line: str) -> str:
+    """What kept the gate from a verdict."""
+    return json.dumps({"error": line}) + "\n"
+
+
+WRITERS: Mapping[str, tuple[Callable[..., str], Callable[[str], str]]] = {
+    ".md": (verdicts_markdown, error_markdown),
+    ".xml": (verdicts_junit, error_junit),
+    ".json": (verdicts_json, error_json),
+}
+"""Ending of a report → what writes verdicts, and what writes an error."""
+
+
 def exit_code(verdicts: Sequence[GateVerdict]) -> int:
     """0 where all passed, else 1 where any failed, else 3."""
     if all(verdict.passed for verdict in verdicts):
@@ -63,8 +92,21 @@ def exit_code(verdicts: Sequence[GateVerdict]) -> int:
     )
 
 
+def check_reports(files: Sequence[Path]) -> None:
+    """Refuse, before any work, reports that cannot be written; earlier ones go, for a gate that
+    breaks off leaves no earlier verdict."""
+    for file in files:
+        if file.suffix not in WRITERS:
+            raise DraftwellError(
+                f"--report {file}: its ending is none of {', '.join(WRITERS)}",
+                code="unknown_ending",
+            )
+        check_output(file)
+        file.unlink(missing_ok=True)
+
+
 @contextmanager
-def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[None]:
+def errors_are_reported(files: Sequence[Path]) -> Iterator[None]:
     """Whatever keeps the gate from a verdict is no failed gate: it has exit code 2, and CI reads of
     it in the same files."""
     try:
@@ -72,10 +114,8 @@ def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[N
             yield
     except Exception as error:
         line = " ".join(str(error).split()) or type(error).__name__
-        if markdown is not None:
-            write_text(markdown, error_markdown(line))
-        if junit is not None:
-            write_text(junit, error_junit(line))
+        for file in files:
+            write_text(file, WRITERS[file.suffix][1](line))
         if isinstance(error, DraftwellError) or getattr(error, "filename", None) is not None:
             raise
         traceback.print_exc()  # a fault of ours: Python's own exit code would say 1
@@ -148,26 +188,22 @@ def own_verdicts(
     return [*verdicts, release_verdict(pair, dtype, prompts, wanted, settings, beside=beside)]
 
 
-def show(
-    verdicts: Sequence[tuple[str, GateVerdict]], markdown: Path | None, junit: Path | None
-) -> None:
+def show(verdicts: Sequence[tuple[str, GateVerdict]], files: Sequence[Path]) -> None:
     """Verdicts as tables, and in files where they were asked for."""
 
     for title, verdict in verdicts:
         wide_console().print(verdict_table(verdict, title=title))
-    if markdown is not None:
-        write_text(markdown, verdicts_markdown(verdicts))
-    if junit is not None:
-        write_text(junit, verdicts_junit(verdicts))
+    for file in files:
+        write_text(file, WRITERS[file.suffix][0](verdicts))
 
 
 def record_baseline(pair: str) -> None:
-    """Write registry/baselines/<pair>.json."""
+    """Write the pair's file of counts, in registry/baselines or a folder of one's own."""
 
     name = find_pair(pair).name
     with progress("deterministic counts") as bar:
         report, _ = count_checkout(pair, say, bar)
-    path = gates.HERE / "baselines" / f"{name}.json"
+    path = gates.baseline_file(name)
     write_json(path, report.model_dump())
     typer.echo(f"recorded {path.name}")
 
@@ -192,7 +228,8 @@ def release_to_judge(pair: str, device: str, release: str | None, expected: bool
         raise DraftwellError(
             f"no release was judged: release.{pair}.{device} has no "
             f"candidate{no_release_hint(known, device)}, "
-            f"`draftwell tune --pair {pair} --device {device}` makes one, or --baseline "
+            f"`draftwell step choose --pair {pair} --device {device}` makes one, or --set "
+            f"counts_only=true "
             "judges the counts alone",
             code="no_candidate",
         )

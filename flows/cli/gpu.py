@@ -1,4 +1,5 @@
-"""`draftwell gpu`: everything that is to be known of a GPU, in one run of nine minutes."""
+"""`draftwell reproduce gpu`: everything that is to be known of a GPU, in one run of nine
+minutes."""
 
 from __future__ import annotations
 
@@ -6,34 +7,33 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
-from draftwell.flows.cli.options import Pair
+from draftwell.flows.cli.settings_option import add_command
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(gpu)
+    add_command(app, gpu)
 
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder of the results, one file a card. Default: gpu in the home."),
+    Field(description="Folder of the results, one file a card. Default: gpu in the home."),
 ]
 Kit = Annotated[
     Path,
-    typer.Option("--kit", help="Folder of what was brought along (`make gpu-kit` fills it)."),
+    Field(description="Folder of what was brought along (`make gpu-kit` fills it)."),
 ]
-Minutes = Annotated[float, typer.Option("--minutes", min=0.1, help="Time for the whole run.")]
-Only = Annotated[
-    str, typer.Option("--only", help="Parts to measure, with commas. Default: all of them.")
-]
+Minutes = Annotated[float, Field(ge=0.1, description="Time for the whole run.")]
+Only = Annotated[str, Field(description="Parts to measure, with commas. Default: all of them.")]
 Page = Annotated[
-    Path | None, typer.Option("--page", help="Markdown page to put the table of all results into.")
+    Path | None, Field(description="Markdown page to put the table of all results into.")
 ]
 
 
 def gpu(
-    pair: Pair = "default",
+    pair: Annotated[str, Field(description="Name, alias or YAML file of a pair.")] = "default",
     out: Out = None,
     kit: Kit = Path(".draftwell/gpu-kit"),
     minutes: Minutes = 9.0,
@@ -43,7 +43,7 @@ def gpu(
     """Measure everything on this machine's GPU, part by part, the most important first. What was
     measured with this code on this card is not measured again. Without CUDA nothing is measured.
 
-    Example: draftwell gpu --minutes 9 --page docs/gpu.md
+    Example: draftwell reproduce gpu --set minutes=9 --set page=docs/gpu.md
     """
     from draftwell.flows.cli.gpu_run import measure_card
 

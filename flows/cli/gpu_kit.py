@@ -1,12 +1,13 @@
 """What travels to a machine with a GPU and without a network, besides wheels: filled here, unpacked
 there.
 
-    python -m draftwell.flows.cli.gpu_kit FOLDER     # fills it for the default pair; `.ci/gpu-kit` calls this
+    python -m draftwell.flows.cli.gpu_kit FOLDER     # fills it for the default pair;
+    `.ci/gpu-kit` calls this
 
-A kit holds `models/<folder>/`, what is stored next to a model's weights (the tokenizer's files, as the
-libraries here write them: artifacts are bound to them); `artifacts/`, the workspace's; and `bundle/`, the
-one that is deployed for CUDA, without the files that the checkout has.
-"""  # noqa: E501
+A kit holds `models/<folder>/`, what is stored next to a model's weights (the tokenizer's files,
+as the libraries here write them: artifacts are bound to them); `artifacts/`, the workspace's; and
+`bundle/`, the one that is deployed for CUDA, without the files that the checkout has.
+"""
 
 from __future__ import annotations
 

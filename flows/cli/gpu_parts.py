@@ -1,5 +1,5 @@
-"""The parts of `draftwell gpu`, the most important first. They are this project's own commands: a
-part says with which options, and how long they may take."""
+"""The parts of `draftwell reproduce gpu`, the most important first. They are this project's own
+commands: a part says with which options, and how long they may take."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Trial:
     def command(self, name: str, *options: object) -> None:
         """Run a command of `draftwell` in this process; one that ends because texts differ has
         measured."""
-        words = [name, "--pair", self.pair, "--device", self.device, *map(str, options)]
+        words = [*name.split(), "--pair", self.pair, "--device", self.device, *map(str, options)]
         print("draftwell", *words)
         try:
             app(words)
@@ -103,7 +103,7 @@ class Trial:
     def bench(self, folder: Path, *options: object, name: str = "bench") -> None:
         """Run a bench whose report goes into a folder."""
         prompts = ("--prompts", self.scale.file) if self.scale.file else ()
-        self.command("bench", "--json", folder / f"{name}.json", *prompts, *options)
+        self.command("bench", "--out", folder / f"{name}.json", *prompts, *options)
 
     def able(self, *configs: str) -> str:
         """The strategies, with commas, whose artifacts are here; others are left out with a
@@ -117,6 +117,11 @@ class Trial:
             else:
                 found.append(config)
         return ",".join(found)
+
+
+def given(**settings: object) -> list[str]:
+    """Settings as words of a command line."""
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
 def is_here(space: Workspace, kind: str) -> bool:
@@ -148,8 +153,8 @@ def prepare(trial: Trial) -> None:
 def float32(trial: Trial, folder: Path) -> None:
     """Greedy texts of every lossless strategy in float32, compared with the CPU's."""
     plain = [name for name, one in STRATEGIES.items() if one.lossless and startable(name)]
-    compared = ("--limit", trial.scale.compared, "--max-tokens", min(32, trial.scale.tokens))
-    options = ("--strategies", trial.able(*plain), "--dtype", "float32", "--check-cpu")
+    compared = ("--limit", trial.scale.compared, *given(max_tokens=min(32, trial.scale.tokens)))
+    options = ("--strategies", trial.able(*plain), *given(dtype="float32", check_cpu="true"))
     trial.bench(folder, *options, *compared)
 
 
@@ -161,14 +166,15 @@ def startable(name: str) -> bool:
 def bfloat16(trial: Trial, folder: Path) -> None:
     """The trial of exactness."""
     wanted = trial.able("vanilla_sd", "eagle3", TREE, "hybrid", "suffix")
-    compared = ("--limit", trial.scale.compared, "--max-tokens", min(48, trial.scale.tokens))
-    trial.bench(folder, "--exactness", "--strategies", wanted, *compared, name="exactness")
+    compared = ("--limit", trial.scale.compared, *given(max_tokens=min(48, trial.scale.tokens)))
+    exact = given(exactness="true")
+    trial.bench(folder, *exact, "--strategies", wanted, *compared, name="exactness")
 
 
 def speed(trial: Trial, folder: Path, strategies: tuple[str, ...], *options: object) -> None:
     """A bench of strategies beside plain decoding."""
     wanted = trial.able(*strategies) or "autoregressive"
-    much = ("--limit", trial.scale.prompts, "--max-tokens", trial.scale.tokens)
+    much = ("--limit", trial.scale.prompts, *given(max_tokens=trial.scale.tokens))
     trial.bench(folder, "--strategies", wanted, *much, *options)
 
 
@@ -191,11 +197,11 @@ def tuning(trial: Trial, folder: Path) -> None:
     """Collect and tune, and keep what the tuner made."""
     scale, space = trial.scale, trial.space
     source = ("--prompts", scale.file) if scale.file else ()
-    tokens = ("--max-tokens", min(48, scale.tokens))
-    limit = ("--limit", 2 * scale.prompts)
-    trial.command("collect", "--kinds", "target", *limit, *tokens, *source)
-    tried = ("--trials", scale.trials, "--limit", scale.prompts)
-    trial.command("tune", "--no-publish", *tried, *tokens, *source)
+    tokens = given(max_tokens=min(48, scale.tokens))
+    texts = given(limit=2 * scale.prompts, prefix_kinds="target")
+    trial.command("step collect", *texts, *tokens, *source)
+    tried = given(trials=scale.trials, limit=scale.prompts, publish="false")
+    trial.command("step choose", *tried, *tokens, *source)
     shutil.copyfile(space.device_reports / "tuning.json", folder / "tuning.json")
     made = {
         kind: {file.name: file.read_text() for file in sorted(space.folder(kind).iterdir())}
@@ -260,14 +266,14 @@ def unbundled(trial: Trial) -> str:
 
 def parts_of(trial: Trial) -> list[Part]:
     """All parts, the most important first."""
-    pad = ("--pad-target", f"{trial.scale.padded:g}")
+    pad = given(pad_target=f"{trial.scale.padded:g}")
 
     def part(name: str, seconds: float, run: Callable[..., object], *rest: object) -> Part:
         limit = seconds * trial.scale.patience
         return Part(name, limit, lambda folder: run(trial, folder, *rest))
 
     def together(name: str, count: int) -> Part:
-        more = ("--concurrency", count, "--limit", count)
+        more = (*given(concurrency=count), "--limit", count)
         return part(name, 40, speed, AT_ONCE, *more)
 
     return [
@@ -276,11 +282,11 @@ def parts_of(trial: Trial) -> list[Part]:
         part("plain-135m", 30, plain),
         part("plain-7b", 45, speed, (), *pad),
         part("greedy-7b", 60, speed, GREEDY, *pad),
-        part("sampled-7b", 50, speed, SAMPLED, *pad, "--temperature", 0.8),
+        part("sampled-7b", 50, speed, SAMPLED, *pad, *given(temperature=0.8)),
         together("together-8", trial.scale.at_once[0]),
         together("together-32", trial.scale.at_once[1]),
         part("tuning", 180, tuning),
         replace(part("gate", 60, gate), lacks=partial(untuned, trial)),
         replace(part("server", 60, server), lacks=partial(unbundled, trial)),
-        part("cpu-draft", 60, speed, OVERLAPPING, *pad, "--draft-device", "cpu"),
+        part("cpu-draft", 60, speed, OVERLAPPING, *pad, *given(draft_device="cpu")),
     ]

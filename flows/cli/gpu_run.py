@@ -1,4 +1,4 @@
-"""The run of `draftwell gpu`: its parts, one after another, in a home of their own."""
+"""The run of `draftwell reproduce gpu`: its parts, one after another, in a home of their own."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def chosen(parts: list[Part], only: str) -> list[Part]:
     known = [part.name for part in parts]
     if unknown := sorted(names - set(known)):
         raise DraftwellError(
-            f"--only {unknown[0]}: there is no such part, choose among {', '.join(known)}",
+            f"--set only={unknown[0]}: there is no such part, choose among {', '.join(known)}",
             code="unknown_part",
         )
     return [part for part in parts if not names or part.name in names]

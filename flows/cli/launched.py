@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from draftwell.components.engines.launch_template import LaunchTemplate
+from draftwell.components.engines.launch_template import LaunchTemplate, launcher_text
 from draftwell.components.engines.launcher import Launcher
 from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.regret import grid_regret
 from draftwell.components.tune.engines.settings import EngineTuneSettings
-from draftwell.flows.cli.demo import ends_what_it_started
-from draftwell.flows.cli.demo_engine import regret_line
 from draftwell.flows.cli.engine import gate_candidates, path_of, show_choice
-from draftwell.flows.cli.engine_options import named, settings_of
+from draftwell.flows.cli.engine_options import settings_of
 from draftwell.flows.cli.options import (
     progress,
     prompts_from,
-    read_levels,
     release_device,
     say,
 )
 from draftwell.flows.cli.remote import address_of, open_at_address
+from draftwell.flows.cli.settings_option import named, spelled
+from draftwell.flows.cli.signals import ends_what_it_started
 from draftwell.flows.context import take_untouched, training_prompts
 from draftwell.flows.steps.engine.launched import LaunchedSpace, is_local, place_of
 from draftwell.flows.steps.engine.release import publish_on_engine
@@ -53,7 +52,7 @@ def open_launched(title: str, context: typer.Context) -> Iterator[LaunchedSpace]
     this process is asked to end."""
     given, address = context.params, address_of(context)
     assert address is not None
-    command = LaunchTemplate(given["launcher"])
+    command = LaunchTemplate(launcher_text(given["launcher"]))
     stop = given["stop_command"]
     workspace = Workspace(given["pair"], given["dtype"], say, release_device(given["device"]))
     launcher = Launcher(
@@ -85,7 +84,7 @@ def tune_launched(
     context: typer.Context,
     rows: Callable[[TrainingPrompts], list[Prompt]],
 ) -> None:
-    """`draftwell tune --engine URL --launcher COMMAND`.
+    """`draftwell step choose --engine URL --launcher COMMAND`.
 
     Args:
         rows: as for `tune_elsewhere`.
@@ -100,11 +99,7 @@ def tune_launched(
         )
     with open_launched("tune", context) as space:
         prompts = rows(training_prompts(space.workspace, kinds=("eagle3_head",)))
-        if len(asked.levels) > 1 and space.name != "vllm":
-            raise DraftwellError(
-                f"{space.name} has one draft length for all loads: leave --levels out",
-                code="engine_option",
-            )
+        space.check_levels(asked.levels)
         settings = asked.model_copy(update={"methods": space.methods(given["methods"])})
         minutes = given["minutes"]
         choice = tune_on_engine(
@@ -120,7 +115,7 @@ def tune_launched(
         if made is not None:
             say(
                 f"registered {made.name}, the candidate: `draftwell gate --engine {space.option} "
-                f"--launcher … --pair {given['pair']}` judges it"
+                f"--set launcher=… --pair {given['pair']}` judges it"
             )
         if given["grid"]:
             show_grid(space, settings, choice, prompts, given["limit"])
@@ -144,6 +139,18 @@ def show_grid(
     typer.echo(str(file))
 
 
+def regret_line(grid: Mapping[str, Any]) -> str:
+    """How far the choice is behind the best of a grid that was measured again."""
+    regret = grid["regret"]
+    if regret is None:
+        return "regret: unknown, because the choice could not be measured again"
+    low, mid, high = (100 * regret[name] for name in ("low", "regret", "high"))
+    return (
+        f"regret {mid:.1f} % ({low:.1f} to {high:.1f}): the choice beside {regret['best']}, the "
+        f"best of the others of {len(grid['figures'])} settings, on all prompts of the tuning"
+    )
+
+
 def gate_remote(context: typer.Context) -> list[tuple[str, GateVerdict]]:
     """`draftwell gate --engine URL`: titles and verdicts, with a launcher of the release that was
     named, or of both candidates, else of the engine as it runs."""
@@ -151,8 +158,8 @@ def gate_remote(context: typer.Context) -> list[tuple[str, GateVerdict]]:
     if given["launcher"] is not None:
         if named(context, "plain") or named(context, "levels"):
             raise DraftwellError(
-                "--launcher starts plain decoding itself, at the loads that were tuned: leave "
-                "--plain and --levels out",
+                "launcher= starts plain decoding itself, at the loads that were tuned: leave "
+                "plain and levels out",
                 code="engine_option",
             )
         with open_launched("gate", context) as launched:
@@ -160,8 +167,8 @@ def gate_remote(context: typer.Context) -> list[tuple[str, GateVerdict]]:
     for option in NEED_A_LAUNCHER:
         if named(context, option):
             raise DraftwellError(
-                f"--{option.replace('_', '-')} means nothing for an engine that runs already: "
-                "leave it out, or name the command that starts one with --launcher",
+                f"{spelled(context, option)} means nothing for an engine that runs already: "
+                "leave it out, or name the command that starts one with --set launcher=",
                 code="engine_option",
             )
     with open_at_address("gate", context) as space:
@@ -169,13 +176,8 @@ def gate_remote(context: typer.Context) -> list[tuple[str, GateVerdict]]:
         everything = prompts_from(prompts) if prompts else demo_prompts()[::-1]
         used = training_prompts(space.workspace, kinds=("eagle3_head",))
         rows = take_untouched(space.workspace, used, everything, given["limit"])
-        verdict = gate_as_it_runs(space, rows, given["max_tokens"], levels_of(given["levels"]))
+        verdict = gate_as_it_runs(space, rows, given["max_tokens"], given["levels"])
         said = space.described()
         title = f"{said['pair']}, {said['version']} at {said['address']}, as it runs"
-    say("no release was judged: with --launcher the candidate is, and can be promoted")
+    say("no release was judged: with launcher= the candidate is, and can be promoted")
     return [(title, verdict)]
-
-
-def levels_of(levels: tuple[int, ...] | str) -> tuple[int, ...]:
-    """Requests at once; the default is a text."""
-    return read_levels(levels) if isinstance(levels, str) else levels

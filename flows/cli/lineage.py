@@ -1,4 +1,4 @@
-"""`draftwell lineage`: where a row of a table, or a registered version, comes from."""
+"""`draftwell release show`: where a row of a table, or a registered version, comes from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.flows.steps.lineage import champions, lineage as walk
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(lineage)
+    add_command(app, lineage, "show")
 
 
 def lineage(
@@ -32,7 +33,7 @@ def lineage(
     """Show what a report's rows, or a registered version, were made from: config, artifacts and
     traces; of a release, too, who made which version champion.
 
-    Example: draftwell lineage release.default.cpu@champion
+    Example: draftwell release show release.default.cpu@champion
     """
     import json
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,64 +15,119 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from draftwell.flows.cli import AT_THE_END
+from draftwell.flows.cli import AT_THE_END, OUTPUT
 from draftwell.flows.failures import disk_full_as_error
+from draftwell.flows.progress import Silence, showing
 from draftwell.serving.errors import DraftwellError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo", "Run the whole loop on the default pair, and print one table."),
-    "doctor": ("demo", "Check versions, combinations known to fail, and devices."),
-    "pairs": ("decode", "List the pairs of the catalogue and your own."),
-    "strategies": ("decode", "List the decoding strategies with their parameters."),
+    "tune": ("tune", "Find what makes a model faster, prove and deploy it; ends with a card."),
     "generate": ("decode", "Generate one answer and report acceptance, speed and model calls."),
     "bench": ("bench", "Compare strategies on the same prompts, interleaved."),
-    "gpu": ("gpu", "Measure everything on this machine's GPU in nine minutes."),
-    "import-results": ("import_results", "Take in what `draftwell gpu` measured elsewhere."),
-    "distill": ("learn.distill", "Make a draft of a few of a target's own layers."),
-    "collect": ("learn.collect", "Collect traces: texts with what both models say of each token."),
-    "train": ("learn.train", "Train a verifier, a head, or keep texts in a datastore."),
-    "calibrate": ("learn.train", "Make acceptance table, correction memory, hardware profile."),
-    "tune": ("learn.tune", "Choose strategy and thresholds by measurement."),
     "gate": ("release", "Judge a release, or this checkout against its recorded baseline."),
-    "release": ("steer", "Make a candidate of versions picked in MLflow's UI."),
-    "promote": ("release", "Make a release that passed its gate the champion."),
-    "rollback": ("release", "Make the previous champion the champion again."),
     "deploy": ("release", "Build the bundle of a release, and point `current` at it."),
-    "sync": ("steer", "Deploy the champion that the alias names now."),
-    "webhook": ("webhook", "Deploy the champion when MLflow says that its alias was moved."),
     "serve": ("decode", "Serve a deployed bundle over the OpenAI API."),
-    "prune": ("release", "Remove a pair's old bundles."),
     "monitor": ("monitor", "Compare served traffic with what the champion was calibrated on."),
-    "forget": ("forget", "Delete one tenant's recorded requests and what was made of them."),
-    "schedule": ("schedule", "Create a pair's deployments on a Prefect server."),
-    "lineage": ("lineage", "Show what a report's rows, or a version, were made from."),
     "export": ("export", "Write the tuned settings as settings of another engine."),
-    "papers": ("papers", "Run the papers' tables here, and write a page with both values."),
-    "ui": ("release", "Start MLflow's UI on this machine's registry."),
+    "schedule": ("schedule", "Create a pair's deployments on a Prefect server."),
+    "doctor": ("demo", "Check versions, combinations known to fail, and devices."),
+    "step collect": ("learn.collect", "Collect what both models say of each token of texts."),
+    "step train": ("learn.train", "Train a verifier, a head, or keep texts in a datastore."),
+    "step calibrate": (
+        "learn.train",
+        "Make acceptance table, correction memory, hardware profile.",
+    ),
+    "step choose": ("learn.choose", "Choose strategy and thresholds by measurement."),
+    "step distil": ("learn.distil", "Make a draft of a few of a target's own layers."),
+    "release create": ("steer", "Make a candidate of versions picked in MLflow's UI."),
+    "release show": ("lineage", "Show what a report's rows, or a version, were made from."),
+    "release promote": ("release", "Make a release that passed its gate the champion."),
+    "release rollback": ("release", "Make the previous champion the champion again."),
+    "release prune": ("release", "Remove a pair's old bundles."),
+    "release sync": ("steer", "Deploy the champion that the alias names now."),
+    "release webhook": ("webhook", "Deploy the champion when MLflow says that it was moved."),
+    "release forget": ("forget", "Delete one tenant's recorded requests and what they made."),
+    "release ui": ("release", "Start MLflow's UI on this machine's registry."),
+    "list strategies": ("decode", "List the decoding strategies with their parameters."),
+    "list pairs": ("decode", "List the pairs of the catalogue and your own."),
+    "reproduce papers": ("papers", "Run the papers' tables here, and write a page with them."),
+    "reproduce gpu": ("gpu", "Measure everything on this machine's GPU in nine minutes."),
+    "reproduce import": ("import_results", "Take in what `reproduce gpu` measured elsewhere."),
 }
 """Command → its module in `draftwell.flows.cli`, and what it does in one line; in the order of
 `--help`."""
+GROUPS = {
+    "step": "Run one step of the loop: collect, train, calibrate, choose, distil.",
+    "release": "Make, look at, promote, roll back and remove releases.",
+    "list": "List strategies or pairs.",
+    "reproduce": "Measure the papers' tables, or a GPU; take in results.",
+}
+"""Group → what its commands do."""
+OLD_NAMES = {
+    "demo": "tune",
+    "collect": "step collect",
+    "train": "step train",
+    "calibrate": "step calibrate",
+    "distill": "step distil",
+    "lineage": "release show",
+    "promote": "release promote",
+    "rollback": "release rollback",
+    "prune": "release prune",
+    "sync": "release sync",
+    "webhook": "release webhook",
+    "forget": "release forget",
+    "ui": "release ui",
+    "strategies": "list strategies",
+    "pairs": "list pairs",
+    "papers": "reproduce papers",
+    "gpu": "reproduce gpu",
+    "import-results": "reproduce import",
+    "release": "release create",
+}
+"""Earlier name of a command → the name that it has now; `release` with options of its own."""
+
+
+def renamed(name: str) -> DraftwellError:
+    """The error that says the present name of a command."""
+    return DraftwellError(
+        f"`draftwell {name}` is now `draftwell {OLD_NAMES[name]}`", code="renamed_command"
+    )
 
 
 class LazyCommands(TyperGroup):
-    """The commands of `COMMANDS`; a user's mistake is one line on stderr and exit code 2, never a
-    traceback."""
+    """A group of commands of `COMMANDS`; each is imported when it is called."""
 
+    group = ""
     listing = False
 
     # typer brings its own copy of click, or takes the installed one
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        inside = [name.partition(f"{self.group} ") for name in COMMANDS if self.group]
+        return [name for before, group, name in inside if group and not before]
+
+    def summary(self, name: str) -> str:
+        return COMMANDS[f"{self.group} {name}"][1]
+
+    def load(self, name: str) -> Any:
+        return load_command(f"{self.group} {name}")
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        module, summary = COMMANDS[cmd_name]
         if self.listing:
-            return TyperCommand(cmd_name, help=summary)
+            return TyperCommand(cmd_name, help=self.summary(cmd_name))
         if cmd_name not in self.commands:
-            self.commands = {**self.commands, **commands_of(module)}
+            self.commands = {**self.commands, cmd_name: self.load(cmd_name)}
         return self.commands[cmd_name]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+        except Exception as error:
+            if self.group in OLD_NAMES and type(error).__name__ == "NoSuchOption":
+                raise renamed(self.group) from None
+            raise
+        return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.listing = True
@@ -79,11 +136,32 @@ class LazyCommands(TyperGroup):
         finally:
             self.listing = False
 
+
+class RootCommands(LazyCommands):
+    """The commands of one word, and the groups; a user's mistake is one line on stderr and exit
+    code 2, never a traceback."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*(name for name in COMMANDS if " " not in name), *GROUPS]
+
+    def summary(self, name: str) -> str:
+        return GROUPS[name] if name in GROUPS else COMMANDS[name][1]
+
+    def load(self, name: str) -> Any:
+        return group_of(name) if name in GROUPS else load_command(name)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in OLD_NAMES and cmd_name not in GROUPS:
+            raise renamed(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             with disk_full_as_error(), lines_at_the_end():
                 return super().invoke(ctx)
         except DraftwellError as error:
+            if OUTPUT.verbose:
+                traceback.print_exc()
             typer.secho(f"Error: {' '.join(str(error).split())}", err=True, fg="red")
             raise typer.Exit(2) from None
         except OSError as error:
@@ -100,6 +178,21 @@ class LazyCommands(TyperGroup):
             raise typer.Exit(130) from None
 
 
+def group_of(name: str) -> Any:
+    """A group of commands."""
+    example = next(command for command in COMMANDS if command.startswith(f"{name} "))
+    app = typer.Typer(
+        cls=type(f"{name}_commands", (LazyCommands,), {"group": name}),
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        help=f"{GROUPS[name]}\n\nExample: draftwell {example} --help",
+        callback=lambda: None,
+    )
+    group = typer.main.get_group(app)
+    group.name = name
+    return group
+
+
 @contextmanager
 def lines_at_the_end() -> Iterator[None]:
     """Say what a command leaves to its end, also where it fails."""
@@ -110,25 +203,24 @@ def lines_at_the_end() -> Iterator[None]:
             typer.secho(AT_THE_END.pop(0), err=True, dim=True)
 
 
-def commands_of(module: str) -> dict[str, Any]:
-    """Name → command of one module of `draftwell.flows.cli`."""
+def load_command(name: str) -> Any:
+    """A command of `COMMANDS`, which knows its name with that of its group."""
     app = typer.Typer(rich_markup_mode="rich", callback=lambda: None)
-    import_module(f"draftwell.flows.cli.{module}").add_to(app)
-    return dict(typer.main.get_group(app).commands)
+    import_module(f"draftwell.flows.cli.{COMMANDS[name][0]}").add_to(app)
+    found: Any = typer.main.get_group(app)
+    command = found.commands[name.rpartition(" ")[2]]
+    command.name = name
+    return command
 
 
 def all_commands() -> dict[str, Any]:
-    """Name → command of all modules; imports them all."""
-    found: dict[str, Any] = {}
-    for module, _ in COMMANDS.values():
-        found |= commands_of(module)
-    return found
+    """Name, with that of its group → command of all modules; imports them all."""
+    return {name: load_command(name) for name in COMMANDS}
 
 
 app = typer.Typer(
-    cls=LazyCommands,
+    cls=RootCommands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Find, train, prove and ship the fastest safe way to run speculative decoding.\n\n"
@@ -146,16 +238,30 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=print_version, is_eager=True, help="Print the version and end."
+    ),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Log what libraries do; show where an error arose.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing of progress on stderr.")]
+
+
 @app.callback()
 def draftwell(
-    _: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=print_version, is_eager=True, help="Print the version and end."
-        ),
-    ] = False,
+    context: typer.Context,
+    version: Version = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
-    pass
+    OUTPUT.verbose, OUTPUT.quiet = verbose, quiet and not verbose
+    if OUTPUT.quiet:
+        context.with_resource(showing(Silence()))
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 
 
 def main() -> None:

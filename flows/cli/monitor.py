@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from pydantic import Field
 
 from draftwell.components.drift.report import drift_json, drift_table
 from draftwell.components.engines.remote.address import is_address
-from draftwell.flows.cli.engine_options import NEEDED, named, on_other_engine
+from draftwell.flows.cli.engine_options import NEEDED, on_other_engine
 from draftwell.flows.cli.options import (
     EXIT_FAILED,
     EXIT_UNDECIDED,
+    Bundles,
     DeviceOption,
     DtypeOption,
     EngineOption,
@@ -30,6 +32,7 @@ from draftwell.flows.cli.options import (
     say,
     wide_console,
 )
+from draftwell.flows.cli.settings_option import add_command, named, spelled
 from draftwell.flows.cli.shared_options import ADDRESS, with_options
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.errors import DraftwellError
@@ -43,102 +46,104 @@ DRIFT = 3
 
 Spool = Annotated[
     Path | None,
-    typer.Option(
-        "--spool",
-        help="Folder of recorded requests, which a server writes. Default: "
-        "$DRAFTWELL_HOME/spool/<pair>.",
+    Field(
+        description=(
+            "Folder of recorded requests, which a server writes. Default: "
+            "$DRAFTWELL_HOME/spool/<pair>."
+        )
     ),
 ]
 Reference = Annotated[
     Path | None,
-    typer.Option(
-        "--reference",
-        help="Traces to compare with. Default: those that the champion was calibrated on.",
+    Field(
+        description="Traces to compare with. Default: those that the champion was calibrated on."
     ),
 ]
-Report = Annotated[
+Out = Annotated[
     Path | None,
-    typer.Option(
-        "--report",
-        help="Folder for drift.json, drift.md and the plots. Default: the workspace's reports.",
-    ),
+    typer.Option("--out", metavar="DIR", help="Folder of the report."),
 ]
 Limits = Annotated[
     Path | None,
-    typer.Option(
-        "--limits",
-        help="YAML file of limits. Default: registry/drift.yaml; with --engine URL those of "
-        "docs/watchdog.md.",
+    Field(
+        description=(
+            "YAML file of limits. Default: registry/drift.yaml; with --engine URL those of "
+            "docs/watchdog.md."
+        )
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder of bundles, to see what is served.")]
 Recalibrate = Annotated[
     bool,
-    typer.Option(
-        "--recalibrate",
-        help="With --engine vllm: where there is drift, tune again on recorded prompts, gate, "
-        "deploy after a trial, and restart what serves.",
+    Field(
+        description=(
+            "With --engine vllm: where there is drift, tune again on recorded prompts, gate, "
+            "deploy after a trial, and restart what serves."
+        )
     ),
 ]
 Recorded = Annotated[
     Path | None,
-    typer.Option(
-        "--prompts",
-        help="With --recalibrate: file or folder of recorded requests (JSONL). Default: those in "
-        "the spool.",
+    Field(
+        description=(
+            "With recalibrate: file or folder of recorded requests (JSONL). Default: those in "
+            "the spool."
+        )
     ),
 ]
 Restart = Annotated[
     str | None,
-    typer.Option(
-        "--restart",
-        help="With --recalibrate: command of a shell that restarts the servers. Default: "
-        "nothing is restarted.",
+    Field(
+        description=(
+            "With recalibrate: command of a shell that restarts the servers. Default: "
+            "nothing is restarted."
+        )
     ),
 ]
 Every = Annotated[
     float | None,
-    typer.Option(
-        "--every",
-        min=1.0,
-        metavar="SECONDS",
-        help="With --engine URL: look again and again until ended, and print a line for each "
-        "alarm. Default: one look.",
+    Field(
+        ge=1.0,
+        description=(
+            "With --engine URL: look again and again until ended, and print a line for each "
+            "alarm. Default: one look."
+        ),
     ),
 ]
 BaselineOption = Annotated[
     str | None,
-    typer.Option(
-        "--baseline",
-        metavar="FILE|new",
-        help="With --engine URL: a baseline.json to compare with, or new: forget the one that is "
-        "there. Default: it is made of the first quiet looks.",
+    Field(
+        description=(
+            "With --engine URL: a baseline.json to compare with, or new: forget the one that is "
+            "there. Default: it is made of the first quiet looks."
+        )
     ),
 ]
 ProbesPerHour = Annotated[
     int,
-    typer.Option(
-        "--probes-per-hour",
-        min=0,
-        max=3600,
-        help="With --engine URL: requests of our own that may be sent, which tell an engine that "
-        "became worse from traffic that changed.",
+    Field(
+        ge=0,
+        le=3600,
+        description=(
+            "With --engine URL: requests of our own that may be sent, which tell an engine that "
+            "became worse from traffic that changed."
+        ),
     ),
 ]
 MetricsFile = Annotated[
     Path | None,
-    typer.Option(
-        "--metrics-file",
-        help="With --engine URL: write what was found as metrics, for the textfile collector of "
-        "Prometheus' node exporter.",
+    Field(
+        description=(
+            "With --engine URL: write what was found as metrics, for the textfile collector of "
+            "Prometheus' node exporter."
+        )
     ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(with_options(monitor, ADDRESS))
+    add_command(app, with_options(monitor, ADDRESS), file=True)
 
 
 def monitor(
@@ -146,10 +151,10 @@ def monitor(
     pair: Pair = "default",
     spool: Spool = None,
     reference: Reference = None,
-    report: Report = None,
+    out: Out = None,
     limits: Limits = None,
     as_json: AsJson = False,
-    out: Out = Path("dist"),
+    bundles: Bundles = Path("dist"),
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     engine: EngineOption = "draftwell",
@@ -158,7 +163,7 @@ def monitor(
     restart: Restart = None,
     minutes: Minutes = 45.0,
     methods: Methods = None,
-    levels: Levels = "1,8",
+    levels: Levels = (1, 8),
     threads: Threads = None,
     fresh: Fresh = False,
     plain: PlainOption = None,
@@ -170,15 +175,11 @@ def monitor(
     """Compare served traffic with what the champion was calibrated on; exit code 3 if it has
     drifted, 2 on an error, else 0.
 
-    With --engine vllm, what our plug-in counted of drafts in vLLM is compared with the tuning.
-    With --engine URL, what the engine's metrics say is compared with what they said when it was
-    well (docs/watchdog.md); exit code 3 while an alarm stands.
+    With --engine vllm, what our plug-in counted of drafts is compared with the tuning; with
+    recalibrate=true it answers drift, and the exit code is the gate's. With --engine URL, its
+    metrics are compared with those of when it was well (docs/watchdog.md).
 
-    Only reports: the deployed flow of the same name announces a drift, and another recalibrates
-    (docs/drift.md). With --engine vllm --recalibrate it answers drift itself; then the exit code is
-    the gate's where it did not pass (1 failed, 3 not enough evidence), else 0.
-
-    Example: draftwell monitor --pair default --spool .draftwell/spool/smollm2-135m
+    Example: draftwell monitor --pair default --set spool=.draftwell/spool/smollm2-135m
     """
     other = on_other_engine(context)
     if is_address(engine):
@@ -197,7 +198,9 @@ def check_elsewhere(context: typer.Context) -> DriftReport:
     needed = NEEDED["restart"]["monitor"]
     if wrong := next((name for name in needed if named(context, name)), None):
         raise DraftwellError(
-            f"--{wrong} means nothing without --recalibrate: name both, or leave it out",
+            f"{spelled(context, wrong)} means nothing without recalibrate=true: name both, or "
+            f"leave "
+            "it out",
             code="engine_option",
         )
     return monitor_elsewhere(context)
@@ -229,7 +232,7 @@ def check_own(context: typer.Context) -> tuple[DriftReport, Path]:
     from draftwell.flows.steps import monitor as step
 
     given = context.params
-    folder: Path | None = given["report"]
+    folder: Path | None = given["out"]
     if folder is not None:
         check_folder(folder)
     on = release_device(given["device"])
@@ -239,7 +242,7 @@ def check_own(context: typer.Context) -> tuple[DriftReport, Path]:
         spool=step.spool_of(space, given["spool"]),
         device=on,
         reference=given["reference"],
-        out=given["out"],
+        out=given["bundles"],
         limits=step.load_limits(given["limits"]),
     )
     return found, step.write_report(found, folder or space.device_reports / "drift")[1]

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from draftwell.components.engines.port import CAPABILITIES
 from draftwell.components.engines.remote.address import is_address
 from draftwell.components.engines.vllm_methods import METHODS
 from draftwell.components.prompts.sources import LeftOut, load_prompts, readable_by
 from draftwell.flows.cli import AT_THE_END
+from draftwell.flows.progress import shown
 from draftwell.serving.device import (
     checked_device,
     cuda_available,
@@ -57,75 +59,95 @@ class Runner(StrEnum):
 Pair = Annotated[
     str,
     typer.Option(
-        "--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file."
+        "--pair",
+        metavar="NAME|FILE",
+        help="A pair: its name, or its YAML file.",
     ),
 ]
 DtypeOption = Annotated[
     Dtype | None,
-    typer.Option(
-        "--dtype",
-        help=(
+    Field(
+        description=(
             "Number format of weights and cache; -int8 and -int4 round the target's weights. "
             "Default: the pair's own."
-        ),
+        )
     ),
 ]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="cpu or cuda. Default: $DRAFTWELL_DEVICE, else cuda where there is such a device.",
+        metavar="cpu|cuda",
+        help="Default: $DRAFTWELL_DEVICE, or the best.",
     ),
 ]
 DraftDevice = Annotated[
     str | None,
-    typer.Option(
-        "--draft-device",
-        help=(
+    Field(
+        description=(
             "Where the torch draft computes: cpu runs it alongside a target on CUDA. Default: "
             "the target's device."
-        ),
+        )
     ),
 ]
 
 
-def read_thread_count(text: str) -> int | None:
-    """What --threads says; None: auto."""
-
-    threads = read_threads(text)
+def read_thread_count(value: Any) -> int | None:
+    """What `threads` says; None: auto."""
+    threads = read_threads(value)
     if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS):
-        raise typer.BadParameter(f"{text!r} is neither auto nor a number from 1 to {MOST_THREADS}")
+        raise ValueError(f"it is neither auto nor a number from 1 to {MOST_THREADS}")
     return threads
+
+
+def read_names(value: Any) -> Any:
+    """Names that are written with commas, or a list."""
+    if not isinstance(value, str | list):
+        return value
+    words = ",".join([value] if isinstance(value, str) else map(str, value)).split(",")
+    return tuple(word.strip() for word in words if word.strip())
+
+
+def read_counts(value: Any) -> Any:
+    """Numbers from 1 that are written with commas; a list as it is."""
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    words = [str(part).strip() for part in parts]
+    if not words or not all(word.isdecimal() and 0 < int(word) <= MOST_AT_ONCE for word in words):
+        raise ValueError(f"write numbers from 1 to {MOST_AT_ONCE}, with commas, such as 1,8,32")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def read_several(value: Any) -> Any:
+    """One value as a list of one; a list as it is."""
+    return value if value is None or isinstance(value, list | tuple) else (value,)
 
 
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads",
-        parser=read_thread_count,
-        metavar="auto|N",
-        help="CPU threads: a number, or auto: one for each usable core (where texts are only "
-        "written, fewer while others use the cores). "
-        "Default: auto.",
+    BeforeValidator(read_thread_count),
+    Field(
+        description=(
+            "CPU threads: a number, or auto: one for each usable core (where texts are only "
+            "written, fewer while others use the cores). "
+            "Default: auto."
+        )
     ),
 ]
 RunnerOption = Annotated[
     Runner,
-    typer.Option(
-        "--runner",
-        help=(
+    Field(
+        description=(
             "Where workers run: threads of this process, or a Ray cluster (that of "
             "$RAY_ADDRESS, else one on this machine)."
-        ),
+        )
     ),
 ]
 Workers = Annotated[
     int,
-    typer.Option(
-        "--workers",
-        min=1,
-        help=(
-            "Jobs at the same time; --threads are shared among them. Timings are always taken "
+    Field(
+        ge=1,
+        description=(
+            "Jobs at the same time; threads are shared among them. Timings are always taken "
             "one at a time."
         ),
     ),
@@ -134,24 +156,20 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
-        help="As of `draftwell collect`. Default: the shipped demo prompts.",
+        metavar="FILE",
+        help="Default: the shipped demo prompts.",
     ),
 ]
-Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, max=10**9, help="Use the first N prompts.")
-]
-MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")
-]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random streams.")]
+Limit = Annotated[int | None, Field(ge=1, le=10**9, description="Use the first N prompts.")]
+MaxTokens = Annotated[int, Field(ge=1, description="Tokens to emit per prompt at most.")]
+Temperature = Annotated[float, Field(ge=0.0, description="0 is greedy.")]
+Seed = Annotated[int, Field(ge=0, description="Seed of all random streams.")]
 PadTarget = Annotated[
     float | None,
-    typer.Option(
-        "--pad-target",
-        min=1.0,
-        max=1e15,
-        help=(
+    Field(
+        ge=1.0,
+        le=1e15,
+        description=(
             "Pad the target with zeros to this many parameters: the same outputs at the cost "
             "of a larger model."
         ),
@@ -175,90 +193,82 @@ EngineOption = Annotated[
         "--engine",
         parser=read_engine,
         metavar=f"{'|'.join(CAPABILITIES)}|URL",
-        help=(
-            "What decodes: this project's own engine, vLLM in an environment of its own "
-            "(`make peers`), or a server at a URL (docs/engines.md)."
-        ),
+        help="What decodes (docs/engines.md).",
     ),
 ]
 PlainOption = Annotated[
     str | None,
-    typer.Option(
-        "--plain",
-        metavar="URL",
-        help="With --engine URL: where the same model is served without speculation. Default: the "
-        "same server, if its requests can switch speculation off.",
+    Field(
+        description=(
+            "With --engine URL: where the same model is served without speculation. Default: the "
+            "same server, if its requests can switch speculation off."
+        )
     ),
 ]
 Fresh = Annotated[
     bool,
-    typer.Option("--fresh", help="With --engine vllm: begin again instead of with what is there."),
+    Field(description="With --engine vllm: begin again instead of with what is there."),
 ]
 
 
-def read_methods(text: str) -> tuple[str, ...]:
-    """Names that are written with commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def read_levels(text: str) -> tuple[int, ...]:
-    """Numbers that are written with commas."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise DraftwellError(
-            f"--levels {text!r}: write numbers above 0 with commas, such as 1,4,16",
-            code="bad_levels",
-        )
-    return tuple(map(int, parts))
-
-
 Methods = Annotated[
-    Any,
-    typer.Option(
-        "--methods",
-        parser=read_methods,
-        metavar="NAMES",
-        help=f"With --engine vllm: ways to speculate to choose among, with commas, out of "
-        f"{', '.join(METHODS[1:])}. Default: all that are possible.",
+    tuple[str, ...] | None,
+    BeforeValidator(read_names),
+    Field(
+        description=(
+            f"With --engine vllm: ways to speculate to choose among, with commas, out of "
+            f"{', '.join(METHODS[1:])}. Default: all that are possible."
+        )
     ),
 ]
 
 
-def read_concurrency(text: str) -> tuple[int, ...]:
-    """Numbers of requests at once, in the order in which they were named."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) <= MOST_AT_ONCE for part in parts):
-        raise typer.BadParameter(
-            f"{text!r}: write numbers from 1 to {MOST_AT_ONCE}, with commas, such as 1,8,32"
-        )
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
 Levels = Annotated[
-    Any,
-    typer.Option(
-        "--levels",
-        parser=read_levels,
-        metavar="NUMBERS",
-        help="With --engine vllm: requests at once, from 1; several, such as 1,4,16, give draft "
-        "lengths by load. The highest that was measured is what the bundle serves at once.",
+    tuple[int, ...],
+    BeforeValidator(read_counts),
+    Field(
+        description=(
+            "With --engine vllm: requests at once, from 1; several, such as 1,4,16, give draft "
+            "lengths by load. The highest that was measured is what the bundle serves at once."
+        )
     ),
 ]
 Minutes = Annotated[
     float,
-    typer.Option(
-        "--minutes",
-        min=1.0,
-        help="With --engine vllm: time for the whole loop; the tuning measures what there is time "
-        "for.",
+    Field(
+        ge=1.0,
+        description=(
+            "With --engine vllm: time for the whole loop; the tuning measures what there is time "
+            "for."
+        ),
     ),
 ]
 Artifacts = Annotated[
     Path | None,
-    typer.Option(
-        "--artifacts", help="Folder of artifact folders, used before those of the workspace."
+    Field(description="Folder of artifact folders, used before those of the workspace."),
+]
+
+
+ReleaseDevice = Annotated[
+    str | None,
+    Field(
+        description="The device that the release is for, cpu or cuda. Default: "
+        "$DRAFTWELL_DEVICE, else cuda where there is such a device."
     ),
 ]
+
+
+def leads_somewhere(path: Path) -> Path:
+    """A folder's path, unless it is a link that leads to itself."""
+    try:
+        path.resolve()
+    except (RuntimeError, OSError) as error:
+        raise ValueError("it is a link that leads to itself") from error
+    return path
+
+
+Bundles = Annotated[Path, AfterValidator(leads_somewhere), Field(description="Folder of bundles.")]
+Preview = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
 def prompts_from(source: str | Path, limit: int | None = None, **options: Any) -> list[Prompt]:
@@ -291,8 +301,11 @@ def say_at_the_end(left: LeftOut) -> None:
 
 
 def say(line: str) -> None:
-    """One line of progress, on stderr."""
-    typer.secho(line, err=True, dim=True)
+    """One line of progress, on stderr or in the view that is open."""
+    if (view := shown()) is not None:
+        view.line(line)
+    else:
+        typer.secho(line, err=True, dim=True)
 
 
 def wide_console() -> Console:
@@ -328,8 +341,8 @@ def pick_draft_device(draft_device: str | None, device: str) -> str | None:
         raise DraftwellError(f"unknown draft device {draft_device!r}: choose cpu or cuda")
     if draft_device == "cuda" and device == "cpu":
         raise DraftwellError(
-            "--draft-device cuda: the target computes on the CPU: use --device cuda too, "
-            "or leave --draft-device out"
+            "draft_device cuda: the target computes on the CPU: use --device cuda too, "
+            "or leave draft_device out"
         )
     return draft_device
 
@@ -343,7 +356,11 @@ def set_threads(threads: int | None) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr; the callback takes (done, total) and, optionally, a short text."""
+    """A progress bar on stderr, or that of the view that is open; the callback takes (done, total)
+    and, optionally, a short text."""
+    if (view := shown()) is not None:
+        yield view.advance
+        return
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -359,7 +376,8 @@ def progress(title: str) -> Iterator[Callable[..., None]]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as bars:
         bar = bars.add_task(title, total=None)
         yield lambda done, total, words="": bars.update(
             bar, completed=done, total=total, description=f"{title} {words}"
@@ -390,7 +408,7 @@ def check_folder(path: Path) -> None:
 def check_artifacts(folder: Path | None) -> None:
     """Refuse, before models are loaded, a folder of artifacts that is not there."""
     if folder is not None and not folder.is_dir():
-        raise DraftwellError(f"no artifacts folder {folder}: check --artifacts")
+        raise DraftwellError(f"no artifacts folder {folder}: check artifacts=")
 
 
 def write_json(path: Path, value: object) -> None:

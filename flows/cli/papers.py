@@ -1,58 +1,51 @@
-"""`draftwell papers`: the papers' tables, measured here, on one page."""
+"""`draftwell reproduce papers`: the papers' tables, measured here, on one page."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from draftwell.flows.cli.options import (
-    DeviceOption,
     DtypeOption,
+    ReleaseDevice,
     Threads,
     pick_device,
     set_threads,
 )
-
-if TYPE_CHECKING:
-    pass
-
+from draftwell.flows.cli.settings_option import add_command
 
 Quick = Annotated[
     bool,
-    typer.Option("--quick", help="Few prompts and few tokens: sized for 20 minutes on two cores."),
+    Field(description="Few prompts and few tokens: sized for 20 minutes on two cores."),
 ]
 Only = Annotated[
     str | None,
-    typer.Option(
-        "--only", help="Measure one paper: spide, sprinter, csd, pyramidsd or duodecoding."
-    ),
+    Field(description="Measure one paper: spide, sprinter, csd, pyramidsd or duodecoding."),
 ]
 CellName = Annotated[
     str | None,
-    typer.Option(
-        "--cell",
-        help="Measure the cells of this name only, such as csd-code or 'spide-counts-*'.",
-    ),
+    Field(description="Measure the cells of this name only, such as csd-code or 'spide-counts-*'."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        help=(
+    Field(
+        description=(
             "Folder of the measured cells, which a second run skips. Default: "
             "$DRAFTWELL_HOME/papers."
-        ),
+        )
     ),
 ]
 PageFile = Annotated[
     Path | None,
-    typer.Option(
-        "--page",
-        help="Markdown file to write, with pictures in images/ next to it. Default, in the "
-        "folder: papers.md; papers-shipped.md "
-        "without --data; papers-quick.md; papers-padded-7b.md with --pad-target 7e9.",
+    Field(
+        description=(
+            "Markdown file to write, with pictures in images/ next to it. Default, in the "
+            "folder: papers.md; papers-shipped.md "
+            "without --data; papers-quick.md; papers-padded-7b.md with pad_target=7e9."
+        )
     ),
 ]
 Data = Annotated[
@@ -67,39 +60,36 @@ Data = Annotated[
 ]
 PadTargets = Annotated[
     float | None,
-    typer.Option(
-        "--pad-target",
-        min=1.0,
-        max=1e15,
-        help="Parameters that targets are padded to, 1.1e9 by default. Another number is a "
-        "run, and a page, of "
-        "its own, without the tables that are counted by replay: padding changes no count.",
+    Field(
+        ge=1.0,
+        le=1e15,
+        description=(
+            "Parameters that targets are padded to, 1.1e9 by default. Another number is a "
+            "run, and a page, of "
+            "its own, without the tables that are counted by replay: padding changes no count."
+        ),
     ),
 ]
-Render = Annotated[
-    bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")
-]
+Render = Annotated[bool, Field(description="Measure nothing: write the page from what is there.")]
 Kept = Annotated[
     bool,
-    typer.Option(
-        "--kept",
-        help="Measure nothing: write the page from the cells that the project keeps alone, "
-        "as docs/papers.md is, and "
-        "docs/papers-gpu.md with --pad-target 7e9.",
+    Field(
+        description=(
+            "Measure nothing: write the page from the cells that the project keeps alone, "
+            "as docs/papers.md is, and "
+            "docs/papers-gpu.md with pad_target=7e9."
+        )
     ),
 ]
 Publish = Annotated[
     bool,
-    typer.Option(
-        "--publish/--no-publish",
-        help="Also keep the page and its pictures in MLflow, where there is a registry.",
-    ),
+    Field(description="Also keep the page and its pictures in MLflow, where there is a registry."),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(papers)
+    add_command(app, papers)
 
 
 def papers(
@@ -114,13 +104,13 @@ def papers(
     kept: Kept = False,
     publish: Publish = True,
     dtype: DtypeOption = None,
-    device: DeviceOption = None,
+    device: ReleaseDevice = None,
     threads: Threads = None,
 ) -> None:
     """Run the tables of SPIDE, SPRINTER, CSD, PyramidSD and DuoDecoding here, and write a page with
     both values.
 
-    Example: draftwell papers --quick --only spide --out papers
+    Example: draftwell reproduce papers --set quick=true --set only=spide
     """
     from draftwell.flows.cli.papers_run import run_tables
 

@@ -1,4 +1,4 @@
-"""What `draftwell papers` does when it is called."""
+"""What `draftwell reproduce papers` does when it is called."""
 
 from __future__ import annotations
 
@@ -157,6 +157,6 @@ def cells_named(cells: Sequence[Cell], pattern: str | None) -> list[Cell]:
     if not found:
         names = ", ".join(cell.name for cell in cells)
         raise DraftwellError(
-            f"--cell: no cell is named {pattern}: choose from {names}", code="unknown_cell"
+            f"cell: no cell is named {pattern}: choose from {names}", code="unknown_cell"
         )
     return found

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from draftwell.components.engines.port import CAPABILITIES, LAUNCHED
 from draftwell.components.engines.remote.address import is_address
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
-from draftwell.flows.cli.engine_options import on_other_engine
+from draftwell.flows.cli.engine_options import on_other_engine, refuse_beside
 from draftwell.flows.cli.options import (
+    Bundles,
     DeviceOption,
     DtypeOption,
     EngineOption,
@@ -20,17 +22,21 @@ from draftwell.flows.cli.options import (
     MaxTokens,
     Pair,
     PlainOption,
+    Preview,
     Prompts,
+    ReleaseDevice,
     Threads,
-    check_output,
+    read_several,
     release_device,
     say,
     set_threads,
 )
+from draftwell.flows.cli.settings_option import OtherKeys, add_command
 from draftwell.flows.cli.shared_options import ADDRESS, LAUNCHER, with_options
+from draftwell.flows.steps.engine.served import OPTIONS
 from draftwell.registry import promotion
 from draftwell.registry.bundles import retention
-from draftwell.registry.bundles.build import build_bundle, relink
+from draftwell.registry.bundles.build import build_bundle, check_deployable, relink
 from draftwell.registry.bundles.judged import deviation
 from draftwell.registry.bundles.signing import hashes_remark, signature_remark
 from draftwell.registry.bundles.vllm.build import bundles_of
@@ -43,13 +49,11 @@ from draftwell.registry.releases import (
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
 
-AT = "--temperature T"
+AT = "--set temperature=T"
 """How `deploy` names the release for sampled requests: by the temperature that it was tuned for."""
 Sampled = Annotated[
     bool,
-    typer.Option(
-        "--sampled", help="With --engine vllm: the release for sampled requests, not greedy ones."
-    ),
+    Field(description="With --engine vllm: the release for sampled requests, not greedy ones."),
 ]
 
 
@@ -64,67 +68,70 @@ def add_to(app: typer.Typer) -> None:
         "evidence": (EvidenceFiles, None),
         "plain_evidence": (PlainEvidence, None),
     }
-    app.command()(with_options(gate, ADDRESS, LAUNCHER, judged))
-    for command in (promote, rollback, deploy, prune, ui):
-        app.command()(command)
+    add_command(app, with_options(gate, ADDRESS, LAUNCHER, judged), file=True)
+    add_command(app, deploy, file=True)
+    for command in (promote, rollback, prune, ui):
+        add_command(app, command)
 
 
 Release = Annotated[
     str | None,
     typer.Option(
         "--release",
-        help=(
-            "Alias or number of the release to judge. Default: the candidate, if the pair has one."
-        ),
+        metavar="NAME|N",
+        help="Default: the candidate, if there is one.",
     ),
 ]
-Baseline = Annotated[
+CountsOnly = Annotated[
     bool,
-    typer.Option("--baseline", help="Judge only this checkout's deterministic counts, as CI does."),
+    Field(description="Judge only this checkout's deterministic counts, as CI does."),
 ]
-Record = Annotated[
+RecordCounts = Annotated[
     bool,
-    typer.Option("--record", help="Record this checkout's deterministic counts as the baseline."),
+    Field(description="Record this checkout's deterministic counts as the baseline."),
 ]
+BESIDE_COUNTS = {
+    "record_counts": ("record_counts", "pair", "threads", "engine"),
+    "counts_only": ("counts_only", "pair", "threads", "engine", "dry_run", "report"),
+}
+"""What means something beside each way to count."""
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help=(
-            "Measure and judge, but keep no verdict and move no alias; the exit code is "
-            "that of the verdict."
-        ),
+        help="Keep no verdict, and move no alias.",
     ),
 ]
 Unmeasured = Annotated[
     str | None,
-    typer.Option(
-        "--unmeasured",
-        help="Reason to pass a release although a check that gates.yaml requires cannot run on "
-        "this machine; stored with the verdict.",
+    Field(
+        description=(
+            "Reason to pass a release although a check that gates.yaml requires cannot run on "
+            "this machine; stored with the verdict."
+        )
     ),
 ]
-Markdown = Annotated[
-    Path | None,
-    typer.Option("--markdown", help="Write the verdict as Markdown, for a pull request."),
+Report = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="FILE.json, .md or .xml (JUnit); repeatable.",
+    ),
 ]
-Junit = Annotated[
-    Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML, for CI.")
-]
-
 EvidenceFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--evidence",
-        help="Judge what a benchmark tool measured with speculation, instead of measuring: a file, "
-        "or the folder that the tool wrote; may be repeated. See docs/registry.md.",
+        metavar="PATH",
+        help="Judge a benchmark tool's files; repeatable.",
     ),
 ]
 PlainEvidence = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--plain-evidence",
-        help="The same of the same engine without speculation; may be repeated.",
+    BeforeValidator(read_several),
+    Field(
+        description="What was measured of the same engine without speculation: a file or a list."
     ),
 ]
 
@@ -134,12 +141,11 @@ def gate(
     pair: Pair = "default",
     device: DeviceOption = None,
     release: Release = None,
-    baseline: Baseline = False,
-    record: Record = False,
+    counts_only: CountsOnly = False,
+    record_counts: RecordCounts = False,
     dry_run: DryRun = DEFAULTS.dry_run,
     unmeasured: Unmeasured = DEFAULTS.unmeasured,
-    markdown: Markdown = None,
-    junit: Junit = None,
+    report: Report = None,
     prompts: Prompts = None,
     limit: Limit = DEFAULTS.limit,
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
@@ -147,45 +153,38 @@ def gate(
     threads: Threads = None,
     engine: EngineOption = "draftwell",
     sampled: Sampled = False,
-    levels: Levels = "1",
+    levels: Levels = (1,),
 ) -> None:
     """Judge a release, or this checkout against its recorded baseline. Exit code: 0 passed, 1
-    failed, 2 error, 3 not enough evidence: the intervals leave it open, and the table estimates how
-    many prompts would decide. A release is promoted after 0 only.
+    failed, 2 error, 3 not enough evidence.
 
-    Where the pair has no release on any device (a fresh clone), only counts (target calls, accepted
-    tokens) and outputs are compared with registry/baselines. A pair with releases but no candidate
-    for the device is an error; --baseline judges the counts alone.
-
-    With --engine vllm, the candidates for greedy and for sampled requests are judged beside vLLM's
-    plain decoding, with the same exit codes. With --engine URL and --launcher so are those of an
-    engine that your own command starts; without, the engine is judged as it runs.
-
-    With --evidence, results of others' benchmark tools are judged. The verdict is kept where
-    --release names a release of --engine vllm.
+    Where the pair has no release (a fresh clone), counts and outputs alone are compared with
+    registry/baselines. With --engine vllm or a URL, that engine's candidates are judged; with
+    --evidence, what other benchmark tools measured (docs/gates.md).
 
     Example: draftwell gate --pair default
     """
     from draftwell.flows.cli import gate_run as run
 
-    for path in filter(None, (markdown, junit)):
-        check_output(path)
-        path.unlink(missing_ok=True)  # a gate that breaks off leaves no earlier verdict
+    run.check_reports(report or ())
     on_other = on_other_engine(context)
-    with run.errors_are_reported(markdown, junit):
+    with run.errors_are_reported(report or ()):
+        for alone, beside in BESIDE_COUNTS.items():
+            if context.params[alone]:
+                refuse_beside(context, f"--set {alone}=true", beside, "counts_option")
         set_threads(threads)
-        if record:
+        if record_counts:
             return run.record_baseline(pair)
         if on_other or context.params["evidence"] or context.params["plain_evidence"]:
             verdicts = judge_on_other(context)
         else:
-            on = "cpu" if baseline else run.gated_on(pair, dtype, device)
+            on = "cpu" if counts_only else run.gated_on(pair, dtype, device)
             settings = GateSettings(device=on, limit=limit, max_tokens=max_tokens, dry_run=dry_run)
             settings = settings.model_copy(update={"unmeasured": unmeasured})
             asked = (find_pair(pair).name, on, release, device is not None)
-            judged = None if baseline else run.release_to_judge(*asked)
+            judged = None if counts_only else run.release_to_judge(*asked)
             verdicts = run.own_verdicts(pair, dtype, prompts, judged, settings)
-    run.show(verdicts, markdown, junit)
+    run.show(verdicts, report or ())
     if dry_run:
         say("a dry run: no verdict was kept, no alias moved")
     raise typer.Exit(run.exit_code([verdict for _, verdict in verdicts]))
@@ -202,22 +201,20 @@ def judge_on_other(context: typer.Context) -> list[tuple[str, GateVerdict]]:
     return elsewhere.gate_elsewhere(context)
 
 
-def read_released(text: str) -> str:
-    """What --engine says of a release: any engine that releases are made for."""
+def read_released(name: str) -> str:
+    """An engine that releases are made for."""
     names = dict.fromkeys((*CAPABILITIES, *LAUNCHED))
-    if text not in names:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(names)}")
-    return text
+    if name not in names:
+        raise ValueError(f"it is none of {', '.join(names)}")
+    return name
 
 
 ReleasedEngine = Annotated[
     str,
-    typer.Option(
-        "--engine",
-        parser=read_released,
-        metavar="NAME",
-        help="The engine that the release is for: draftwell, vllm, and of those that were tuned at "
-        "an address also sglang and llama.cpp.",
+    AfterValidator(read_released),
+    Field(
+        description="The engine that the release is for: draftwell, vllm, and of those that were "
+        "tuned at an address also sglang and llama.cpp."
     ),
 ]
 
@@ -225,28 +222,38 @@ ReleasedEngine = Annotated[
 def promote(
     context: typer.Context,
     pair: Pair = "default",
-    device: DeviceOption = None,
+    device: ReleaseDevice = None,
     release: Annotated[
-        str, typer.Option("--release", help="Alias or number of the release to promote.")
+        str,
+        typer.Option(
+            "--release", metavar="NAME|N", help="Alias or number of the release to promote."
+        ),
     ] = "candidate",
     reason: Annotated[
         str | None,
-        typer.Option(
-            "--reason",
-            help="Why to promote a release that was rolled back, or that was compared with an "
-            "earlier champion; recorded.",
+        Field(
+            description=(
+                "Why to promote a release that was rolled back, or that was compared with an "
+                "earlier champion; recorded."
+            )
         ),
     ] = None,
     engine: ReleasedEngine = "draftwell",
     sampled: Sampled = False,
+    dry_run: Preview = False,
 ) -> None:
     """Make a release that passed its gate the champion.
 
-    Example: draftwell promote --pair default --release candidate
+    Example: draftwell release promote --pair default --release candidate
     """
 
     name = find_pair(pair).name  # before a registry is made for a mistyped one
-    done = promotion.promote(Store(), name, released_on(context), release, reason=reason)
+    done = promotion.promote(
+        Store(), name, released_on(context), release, reason=reason, dry_run=dry_run
+    )
+    if dry_run:
+        typer.echo(f"{done.name} may be promoted")
+        return
     built = f"`draftwell deploy --pair {pair} {device_options(done.device, AT)}` builds its bundle"
     typer.echo(
         f"{done.name} is the champion; {built}"
@@ -269,136 +276,131 @@ def released_on(context: typer.Context) -> str:
 def rollback(
     context: typer.Context,
     reason: Annotated[
-        str,
-        typer.Option("--reason", help="Why the champion is rolled back; recorded."),
+        str, typer.Option("--reason", help="Why the champion is rolled back; recorded.")
     ],
     pair: Pair = "default",
-    device: DeviceOption = None,
-    to: Annotated[
-        int | None,
+    device: ReleaseDevice = None,
+    release: Annotated[
+        str | None,
         typer.Option(
-            "--to",
-            min=1,
-            help="Number of the release to make champion. Default: the previous champion.",
+            "--release",
+            help="Alias or number of the release to make champion. Default: the previous champion.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
+    bundles: Bundles = Path("dist"),
     engine: ReleasedEngine = "draftwell",
     sampled: Sampled = False,
+    dry_run: Preview = False,
 ) -> None:
     """Make the previous champion the champion again, and point `current` at its bundle; the bundle
     of another engine is built by `deploy`.
 
-    Example: draftwell rollback --pair default --reason "answers in French are cut"
+    Example: draftwell release rollback --pair default --reason "answers in French are cut"
     """
-    name, store = find_pair(pair).name, Store()
-    bad, good = promotion.rollback(store, name, released_on(context), reason, to)
+    name, store, on = find_pair(pair).name, Store(), released_on(context)
+    to = None if release is None else find_release(store, name, on, release).version
+    bad, good = promotion.rollback(store, name, on, reason, to, dry_run=dry_run)
+    if dry_run:
+        typer.echo(f"{good.name} would be the champion again, in place of version {bad.version}")
+        return
     typer.echo(
         f"{good.name} is the champion again, version {bad.version} was rolled back: {reason}"
     )
     if engine not in CAPABILITIES:
         return
-    bundle = relink(store, good, out) if engine == "draftwell" else None
+    bundle = relink(store, good, bundles) if engine == "draftwell" else None
     typer.echo(
         f"{bundle}  (and {bundle.parent / 'current'})"
         if bundle
         else (
-            f"its bundle is not in {out}: `draftwell deploy --pair {pair} "
+            f"its bundle is not in {bundles}: `draftwell deploy --pair {pair} "
             f"{device_options(good.device, AT)}` builds it"
         )
     )
 
 
-Alias = Annotated[str, typer.Option("--alias", help="Alias or number of the release to deploy.")]
+Deployed = Annotated[
+    str, typer.Option("--release", help="Alias or number of the release to deploy.")
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder of bundles.")]
 Ungated = Annotated[
     str | None,
-    typer.Option(
-        "--ungated", help="Deploy without a passed gate, for this reason, which is recorded."
-    ),
+    Field(description="Deploy without a passed gate, for this reason, which is recorded."),
 ]
-WithWeights = Annotated[
-    bool, typer.Option("--with-weights", help="Copy the models into the bundle.")
-]
+WithWeights = Annotated[bool, Field(description="Copy the models into the bundle.")]
 Temperature = Annotated[
     float,
-    typer.Option(
-        "--temperature",
-        min=0.0,
-        help="With --engine vllm: of the requests that it was tuned for.",
-    ),
+    Field(ge=0.0, description="With --engine vllm: of the requests that it was tuned for."),
 ]
 Swap = Annotated[
     str | None,
-    typer.Option(
-        "--swap",
-        metavar="URL",
-        help="With --engine vllm: load the release's head or draft into the vLLM that runs there, "
-        "without a restart, and check it there before `current` moves.",
+    Field(
+        description=(
+            "With --engine vllm: load the release's head or draft into the vLLM that runs there, "
+            "without a restart, and check it there before `current` moves."
+        )
     ),
 ]
 SwapPrompts = Annotated[
     Path | None,
-    typer.Option(
-        "--swap-prompts", help="With --swap: a file with the prompts that the release was tuned on."
-    ),
+    Field(description="With swap: a file with the prompts that the release was tuned on."),
 ]
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help=(
-            "With --engine vllm: a setting of what serves, such as image=NAME or "
-            "replicas=3; may be repeated."
-        ),
-    ),
-]
+Serving = Annotated[dict[str, str], OtherKeys(OPTIONS)]
 
 
 def deploy(
     context: typer.Context,
     pair: Pair = "default",
     device: DeviceOption = None,
-    alias: Alias = "champion",
+    release: Deployed = "champion",
     out: Out = Path("dist"),
     ungated: Ungated = None,
     with_weights: WithWeights = False,
     dtype: DtypeOption = None,
     engine: EngineOption = "draftwell",
     temperature: Temperature = 0.0,
-    options: Options = None,
+    serving: Serving = {},  # noqa: B006 (never changed)
     swap: Swap = None,
     swap_prompts: SwapPrompts = None,
+    dry_run: Preview = False,
 ) -> None:
     """Take the bundle that the gate judged, or build the release's bundle, and point `current` at
     it.
 
-    With --engine vllm, a bundle for vLLM is built of its champion, in OUT/vllm/PAIR. --swap also
-    loads its head into a server that runs, with DRAFTWELL_SWAP_KEY and DRAFTWELL_ENGINE_KEY.
+    With --engine vllm a bundle for vLLM is built, in OUT/vllm/PAIR; swap=URL loads its head into a
+    server that runs.
 
-    Example: draftwell deploy --pair default --alias champion
+    Example: draftwell deploy --pair default --release champion
     """
     if on_other_engine(context):
         from draftwell.flows.cli.engine import deploy_elsewhere
 
         built = deploy_elsewhere(context)
-        typer.echo(f"{built}  (and {built.parent / 'current'})")
+        typer.echo(
+            f"it may be deployed, in {built}"
+            if dry_run
+            else f"{built}  (and {built.parent / 'current'})"
+        )
         return
 
     spec, on = find_pair(pair), release_device(device)
     store = Store()
-    release = find_release(store, spec.name, on, alias)  # before any model is fetched
+    found = find_release(store, spec.name, on, release)  # before any model is fetched
+    if dry_run:
+        check_deployable(store, found, ungated)
+        typer.echo(f"{found.name} may be deployed, in {out / spec.name}")
+        return
     bundle = build_bundle(
         store,
         spec,
         fetch(spec, progress=say),
-        alias=alias,
+        alias=release,
         device=on,
         out=out,
         ungated_reason=ungated,
         with_weights=with_weights,
     )
-    if line := None if with_weights or ungated else deviation(bundle, release):
+    if line := None if with_weights or ungated else deviation(bundle, found):
         say(line)
     for remark in filter(None, (signature_remark(bundle), hashes_remark(bundle))):
         say(remark)
@@ -407,26 +409,30 @@ def deploy(
 
 def prune(
     pair: Pair = "default",
-    engine: EngineOption = "draftwell",
+    engine: ReleasedEngine = "draftwell",
     keep: Annotated[
         int,
-        typer.Option(
-            "--keep", min=1, help="Bundles of each device that stay besides the one that is served."
-        ),
+        Field(ge=1, description="Bundles of each device that stay besides the one that is served."),
     ] = 3,
-    out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
+    bundles: Bundles = Path("dist"),
+    dry_run: Preview = False,
 ) -> None:
     """Remove a pair's old bundles; what is served and the newest ones stay, and `deploy` builds any
     other again.
 
-    Example: draftwell prune --pair default --keep 3
+    Example: draftwell release prune --pair default --set keep=3
     """
 
     name = find_pair(pair).name
-    home = out / name if engine == "draftwell" else bundles_of(out, name)
-    removed = retention.prune(home, keep)
+    if engine not in CAPABILITIES:
+        raise DraftwellError(
+            f"--set engine={engine}: there are bundles of {' and '.join(CAPABILITIES)} alone",
+            code="no_bundles_of_engine",
+        )
+    home = bundles / name if engine == "draftwell" else bundles_of(bundles, name)
+    removed = retention.prune(home, keep, dry_run=dry_run)
     typer.echo(
-        "\n".join(f"removed {path}" for path in removed)
+        "\n".join(f"{'would remove' if dry_run else 'removed'} {path}" for path in removed)
         or f"nothing to remove: {keep} or fewer are not served"
     )
 
@@ -440,7 +446,7 @@ def ui(
 
     It asks for no password, so it answers this machine alone; others are served from deploy/.
 
-    Example: draftwell ui --port 5000
+    Example: draftwell release ui --port 5000
     """
     import os
     import subprocess

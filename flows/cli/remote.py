@@ -13,13 +13,11 @@ import typer
 from draftwell.components.bench.engines.at_address import load_table
 from draftwell.components.engines.remote.address import EngineAddress, parse_address
 from draftwell.components.prompts.prompt import mixed
+from draftwell.flows.cli.bench_run import outputs_of, teller
 from draftwell.flows.cli.options import (
-    check_output,
     pick_device,
     progress,
     say,
-    wide_console,
-    write_json,
 )
 from draftwell.flows.context import now
 from draftwell.flows.steps.remote.measure import TEXTS, bench_at_address, collect_at_address
@@ -32,7 +30,8 @@ if TYPE_CHECKING:
 
 def address_of(context: typer.Context, option: str = "engine") -> EngineAddress | None:
     """The address that an option names, with the key, headers, certificates and model that the
-    others name; None where it names none. A key is sent to the engine and to --plain alike."""
+    others name; None where it names none. A key is sent to the engine and to that of plain=
+    alike."""
     given = context.params
     if (url := given.get(option)) is None:
         return None
@@ -63,7 +62,7 @@ def open_at_address(title: str, context: typer.Context) -> Iterator[RemoteSpace]
 
 
 def levels_of(context: typer.Context, default: int) -> tuple[int, ...]:
-    """Requests at once that --concurrency names."""
+    """Requests at once that concurrency names."""
     named = context.params["concurrency"]
     return (default,) if named is None else tuple(named)
 
@@ -71,9 +70,7 @@ def levels_of(context: typer.Context, default: int) -> tuple[int, ...]:
 def bench_remote(context: typer.Context, prompts: Sequence[Prompt]) -> None:
     """`draftwell bench --engine URL`."""
     given = context.params
-    out = None if given["out"] is None else Path(given["out"])
-    if out is not None:
-        check_output(out)
+    outputs = outputs_of(given["out"], report_alone=True)
     chosen = (mixed(prompts) if given["mix"] else list(prompts))[: given["limit"]]
     asked = {name: given[name] for name in ("max_tokens", "temperature", "seed")}
     with open_at_address("bench", context) as space:
@@ -86,17 +83,15 @@ def bench_remote(context: typer.Context, prompts: Sequence[Prompt]) -> None:
             figures=[figure.model_dump(mode="json") for figure in figures],
             **asked,
         )
-    if out is not None:
-        write_json(out, made)
     title = (
         f"{made['pair']}, {len(chosen)} prompts of up to {given['max_tokens']} tokens, "
         f"{made['version']} at {made['address']}"
     )
-    wide_console().print(load_table(figures, title))
+    teller(outputs.report, as_json=given["as_json"])(made, load_table(figures, title))
 
 
 def collect_remote(context: typer.Context, rows: Sequence[Prompt]) -> None:
-    """`draftwell collect --engine URL`."""
+    """`draftwell step collect --engine URL`."""
     given = context.params
     asked = {name: given[name] for name in ("max_tokens", "temperature", "top_p", "seed")}
     with open_at_address("collect", context) as space:

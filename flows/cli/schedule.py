@@ -7,30 +7,34 @@ from typing import Annotated
 
 import typer
 
-from draftwell.flows.cli.options import DeviceOption, Pair, release_device, say, wide_console
+from draftwell.flows.cli.options import (
+    DeviceOption,
+    Pair,
+    Preview,
+    release_device,
+    say,
+    wide_console,
+)
+from draftwell.flows.cli.settings_option import add_command
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(schedule)
+    add_command(app, schedule)
 
 
 def schedule(
     pair: Pair = "default",
     device: DeviceOption = None,
-    gpu_slots: Annotated[
-        int | None,
-        typer.Option(
-            "--gpu-slots",
-            min=1,
-            help="Flows that may compute at the same time, over all pairs. Default: keep "
-            "the server's limit, which starts at 1.",
-        ),
-    ] = None,
     file: Annotated[
         Path,
-        typer.Option("--file", help="YAML file of the deployments, their schedules and settings."),
+        typer.Option(
+            "--settings",
+            metavar="FILE",
+            help="YAML file of the deployments, their schedules and settings.",
+        ),
     ] = Path("prefect.yaml"),
+    dry_run: Preview = False,
 ) -> None:
     """Create the work pool, limits, automation and deployments of a pair on a Prefect server.
 
@@ -41,8 +45,12 @@ def schedule(
     """
     from draftwell.flows.orchestration import deployments  # imports Prefect
 
+    if dry_run:
+        for name in deployments.planned(pair, release_device(device), file):
+            typer.echo(f"would deploy {name}")
+        return
     say("deploying to Prefect (about 20 s)")
-    made = deployments.schedule(pair, release_device(device), file, gpu_slots=gpu_slots)
+    made = deployments.schedule(pair, release_device(device), file)
     limits = ", ".join(f"{name} = {slots}" for name, slots in made.limits.items())
     for line in (
         *made.deployments,

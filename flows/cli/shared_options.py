@@ -8,97 +8,88 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from pydantic import BeforeValidator, Field
+
+from draftwell.flows.cli.options import read_several
 
 EngineKeyFile = Annotated[
     Path | None,
-    typer.Option(
-        "--engine-key-file",
-        help="With --engine URL: file of the server's key. Default: $DRAFTWELL_ENGINE_KEY.",
+    Field(
+        description="With --engine URL: file of the server's key. Default: $DRAFTWELL_ENGINE_KEY."
     ),
 ]
 EngineHeader = Annotated[
     list[str] | None,
-    typer.Option(
-        "--engine-header",
-        metavar="NAME:VALUE",
-        help="With --engine URL: a header of all requests; may be repeated. Lists of processes "
-        "show it: it is no place for a key.",
+    BeforeValidator(read_several),
+    Field(
+        description=(
+            "With --engine URL: NAME:VALUE, a header of all requests, or a list. Lists of "
+            "processes show it: it is no place for a key."
+        )
     ),
 ]
 EngineCa = Annotated[
     Path | None,
-    typer.Option(
-        "--engine-ca",
-        help="With --engine URL: file of the certificates that its own is checked by.",
-    ),
+    Field(description="With --engine URL: file of the certificates that its own is checked by."),
 ]
 EngineModel = Annotated[
     str | None,
-    typer.Option(
-        "--engine-model",
-        help="With --engine URL: the name of the model there. Default: the only one.",
-    ),
+    Field(description="With --engine URL: the name of the model there. Default: the only one."),
 ]
 LaunchCommand = Annotated[
     str | None,
-    typer.Option(
-        "--launcher",
-        metavar="COMMAND",
-        help="With --engine URL: the command that starts the engine, for a shell. In it "
-        "{speculation_options} stands for the options that say how it speculates, "
-        "{speculation_file} for a file with them, {port} and {url} for where it answers. "
-        "See docs/launchers.md.",
+    Field(
+        description=(
+            "With --engine URL: the command that starts the engine, for a shell, or its file. In "
+            "it {speculation_options} stands for the options that say how it speculates, "
+            "{speculation_file} for a file with them, {port} and {url} for where it answers. See "
+            "docs/launchers.md."
+        )
     ),
 ]
 StopCommand = Annotated[
     str | None,
-    typer.Option(
-        "--stop-command",
-        metavar="COMMAND",
-        help="With --launcher: ends an engine that does not end with the command that started it; "
-        "with the same placeholders.",
+    Field(
+        description=(
+            "With a launcher: ends an engine that does not end with the command that started it; "
+            "with the same placeholders."
+        )
     ),
 ]
 StartMinutes = Annotated[
     float,
-    typer.Option(
-        "--start-minutes",
-        min=0.05,
-        help="With --launcher: how long an engine may take until it answers.",
-    ),
+    Field(ge=0.05, description="With a launcher: how long an engine may take until it answers."),
 ]
 EngineDraft = Annotated[
     str | None,
-    typer.Option(
-        "--engine-draft",
-        metavar="NAME",
-        help="With --launcher: the draft model as the engine reads it, a folder, file or hub id. "
-        "Default: the pair's, in a folder of this machine.",
+    Field(
+        description=(
+            "With a launcher: the draft model as the engine reads it, a folder, file or hub id. "
+            "Default: the pair's, in a folder of this machine."
+        )
     ),
 ]
 EngineHead = Annotated[
     str | None,
-    typer.Option(
-        "--engine-head",
-        metavar="NAME",
-        help="With --launcher: the EAGLE-3 head as the engine reads it. Default: the pair's.",
+    Field(
+        description="With a launcher: the EAGLE-3 head as the engine reads it. Default: the pair's."
     ),
 ]
 Grid = Annotated[
     bool,
-    typer.Option(
-        "--grid",
-        help="With --launcher: measure every setting again at the end, and what the choice lost "
-        "to the best of them.",
+    Field(
+        description=(
+            "With a launcher: measure every setting again at the end, and what the choice lost "
+            "to the best of them."
+        )
     ),
 ]
 TuneMinutes = Annotated[
     float | None,
-    typer.Option(
-        "--minutes",
-        min=1.0,
-        help="With --launcher: measure what there is time for; --grid comes on top. Default: all.",
+    Field(
+        ge=1.0,
+        description="With a launcher: measure what there is time for; grid comes on top. "
+        "Default: all.",
     ),
 ]
 

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftwell.flows.cli.options import (
-    DeviceOption,
+    Bundles,
     DtypeOption,
     Pair,
+    Preview,
+    ReleaseDevice,
     release_device,
     say,
     wide_console,
 )
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.flows.steps.deploy import sync_champion
 from draftwell.flows.workspace import Workspace
-from draftwell.registry.composing import parse_pins
+from draftwell.registry.composing import compose, parse_pins
+from draftwell.registry.store import Store
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from draftwell.registry.composing import Composition
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (release, sync):
-        app.command()(command)
+    add_command(app, create)
+    add_command(app, sync)
 
 
-def release(
+def create(
     pin: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,24 +46,25 @@ def release(
         ),
     ] = None,
     pair: Pair = "default",
-    device: DeviceOption = None,
+    device: ReleaseDevice = None,
     dtype: DtypeOption = None,
+    dry_run: Preview = False,
 ) -> None:
     """Make a candidate of versions picked in MLflow's UI; nothing is trained.
 
-    Example: draftwell release --pair default --pin verifier=1
+    Example: draftwell release create --pair default --pin verifier=1
     """
-    from rich.table import Table
-
     from draftwell.flows.steps.publish import publish_picked
 
     device = release_device(device)
-    made = publish_picked(Workspace(pair, dtype, say), device, parse_pins(pin or ()))
-    table = Table("kind", "version", "from", title=made.release.name)
-    for kind, version in made.composition.versions.items():
-        table.add_row(kind, str(version.version), made.composition.origin(kind))
+    space, pins = Workspace(pair, dtype, say), parse_pins(pin or ())
+    if dry_run:
+        chosen = compose(Store(), space.spec.name, device, pins)
+        wide_console().print(table_of(chosen, f"would be release.{space.spec.name}.{device}"))
+        return
+    made = publish_picked(space, device, pins)
     console = wide_console()
-    console.print(table)
+    console.print(table_of(made.composition, made.release.name))
     for note in made.notes:
         console.print(note, soft_wrap=True)
     champion = made.composition.champion
@@ -72,10 +82,21 @@ def release(
         )
 
 
+def table_of(chosen: Composition, title: str) -> Table:
+    """The versions of a release, and where each comes from."""
+    from rich.table import Table
+
+    table = Table("kind", "version", "from", title=title)
+    for kind, version in chosen.versions.items():
+        table.add_row(kind, str(version.version), chosen.origin(kind))
+    return table
+
+
 def sync(
     pair: Pair = "default",
-    device: DeviceOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
+    device: ReleaseDevice = None,
+    bundles: Bundles = Path("dist"),
+    dry_run: Preview = False,
 ) -> None:
     """Deploy the champion that the alias names now, if something else is served; a running server
     switches.
@@ -83,10 +104,10 @@ def sync(
     The flow of the same name does this every hour. A champion without a passed gate is refused, and
     what serves stays.
 
-    Example: draftwell sync --pair default
+    Example: draftwell release sync --pair default
     """
 
     device = release_device(device)
-    done = sync_champion(Workspace(pair, say=say), device, out)
+    done = sync_champion(Workspace(pair, say=say), device, bundles, dry_run=dry_run)
     if done.bundle is not None:
         typer.echo(f"{done.bundle}  ({done.state})")

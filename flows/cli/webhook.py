@@ -1,4 +1,4 @@
-"""`draftwell webhook`: deploys what MLflow's webhook says has become the champion."""
+"""`draftwell release webhook`: deploys what MLflow's webhook says has become the champion."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
-from draftwell.flows.cli.options import DeviceOption, Pair, release_device, say
+from draftwell.flows.cli.options import Bundles, Pair, ReleaseDevice, release_device, say
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.flows.steps.deploy import sync_champion
 from draftwell.flows.workers.webhook_receiver import PATH, InTurn, application, serve
 from draftwell.flows.workspace import Workspace
@@ -19,49 +21,49 @@ from draftwell.serving.server.process import address_of, listen
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(webhook)
+    add_command(app, webhook)
 
 
 def webhook(
     pair: Pair = "default",
-    device: DeviceOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")
-    ] = 8100,
+    device: ReleaseDevice = None,
+    bundles: Bundles = Path("dist"),
+    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Field(ge=1, le=65535, description="Port to listen on.")] = 8100,
     secret_file: Annotated[
         Path | None,
-        typer.Option(
-            "--secret-file",
-            help="File with the secret that MLflow signs with. Default: $DRAFTWELL_WEBHOOK_SECRET.",
+        Field(
+            description="File with the secret that MLflow signs with. Default: "
+            "$DRAFTWELL_WEBHOOK_SECRET."
         ),
     ] = None,
-    register: Annotated[
+    register_at: Annotated[
         str | None,
-        typer.Option(
-            "--register",
-            help="Make the webhook in MLflow, for the address under which its server reaches this "
-            "command, such as http://127.0.0.1:8100/mlflow, and end.",
+        Field(
+            description=(
+                "Make the webhook in MLflow, for the address under which its server reaches this "
+                "command, such as http://127.0.0.1:8100/mlflow, and end."
+            )
         ),
     ] = None,
 ) -> None:
     """Deploy within seconds what the alias champion names, when MLflow says that it was moved.
 
-    It does what `draftwell sync` does: a champion without a passed gate is refused, and what serves
-    stays. It needs MLflow's server, which sends the webhook once --register has made it there.
+    It does what `draftwell release sync` does: a champion without a passed gate is refused, and
+    what serves
+    stays. It needs MLflow's server, which sends the webhook once register_at= has made it there.
 
-    Example: draftwell webhook --pair default --secret-file webhook-secret
+    Example: draftwell release webhook --pair default --set secret_file=webhook-secret
     """
 
     device, secret = release_device(device), read_secret(secret_file)
     space = Workspace(pair, say=say)
     name = f"release.{space.spec.name}.{device}"
-    if register is not None:
-        make(name, register, secret)
+    if register_at is not None:
+        make(name, register_at, secret)
         return
     with listen(host, port) as listener:
-        turn = InTurn(lambda: sync_champion(space, device, out))
+        turn = InTurn(lambda: sync_champion(space, device, bundles))
         say(f"webhooks for {name}: http://{address_of(listener)}{PATH}  (Ctrl-C ends it)")
         serve(application(Deliveries(secret), name, "champion", turn), listener)
 
@@ -79,4 +81,4 @@ def make(name: str, address: str, secret: str) -> None:
     if why is not None and "401" in why:
         say(f"the receiver refused it ({why}): give both commands the same secret")
     elif why is not None:
-        say(f"it did not reach it just now ({why}): run this command there without --register")
+        say(f"it did not reach it just now ({why}): run this command there without register_at")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
 from prefect.events.schemas.automations import AutomationCore
@@ -27,6 +28,7 @@ from draftwell.flows.settings import pair_anywhere
 from draftwell.registry.access import hidden
 from draftwell.registry.pairs import find_pair
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.files import read_text
 
 LOCAL_API = "http://127.0.0.1:4200/api"
 """The server of `make prefect-server`, where `PREFECT_API_URL` names no other."""
@@ -55,25 +57,18 @@ class Scheduled:
     deployments: list[str]
 
 
-def schedule(pair: str, device: str, file: Path, *, gpu_slots: int | None = None) -> Scheduled:
+def schedule(pair: str, device: str, file: Path) -> Scheduled:
     """Deploy every deployment of a file for a pair.
 
     Args:
         file: `prefect.yaml`, which may name `DRAFTWELL_PAIR` (the pair's name), `DRAFTWELL_SPEC`
             (the name, or the YAML file of the pair) and `DRAFTWELL_DEVICE`.
-        gpu_slots: flows that may compute at the same time; None keeps the server's limit, 1 where
-            there is none.
     Raises:
         DraftwellError: no such pair or file, a server that does not answer, or Prefect refuses a
             deployment: those before it are deployed.
     """
     name = find_pair(pair).name
-    if not file.is_file():
-        raise DraftwellError(
-            f"there is no {file} here: run this in Draftwell's checkout, or name the file with "
-            "--file",
-            code="no_deployments_file",
-        )
+    check_file(file)
     address = PREFECT_API_URL.value() or LOCAL_API
     shown = hidden(address)
     with (
@@ -88,7 +83,7 @@ def schedule(pair: str, device: str, file: Path, *, gpu_slots: int | None = None
                 code="no_prefect_server",
             )
         make_pool(client)
-        limits = make_limits(client, name, gpu_slots)
+        limits = make_limits(client, name)
         make_automation(client)
         apply(
             file,
@@ -106,6 +101,37 @@ def schedule(pair: str, device: str, file: Path, *, gpu_slots: int | None = None
             if {f"pair:{name}", f"device:{device}"} <= set(each.tags)
         ]
     return Scheduled(shown.removesuffix("/api"), limits, sorted(deployed))
+
+
+def check_file(file: Path) -> None:
+    """Refuse a file of deployments that is not there."""
+    if not file.is_file():
+        raise DraftwellError(
+            f"there is no {file} here: run this in Draftwell's checkout, or name the file with "
+            "--settings",
+            code="no_deployments_file",
+        )
+
+
+def planned(pair: str, device: str, file: Path) -> list[str]:
+    """The deployments that `schedule` would make, as `flow/name`; no server is asked.
+
+    Raises:
+        DraftwellError: no such pair or file, or the file names no deployments
+            (`deployment_refused`).
+    """
+    check_file(file)
+    text = read_text(file)
+    for key, value in (("DRAFTWELL_PAIR", find_pair(pair).name), ("DRAFTWELL_DEVICE", device)):
+        text = text.replace("{{ $" + key + " }}", value)
+    try:
+        rows = yaml.safe_load(text)["deployments"]
+        return [f"{row['entrypoint'].rpartition(':')[2]}/{row['name']}" for row in rows]
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        raise DraftwellError(
+            f"{file} names no deployments with an entrypoint and a name: see prefect.yaml",
+            code="deployment_refused",
+        ) from error
 
 
 def apply(file: Path, environment: dict[str, str]) -> None:
@@ -135,14 +161,13 @@ def make_pool(client: SyncPrefectClient) -> None:
         )
 
 
-def make_limits(client: SyncPrefectClient, pair: str, gpu_slots: int | None) -> dict[str, int]:
-    """Create the concurrency limits of a pair, unless they exist; returns limit → slots."""
+def make_limits(client: SyncPrefectClient, pair: str) -> dict[str, int]:
+    """Create the concurrency limits of a pair, unless they exist; returns limit → slots. More than
+    one computes at a time where a person raises `prefect gcl update`'s limit."""
     names = (pair_limit(pair), GPU_SLOT)
     for name in names:
         with suppress(ObjectAlreadyExists):
             client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
-    if gpu_slots is not None:
-        client.upsert_global_concurrency_limit_by_name(GPU_SLOT, gpu_slots)
     return {name: client.read_global_concurrency_limit_by_name(name).limit for name in names}
 
 

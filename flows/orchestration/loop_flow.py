@@ -9,12 +9,18 @@ finished shards, trials and results.
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow, task
 
+from draftwell.components.bench.engines.figures import Figure
+from draftwell.components.bench.until import Until
+from draftwell.components.card.card import FEWEST_CONFIRMING, WIDEST
 from draftwell.components.gate.settings import GateSettings
+from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.flows.context import open_trace
 from draftwell.flows.loading import open_from_settings, prompts_of, workspace_of
 from draftwell.flows.orchestration import assets, run_artifacts as shown
@@ -27,7 +33,7 @@ from draftwell.flows.orchestration.result_cache import (
     timed,
 )
 from draftwell.flows.orchestration.task_options import ANEW, FLOW, turn_of
-from draftwell.flows.progress import announce
+from draftwell.flows.progress import announce, announce_step
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import (
     collect as collect_step,
@@ -39,6 +45,7 @@ from draftwell.flows.steps import (
     tune as tune_step,
 )
 from draftwell.flows.steps.announcement import forget_announced
+from draftwell.flows.steps.at_once import measure_at_once
 from draftwell.flows.steps.champion import champion_number, champion_of
 from draftwell.flows.steps.engine import (
     collect as engine_collect,
@@ -46,10 +53,21 @@ from draftwell.flows.steps.engine import (
     gate as engine_gate,
     tune as engine_tune,
 )
+from draftwell.flows.steps.engine.card import EngineOutcome, engine_card
 from draftwell.flows.steps.engine.recalibrate import recalibrate, said_of
 from draftwell.flows.steps.engine.release import publish_on_engine
-from draftwell.flows.steps.engine.space import REPORT, about, deployment_of, space_of
+from draftwell.flows.steps.engine.space import (
+    REPORT,
+    EngineSpace,
+    about,
+    deployment_of,
+    space_of,
+)
+from draftwell.flows.steps.fits import said_to_fit
 from draftwell.flows.steps.gate_parts.record import earlier_verdict
+from draftwell.flows.steps.keep_card import keep_with_release
+from draftwell.flows.steps.outcome_card import Asked, card_of
+from draftwell.flows.steps.plan import planned
 from draftwell.flows.steps.reference_traces import of_release
 from draftwell.flows.steps.traffic_prompts import settle_prompts
 from draftwell.flows.steps.verdict import only_sampled, refusal, sentence, verdict_of
@@ -58,14 +76,47 @@ from draftwell.registry.pairs import find_pair
 from draftwell.registry.releases import ReleaseVersion
 from draftwell.serving.artifacts.kinds import CALIBRATED, READ_BY_STRATEGIES
 from draftwell.serving.bundle.verdict import FAILED, PASSED, UNDECIDED
-from draftwell.serving.files import write_json
+from draftwell.serving.files import remove_folder, write_json
 from draftwell.serving.recording.trace import TraceSet
+
+if TYPE_CHECKING:
+    from draftwell.components.prompts.prompt import Prompt
 
 STATES = {PASSED: "waiting", FAILED: "refused", UNDECIDED: "undecided"}
 """What becomes of a release that is not deployed; one that passed waits for a person."""
+AFTER_GREEDY = 0.25
+"""Share of `minutes` that our own engine keeps for what comes after the gate's greedy requests:
+sampled ones, its other checks, several requests at once, and deployment."""
+USES = {
+    "bench": "to confirm with, at most",
+    "collect": "to collect texts of",
+    "calibrate": "to calibrate with",
+    "tune": "to choose with",
+}
+"""Step → what its prompts are for, in words."""
+STEPS = 7
 LAST_STEPS = 0.3
 """Share of `minutes` that is kept for gate and deployment: four starts of the engine and some
 minutes."""
+
+
+@task(name="plan", **ANEW)
+def plan(settings: PipelineSettings) -> dict[str, Any]:
+    """The settings with counts of prompts and tokens for their minutes, by how fast the target
+    writes here."""
+    made = planned(open_from_settings(settings), settings)
+    cut = ", ".join(f"{len(rows)} {USES[name]}" for name, rows in prompts_of(made).items() if rows)
+    announce(f"prompts: {cut}; none is in two of them")
+    return made.model_dump(mode="json")
+
+
+def loading_of(settings: PipelineSettings, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """How the pair is loaded to collect: with many slots that are as long as these prompts need, or
+    as all other steps have it, where the time that another loading takes is counted."""
+    if settings.minutes is not None:
+        return {}
+    space = Workspace(settings.pair, settings.dtype)
+    return collect_step.loading(space, prompts, collect_step.collection_at(settings, 0.0))
 
 
 @task(name="collect", **ANEW)
@@ -83,13 +134,10 @@ def collect(settings: PipelineSettings) -> dict[str, Any]:
         return {"settings": settings.model_dump(mode="json"), "answered": None, "texts": texts}
     settings = settle_prompts(settings)
     fixed = {"settings": settings.model_dump(mode="json"), "answered": answer_to(settings)}
-    if fixed["answered"] is not None:
+    if fixed["answered"] is not None or without_draft(settings):  # which has nothing to trace
         return {**fixed, "traces": {}}
     prompts = prompts_of(settings)["collect"]
-    load_with = collect_step.loading(
-        Workspace(settings.pair, settings.dtype), prompts, collect_step.collection_at(settings, 0.0)
-    )
-    step = open_from_settings(settings, **load_with)
+    step = open_from_settings(settings, **loading_of(settings, prompts))
     traces = collect_step.collect_classes(step, prompts, settings)
     digests = {name: found.digest() for name, found in traces.items()}
     rows = [
@@ -102,19 +150,29 @@ def collect(settings: PipelineSettings) -> dict[str, Any]:
     return {**fixed, "traces": digests}
 
 
+def without_draft(settings: PipelineSettings) -> bool:
+    """Whether the pair has no draft model."""
+    return find_pair(settings.pair).draft is None
+
+
 @task(name="train", **CACHED)
 def train(settings: PipelineSettings) -> dict[str, Any]:
-    """Train a SPRINTER verifier, and an acceptance head where the champion has one; for another
-    engine an EAGLE-3 head, where the pair has none."""
+    """Train a SPRINTER verifier, where a lossy strategy may be chosen, and an acceptance head where
+    the champion has one; for another engine an EAGLE-3 head, where the pair has none."""
     if settings.restarts:
         rows = prompts_of(settings)["collect"]
         return {"made": {}, "head": head_step.train_as(settings, space_of(settings), rows)}
+    if without_draft(settings):
+        return {"made": {}}
     step = open_from_settings(settings)
-    report, kinds = train_step.run_train(step, open_trace(step)).to_json(), ["verifier"]
+    report, kinds = {}, list[str]()
+    if settings.takes_lossy:
+        report, kinds = train_step.run_train(step, open_trace(step)).to_json(), ["verifier"]
     if serves_head(step.workspace):
         train_step.run_train_head(step, open_trace(step))
         kinds.append(HEAD)
-    shown.figures("training", step.workspace, report)
+    if report:
+        shown.figures("training", step.workspace, report)
     shown.pictures(step.workspace, kinds)
     found = standing(step.workspace, kinds)
     assets.artifacts_made(step.workspace, found, [assets.TRACES])
@@ -123,11 +181,15 @@ def train(settings: PipelineSettings) -> dict[str, Any]:
 
 @task(name="calibrate", **CACHED)
 def calibrate(settings: PipelineSettings) -> dict[str, Any]:
-    """Make acceptance table (its counts of sampled texts too), correction memory and hardware
-    profile."""
+    """Make acceptance table (its counts of sampled texts too), hardware profile, and where a lossy
+    strategy may be chosen a correction memory."""
     step = open_from_settings(settings)
-    report = train_step.calibrate_as(settings, step, prompts_of(settings)["calibrate"])
-    kinds = [kind for kind in CALIBRATED if kind != "verifier"]
+    if without_draft(settings):
+        report, kinds = train_step.run_profile(step), ["hardware_profile"]
+    else:
+        report = train_step.calibrate_as(settings, step, prompts_of(settings)["calibrate"])
+        left_out = ("verifier",) if settings.takes_lossy else ("verifier", "correction_memory")
+        kinds = [kind for kind in CALIBRATED if kind not in left_out]
     shown.figures("calibration", step.workspace, report)
     shown.pictures(step.workspace, kinds)
     found = standing(step.workspace, kinds)
@@ -144,7 +206,8 @@ def tune(settings: PipelineSettings, seconds: float = 0.0) -> dict[str, Any]:
         found = engine_tune.tune_as(settings, space_of(settings), prompts, seconds)
         return {"made": {}, "choice": found}
     step, kinds = open_from_settings(settings), ["decoding_config"]
-    choice = tune_step.tune_as(settings, step, prompts_of(settings)["tune"])
+    way = tune_step.tune_without_draft_as if without_draft(settings) else tune_step.tune_as
+    choice = way(settings, step, prompts_of(settings)["tune"])
     rows = shown.measured_rows(step.workspace)
     shown.table("tuning", step.workspace, rows, choice["reason"])
     shown.pictures(step.workspace, kinds)
@@ -183,7 +246,12 @@ def release_made(space: Workspace, release: ReleaseVersion) -> None:
 
 @task(name="gate", **ANEW)
 def gate(
-    settings: PipelineSettings, release: int, full: bool = True, limit: int | None = None
+    settings: PipelineSettings,
+    release: int,
+    full: bool = True,
+    limit: int | None = None,
+    seconds: float = 0.0,
+    greedy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Judge a release, unless a run on served traffic finds that it was judged beside the same
     champion.
@@ -191,6 +259,8 @@ def gate(
     Args:
         full: other strategies decode the same prompts, for a table.
         limit: prompts, at most: two suffice for plain decoding, of which no speed is judged.
+        seconds: of a loop of so many minutes: for more prompts, while the interval is wide.
+        greedy: report of another release with the same choice for greedy requests.
     Returns:
         the bench's `report`, `checks`, whether it `passed`, and the `champion` that it was judged
         beside.
@@ -207,10 +277,16 @@ def gate(
         device=settings.device,
         limit=None,
         max_tokens=settings.bench_tokens,
-        others=full and settings.source != "drift",
+        others=full and settings.source != "drift" and settings.minutes is None,
     )
     prompts = prompts_of(settings)["bench"][:limit]
-    found = gate_step.gate_release(open_from_settings(settings), prompts, wanted, alias=release)
+    until = (
+        None
+        if settings.minutes is None
+        else Until(FEWEST_CONFIRMING, WIDEST, time.monotonic() + seconds)
+    )
+    step = open_from_settings(settings)
+    found = gate_step.gate_release(step, prompts, wanted, alias=release, until=until, greedy=greedy)
     kept = {key: found[key] for key in ("report", "checks", "passed")}
     space = workspace_of(settings)
     assets.made(
@@ -221,6 +297,59 @@ def gate(
         prompts=len(prompts),
     )
     return {**kept, "champion": champion}
+
+
+@task(name="at once", **ANEW)
+def at_once(settings: PipelineSettings) -> dict[str, Any]:
+    """The speed of the choice for several requests at once, on the gate's prompts, and the peak of
+    memory meanwhile."""
+    return measure_at_once(open_from_settings(settings), prompts_of(settings)["bench"])
+
+
+@task(name="card", **ANEW)
+def card(
+    settings: PipelineSettings, outcome: dict[str, Any], fits: str, seconds: float
+) -> dict[str, Any]:
+    """What came of the loop, on a page that is kept with the release; returns it as data."""
+    asked = Asked(
+        fits=fits,
+        seconds=seconds,
+        minutes=settings.engine_minutes if settings.restarts else settings.minutes or 0.0,
+        prompts=None if settings.prompts is None else settings.prompts.name,
+        confirming=settings.bench_prompts,
+        in_time=not settings.restarts,
+    )
+    if settings.restarts:
+        space = space_of(settings)
+        promote = settings.promote or space.workspace.spec.promote
+        made = engine_card(space.workspace, engine_outcome(space, outcome, promote), asked)
+        temperature = deployment_of(settings, space).temperature
+        keep_with_release(space.workspace, made, space.released_as(temperature))
+    else:
+        own = workspace_of(settings)
+        made = card_of(outcome, settings, own, asked)
+        keep_with_release(own, made)
+    return made.model_dump(mode="json")
+
+
+def engine_outcome(space: EngineSpace, outcome: dict[str, Any], promote: str) -> EngineOutcome:
+    """What a card says of a loop on another engine."""
+    name = space.workspace.on_command_lines
+    serves = outcome["passed"] or outcome["champion"] is not None
+    again = f"draftwell tune --engine {space.option} --pair {name}"
+    serve = f"draftwell serve --engine {space.name} --pair {name}"
+    if outcome["passed"] and promote == "manual":
+        named = f"--set engine={space.name} --set device={space.workspace.device}"
+        serve = f"draftwell release promote --pair {name} {named} --release {outcome['release']}"
+    return EngineOutcome(
+        engine=f"{space.name} {space.version}",
+        choice=EngineChoice.model_validate_json(json.dumps(outcome["measured"])),
+        figures=[Figure.model_validate_json(json.dumps(one)) for one in outcome["figures"]],
+        verdict=outcome["verdict"],
+        checks=outcome["checks"],
+        next_command=serve if serves else again,
+        release=outcome["release"],
+    )
 
 
 @task(name="deploy", **ANEW)
@@ -282,7 +411,12 @@ def run_steps(settings: PipelineSettings) -> dict[str, Any]:
 def steps_of(settings: PipelineSettings) -> dict[str, Any]:
     """As `run_steps`, which holds the turn."""
     begun = time.monotonic()
-    announce("1/7 collect")
+    fits = None
+    if settings.minutes is not None:
+        fits = said_to_fit(workspace_of(settings), refuse=not settings.restarts)
+        if not settings.restarts:
+            settings = planned_in_time(settings)
+    announce_step("collect", 1, STEPS)
     collected = timed(settings, collect)(settings)
     settings = PipelineSettings.model_validate(collected["settings"])
     if (number := collected["answered"]) is not None:
@@ -290,7 +424,7 @@ def steps_of(settings: PipelineSettings) -> dict[str, Any]:
         deployed = deploy(settings, number)
         return {"state": "answered", "drift": settings.drift, "release": number, **deployed}
     choice = learn(settings, begun)
-    outcome = release_choice(settings, choice)
+    outcome = release_choice(settings, choice, begun, fits)
     if settings.source == "drift" and outcome["state"] in ("deployed", "waiting"):
         forget_announced(workspace_of(settings), settings.device, settings.drift)
     if not settings.restarts:
@@ -312,44 +446,68 @@ def learn(settings: PipelineSettings, begun: float = 0.0) -> dict[str, Any]:
     Args:
         begun: when the run was, of `time.monotonic`; what is left of `minutes` is the tuning's.
     """
-    announce("2/7 train")
+    announce_step("train", 2, STEPS)
     trained = believed(settings, train)
     if not settings.restarts:
-        announce("3/7 calibrate")
+        announce_step("calibrate", 3, STEPS)
         believed(settings, calibrate)
-        announce("4/7 tune")
+        announce_step("tune", 4, STEPS)
         choice: dict[str, Any] = believed(settings, tune)["choice"]
         return choice
     announce(f"    {trained['head']}")
-    announce("4/7 tune")
-    left = 60 * settings.minutes * (1 - LAST_STEPS) - (time.monotonic() - begun)
+    announce_step("tune", 4, STEPS)
+    left = 60 * settings.engine_minutes * (1 - LAST_STEPS) - (time.monotonic() - begun)
     return {**believed(settings, tune, left)["choice"], "head": trained["head"]}
 
 
-def release_choice(settings: PipelineSettings, choice: dict[str, Any]) -> dict[str, Any]:
-    """Publish, gate, and deploy what passes; the outcome of the flow."""
-    announce("5/7 publish")
+def planned_in_time(settings: PipelineSettings) -> PipelineSettings:
+    """The settings with counts for their minutes; begun again, nothing of an earlier run is left
+    that it would continue."""
+    space = workspace_of(settings)
+    if settings.fresh:
+        for folder in (*map(space.traces_at, settings.temperatures), space.device_root / "tuning"):
+            if folder.is_dir():
+                remove_folder(folder, folder.with_name(f".{folder.name}.removed"))
+    return PipelineSettings.model_validate(timed(settings, plan)(settings))
+
+
+def release_choice(
+    settings: PipelineSettings, choice: dict[str, Any], begun: float = 0.0, fits: str | None = None
+) -> dict[str, Any]:
+    """Publish, gate, and deploy what passes; the outcome of the flow, with a card where it has so
+    many minutes.
+
+    Args:
+        begun: when the run was, of `time.monotonic`.
+        fits: as `said_to_fit` says it; None makes no card.
+    """
+    announce_step("publish", 5, STEPS)
     release = timed(settings, publish)(settings)
-    announce("6/7 gate")
-    gated = timed(settings, gate)(settings, release)
+    announce_step("gate", 6, STEPS)
+    seconds = 60 * (settings.minutes or 0.0) * (1 - AFTER_GREEDY) - (time.monotonic() - begun)
+    gated = timed(settings, gate)(settings, release, seconds=seconds)
     if gated["champion"] is None and "withdrawn" not in gated and not settings.restarts:
         choice, release, gated = give_way_to_plain(settings, choice, release, gated)
+    found = {**choice, **gated, "verdict": verdict_of(gated), "release": release, "bundle": None}
+    if fits is not None:
+        if not settings.restarts:
+            announce("    several requests at once")
+            found |= timed(settings, at_once)(settings)
+        found["card"] = card(settings, found, fits, time.monotonic() - begun)
     champion = gated["champion"]
     stays = "nothing is served" if champion is None else f"release {champion}, the champion, stays"
     said = f"release {release}: {gated.get('withdrawn') or sentence(gated)}"
-    announce("7/7 promote and deploy" if gated["passed"] else f"7/7 not deployed: {said}, {stays}")
+    last = "promote and deploy" if gated["passed"] else f"not deployed: {said}, {stays}"
+    announce_step(last, 7, STEPS)
     # another engine's trial takes as long as it was asked to
     step = timed(settings, deploy) if settings.restarts else deploy
     deployed = step(settings, release) if gated["passed"] else {"bundle": None}
     words = said if gated["passed"] else f"{said}, {stays}"
     shown.table("gate", workspace_of(settings), gated["checks"], words)
     return {
-        **choice,
-        **gated,
+        **found,
         "state": "deployed" if deployed["bundle"] else STATES[verdict_of(gated)],
-        "verdict": verdict_of(gated),
         "drift": settings.drift,
-        "release": release,
         **deployed,
     }
 
@@ -369,16 +527,22 @@ def give_way_to_plain(
             refusal(choice, gated, sampled_only),
             sampled_only=sampled_only,
         )
+        refused = {name: choice[name] for name in ("strategy", "parameters")}
+        refused |= {"passed": False, "verdict": verdict_of(gated), "checks": gated["checks"]}
         choice = (
             {**choice, "sampled": {**(choice["sampled"] or {}), **plain}}
             if sampled_only
-            else {**choice, **plain, "sampled": None}
+            else {**choice, **plain, "sampled": None, "refused": refused}
         )
         release = timed(settings, publish)(settings)
         again = timed(settings, gate)(
-            settings, release, full=sampled_only, limit=None if sampled_only else 2
+            settings,
+            release,
+            full=sampled_only,
+            limit=None if sampled_only else 2,
+            greedy=gated["report"] if sampled_only else None,
         )
-        # the table stays that of what was tuned, but where the greedy choice was judged again
+        # the table stays that of what was tuned
         report = again["report"] if sampled_only else gated["report"]
         gated = {**again, "report": report}
     return choice, release, gated

@@ -64,7 +64,8 @@ def check(settings: DriftSettings) -> dict[str, Any]:
 
     def send() -> bool:
         # first: what cannot be noted is tried again as a whole
-        monitor_step.note_in_registry(champion, report)
+        pictures = [file for file in files if file.suffix == ".png"]
+        monitor_step.note_in_registry(champion, report, pictures)
         drift = {"champion": report.baseline, "reasons": list(report.reasons)}
         about = {"pair": report.pair, "device": settings.device, "digest": report.digest}
         # a server that Prefect starts for this run alone has no automations

@@ -76,7 +76,7 @@ def believed(
     settings: PipelineSettings, step: Callable[..., dict[str, Any]], *more: Any
 ) -> dict[str, Any]:
     """The result of a task that Prefect may have cached, unless what it made is gone or another."""
-    found = timed(settings, step)(settings, *more)
+    found = timed(settings, step, refresh_cache=settings.fresh)(settings, *more)
     if standing(workspace_of(settings), found["made"]) == found["made"]:
         return found
     return timed(settings, step, refresh_cache=True)(settings, *more)

@@ -40,9 +40,11 @@ def promote_and_deploy(
         announce(
             f"release.{space.spec.name}.{device} version {release} passed its gate and "
             "waits as challenger, because promotion is "
-            f"manual: `draftwell promote --pair {space.name} --device {device} --release "
+            f"manual: `draftwell release promote --pair {space.name} --set device={device} "
+            f"--release "
             f"{release}`, or set the alias champion on it "
-            f"in MLflow; then `draftwell sync --pair {space.name} --device {device}`, or "
+            f"in MLflow; then `draftwell release sync --pair {space.name} --set "
+            f"device={device}`, or "
             "the hourly flow, deploys it"
         )
         return None
@@ -105,12 +107,12 @@ class Synced:
     bundle: Path | None = None
 
 
-def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
+def sync_champion(space: Workspace, device: str, out: Path, *, dry_run: bool = False) -> Synced:
     """Let `current` lead to the release that the alias `champion` names, whoever set it; a server
     that watches `current` switches.
 
     It may run at any time and any number of times. A champion whose bundle stands is linked,
-    another is built.
+    another is built. With `dry_run` it is only said what would be done.
 
     Raises:
         DraftwellError: the champion has no passed gate record, or was rolled back, or `current` is
@@ -126,7 +128,7 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
     if served is not None and served.device != device:
         raise DraftwellError(
             f"{current} serves {name} on {served.device}, not {device}: give each device a "
-            "folder with --out (in "
+            "folder with --set bundles=FOLDER (in "
             f"prefect.yaml `out:`), or replace it with `draftwell deploy --device {device}`",
             code="current_of_another_device",
         )
@@ -134,8 +136,9 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
         announce(f"{champion.name} is the champion, and `current` leads to it: nothing to do")
         return Synced("unchanged", number, current.resolve())
     if why := deployment_objection(store, champion) or withdrawal(store, champion):
-        # told each time, with the same id while it is the same refusal
-        tell_refused(champion, why, mark=f"{champion.name} {champion.published.digest} {why}")
+        if not dry_run:
+            # told each time, with the same id while it is the same refusal
+            tell_refused(champion, why, mark=f"{champion.name} {champion.published.digest} {why}")
         stays = f"release {served.release_version} stays" if served else "nothing is served"
         raise DraftwellError(
             f"the alias champion names {champion.name}, which is not deployed, {why}; "
@@ -144,6 +147,9 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
             "that passed",
             code="champion_not_deployable",
         )
+    if dry_run:
+        announce(f"{champion.name} would be deployed")
+        return Synced("unchanged", number)
     bundle = linked(store, space, champion, out)
     # it serves already; a registry that only lets us read keeps its aliases
     with contextlib.suppress(DraftwellError):

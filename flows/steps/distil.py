@@ -149,7 +149,7 @@ def exclusive_pair(name: str, work: Path) -> Iterator[None]:
             (draftwell_home() / "pairs" / name).absolute(),
         }:
             held.enter_context(
-                exclusive_folder(folder, "distillation", "choose another --name and --work")
+                exclusive_folder(folder, "distillation", "choose another name and work=")
             )
         yield
 
@@ -162,13 +162,13 @@ def check_out(out: Path, work: Path) -> None:
         raise DraftwellError(
             (
                 f"the draft's folder {out} and the work folder {work} overlap: choose another "
-                "--out or --work"
+                "out or work"
             ),
             code="folders_overlap",
         )
     if here == Path.cwd() or here in Path.cwd().parents:
         raise DraftwellError(
-            f"{out} holds the folder you are in: choose another --out", code="folder_in_use"
+            f"{out} holds the folder you are in: choose another out", code="folder_in_use"
         )
     if not here.is_dir() or not any(here.iterdir()):
         return
@@ -176,7 +176,7 @@ def check_out(out: Path, work: Path) -> None:
         raise DraftwellError(
             (
                 f"{out} holds something other than a draft, which would be lost: choose an "
-                "empty or a new folder as --out"
+                "empty or a new folder as out"
             ),
             code="folder_not_empty",
         )
@@ -188,19 +188,30 @@ def keep_report(made: Distilled) -> Path:
     return write_json(Workspace(str(made.file)).reports / "distilled_draft.json", made.report)
 
 
-def find_target(target: str) -> tuple[ModelSource, PairSpec | None]:
-    """Where a target comes from, and the pair that it is taken from, if any."""
-    folder = Path(target).expanduser()
+def model_source(named: str, option: str = "--target") -> ModelSource | None:
+    """Where a model comes from that is a folder or on the hub; None: it is neither.
+
+    Raises:
+        DraftwellError: a folder without a model (`no_model`).
+    """
+    folder = Path(named).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise DraftwellError(
-                f"--target {target} holds no model (no config.json): name a model folder of "
+                f"{option} {named} holds no model (no config.json): name a model folder of "
                 "transformers",
                 code="no_model",
             )
-        return ModelSource(path=str(folder.absolute())), None
-    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", target) and not target.endswith((".yaml", ".yml")):
-        return ModelSource(hub=target, revision="main"), None
+        return ModelSource(path=str(folder.absolute()))
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", named) and not named.endswith((".yaml", ".yml")):
+        return ModelSource(hub=named, revision="main")
+    return None
+
+
+def find_target(target: str) -> tuple[ModelSource, PairSpec | None]:
+    """Where a target comes from, and the pair that it is taken from, if any."""
+    if (source := model_source(target)) is not None:
+        return source, None
     try:
         spec = find_pair(target)
     except DraftwellError as error:
@@ -231,7 +242,7 @@ def check_name(name: str, source: ModelSource, file: Path) -> None:
     if not re.fullmatch(NAME, name):
         raise DraftwellError(
             (
-                f"{name!r} cannot name a pair: choose --name of lower case letters, digits, "
+                f"{name!r} cannot name a pair: choose a name of lower case letters, digits, "
                 "dots, dashes, underscores"
             ),
             code="bad_pair_name",
@@ -250,7 +261,7 @@ def check_name(name: str, source: ModelSource, file: Path) -> None:
         raise DraftwellError(
             (
                 f"there is a pair named {name} already, with another target or draft: choose "
-                "another --name"
+                "another name"
             ),
             code="pair_exists",
         )
@@ -284,7 +295,7 @@ def longest_of(wanted: DistilRequest, config: Any) -> int:
     if longest <= wanted.max_tokens:
         raise DraftwellError(
             (
-                f"--max-tokens {wanted.max_tokens} leaves no room for a prompt in the target's "
+                f"max_tokens {wanted.max_tokens} leaves no room for a prompt in the target's "
                 f"{longest} positions: lower it"
             ),
             code="no_room",

@@ -73,7 +73,7 @@ class HeadRequest:
     seed: int = 0
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train_eagle3(
     space: Workspace, wanted: HeadRequest, *, say: Say = print
 ) -> tuple[Eagle3Head, dict[str, Any]]:
@@ -89,7 +89,7 @@ def run_train_eagle3(
 
     check_drawing()
     work = wanted.work or space.root / "eagle3"
-    with exclusive_folder(work, "training of a head", "choose another --work"):
+    with exclusive_folder(work, "training of a head", "choose another work="):
         pair = load_target(space, say)
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
         recipe = HeadRecipe(
@@ -109,7 +109,7 @@ def run_train_eagle3(
     return head, report
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_import_eagle3(space: Workspace, folder: Path) -> Eagle3Head:
     """Put a head that was trained elsewhere for the pair's target into the workspace.
 
@@ -140,7 +140,7 @@ def train_as(settings: PipelineSettings, space: EngineSpace, prompts: Sequence[P
     learnt = training_prompts(own, kinds=("eagle3_head",)).by_name.get("eagle3_head")
     if not settings.fresh and learnt == frozenset(hashes_of(prompts)):
         return "the head of an earlier run, trained on the same prompts"
-    minutes = minutes or settings.minutes / 5
+    minutes = minutes or settings.engine_minutes / 5
     try:
         head, report = run_train_eagle3(
             own, HeadRequest(prompts=prompts, minutes=minutes), say=own.say

@@ -33,7 +33,7 @@ def pinned(release: ReleaseVersion, kind: str, place: Path) -> Path:
     """
     if kind not in release.pins:
         raise DraftwellError(
-            f"{release.name} pins no {kind}: run `draftwell tune` and release that",
+            f"{release.name} pins no {kind}: run `draftwell step choose` and release that",
             code=f"no_{kind}",
         )
     store = Store()
@@ -91,7 +91,7 @@ def write_draft(
         raise DraftwellError(
             (
                 f"the draft of {spec.name} is not distilled: other engines read it as it is, "
-                "leave --save-draft out"
+                "leave save_draft out"
             ),
             code="draft_not_distilled",
         )
@@ -123,7 +123,7 @@ def write_head(
     if found is None:
         raise DraftwellError(
             (
-                f"pair {space.spec.name} has no EAGLE-3 head: run `draftwell train --kind "
+                f"pair {space.spec.name} has no EAGLE-3 head: run `draftwell step train --kind "
                 f"eagle3_head --pair {pair}`"
             ),
             code="artifact_missing",

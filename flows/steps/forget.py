@@ -75,7 +75,7 @@ def forget(
     run, home = Forgetting(tenant, dry_run), draftwell_home()
     roots = [place for place in sorted((home / "pairs").glob("*/*")) if place.is_dir()]
     if spool is not None and not spool.is_dir():
-        raise DraftwellError(f"there is no spool {spool}: check --spool", code="no_spool")
+        raise DraftwellError(f"there is no spool {spool}: check --set spool=…", code="no_spool")
     with ExitStack() as locks:
         if state_dir is not None:
             _hold_state(state_dir, locks)
@@ -95,7 +95,7 @@ def _hold_state(folder: Path, locks: ExitStack) -> None:
     """Keep servers from the folder of their online state."""
     if not folder.is_dir():
         raise DraftwellError(
-            f"there is no state folder {folder}: check --state-dir", code="no_state_folder"
+            f"there is no state folder {folder}: check --set state_dir=…", code="no_state_folder"
         )
     if not locks.enter_context(file_lock(folder / LOCK, wait=False)):
         raise DraftwellError(

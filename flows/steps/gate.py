@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from draftwell.components.bench.schema import BenchReport
+from draftwell.components.bench.until import Until
 from draftwell.components.gate.settings import DEFAULTS, GateSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext, encoder_of
@@ -48,6 +50,8 @@ def gate_release(
     *,
     alias: str | int = "candidate",
     beside: Sequence[GateVerdict] = (),
+    until: Until | None = None,
+    greedy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measure a release, judge it and keep the verdict with it.
 
@@ -60,6 +64,9 @@ def gate_release(
             the others `settings.limit` taken.
         beside: verdicts of other parts of the gate, such as the counts: kept in the record with
             this one, so that they bind promotion.
+        until: begin with a few of the prompts, and take others as far as this asks for them.
+        greedy: bench report of a release with the same choice for greedy requests, just measured
+            on these prompts; None measures.
     Returns:
         of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its
             number), `verdict`.
@@ -67,7 +74,8 @@ def gate_release(
     store = Store()
     release, candidate = open_candidate(step, store, gated_device(step, settings), alias)
     rival = find_rival(step, store, release)
-    found = judged(step, prompts, candidate, rival, load_gates(), settings)
+    known = None if greedy is None else BenchReport.model_validate(greedy)
+    found = judged(step, prompts, candidate, rival, load_gates(), settings, until, known)
     return concluded(step, store, (release, candidate), found, rival, settings, beside)
 
 
@@ -80,7 +88,7 @@ def gate_imported(
     beside: Sequence[GateVerdict] = (),
 ) -> dict[str, Any]:
     """Judge a release for a device that is not here by what was measured there and imported
-    (`draftwell import-results`), and keep the verdict with it; `gate_release` has the arguments.
+    (`draftwell reproduce import`), and keep the verdict with it; `gate_release` has the arguments.
 
     Raises:
         DraftwellError: nothing was imported, or something else was measured than the release pins,

@@ -31,7 +31,7 @@ TUNING, GATE, ARTIFACTS = "tuning", "gate", "artifacts"
 DEVICE = "cuda"
 
 
-@in_turn("draftwell import-results")
+@in_turn("draftwell reproduce import")
 def import_results(space: Workspace, results: GpuResults) -> ReleaseVersion:
     """Put what was tuned and measured on a card into the workspace, and register it as the
     candidate for CUDA, with every figure of the card.
@@ -125,7 +125,8 @@ def refuse_foreign(
     if other := [one for one in prints if one != here]:
         raise DraftwellError(
             f"the results are of models with fingerprint {other[0][:12]}, those of {name} in "
-            f"{space.dtype} here have {here[:12]}: name the number format with --dtype, or measure "
+            f"{space.dtype} here have {here[:12]}: name the number format with --set dtype=…, "
+            f"or measure "
             "again with the files of this machine (`make gpu-kit`)",
             code="results_of_other_models",
         )

@@ -131,7 +131,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise DraftwellError(
             (
                 f"{path} is not valid JSON, or only a part of a report: write it again, as "
-                "`draftwell bench --json` does"
+                "`draftwell bench --out` does"
             ),
             code="not_a_report",
         ) from error

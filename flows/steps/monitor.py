@@ -10,7 +10,7 @@ serves.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from draftwell import registry
 from draftwell.components.collect.plan import prompt_hashes
 from draftwell.components.collect.repeated_prompts import first_of_the_same
 from draftwell.components.drift.drift import Subject, WatchedArtifacts, compare_traffic
+from draftwell.components.drift.history import drift_over_time, remember
 from draftwell.components.drift.prompts import untouched_prompts
 from draftwell.components.drift.report import drift_json, drift_markdown, drift_plots
 from draftwell.components.drift.schema import DriftLimits, DriftReport
@@ -67,6 +68,8 @@ class DriftSettings(PipelineSettings):
     )
 
 
+HISTORY, OVER_TIME = "drift_history.json", "drift_over_time.png"
+"""Files of a report's folder."""
 OTHER_REFERENCE = "{} was not calibrated on this reference"
 
 
@@ -202,7 +205,7 @@ def heads_left(champion: Served, pair: str) -> list[str]:
     return [
         f"{champion.name} drafts with {kind}, which a recalibration does not train: where "
         "fewer of its drafts are kept now, run "
-        f"`draftwell train --kind {kind} --pair {pair}`, then `draftwell tune`"
+        f"`draftwell step train --kind {kind} --pair {pair}`, then `draftwell step choose`"
         for kind in HEADS
         if kind in read and kind in champion.artifacts
     ]
@@ -244,7 +247,7 @@ def left_out(
     fix = (
         f"wait for more of what {champion.name} serves"
         if own
-        else "leave --reference out, or name one of such texts"
+        else "leave reference out, or name one of such texts"
     )
     why = (
         f"{count} of the newest prompts were answered by {by}: its texts differ from those of "
@@ -324,22 +327,31 @@ def untouched(
     )
 
 
-def write_report(report: DriftReport, folder: Path) -> list[Path]:
-    """`drift.json`, `drift.md` and the plots in a folder; returns all of them."""
+def write_report(report: DriftReport, folder: Path, now: datetime | None = None) -> list[Path]:
+    """`drift.json`, `drift.md` and the plots in a folder; returns all of them. What the checks of
+    one folder found over time is in `drift_history.json` there.
+
+    Args:
+        now: None takes the clock.
+    """
     data, text = folder / "drift.json", folder / "drift.md"
     write_atomically(
         data, (json.dumps(drift_json(report), indent=2, allow_nan=False) + "\n").encode()
     )
     write_atomically(text, drift_markdown(report).encode())
-    return [data, text, *drift_plots(report, folder)]
+    history = remember(report, folder / HISTORY, now or datetime.now(UTC))
+    over_time = drift_over_time(history.looks, report.pair, folder / OVER_TIME)
+    return [data, text, *drift_plots(report, folder), *([over_time] if over_time else [])]
 
 
-def note_in_registry(champion: Served, report: DriftReport) -> None:
-    """Keep the report with the champion's run in MLflow, and name it in a tag of that version."""
+def note_in_registry(champion: Served, report: DriftReport, pictures: Iterable[Path] = ()) -> None:
+    """Keep the report and its pictures with the champion's run in MLflow, and name it in a tag of
+    that version."""
     if champion.release is None:
         return
     store = Store()
     name = f"drift/{report.digest[:12]}"
     store.log_text(champion.release.published, report.model_dump_json(indent=2), f"{name}.json")
     store.log_text(champion.release.published, drift_markdown(report), f"{name}.md")
+    store.log_files(champion.release.published, pictures, name)
     store.set_tag(champion.release.published, "drift", report.digest[:12])

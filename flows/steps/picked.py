@@ -70,7 +70,8 @@ def say_if_only_lossy(space: Workspace, marked: Mapping[str, Published]) -> None
         if readers and not any(STRATEGIES[name].lossless for name in readers):
             space.say(
                 f"{version.name} version {version.version} changes nothing here: only "
-                f"{' and '.join(readers)} would read it, which is lossy: tune with --allow-lossy"
+                f"{' and '.join(readers)} would read it, which is lossy: tune with --set "
+                f"lossless_only=false"
             )
 
 

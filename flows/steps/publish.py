@@ -41,7 +41,7 @@ class PickedRelease:
     notes: tuple[str, ...]
 
 
-@in_turn("draftwell release")
+@in_turn("draftwell release create")
 def run_publish(
     step: StepContext, evidence: Mapping[str, Any], *, device: str | None = None
 ) -> ReleaseVersion:
@@ -114,7 +114,7 @@ def shown_settings(config: DecodingConfig) -> dict[str, Any]:
     return settings
 
 
-@in_turn("draftwell release")
+@in_turn("draftwell release create")
 def publish_picked(space: Workspace, device: str, pins: Mapping[str, str]) -> PickedRelease:
     """Make a release of picked versions, which becomes `candidate`; every other kind is the
     champion's, or the newest that fits.

@@ -94,7 +94,7 @@ def served(space: Workspace, device: str, out: Path) -> Served:
         raise DraftwellError(
             f"pair {space.spec.name} has neither a champion on {device} nor calibrated "
             f"artifacts in {space.dtype}: run "
-            f"`draftwell demo --device {device}`, or collect, train and calibrate first",
+            f"`draftwell tune --device {device}`, or collect, train and calibrate first",
             code="nothing_calibrated",
         )
     return Served(
@@ -126,7 +126,7 @@ def calibration_traces(space: Workspace, champion: Served) -> TraceSet:
     if digest is None:
         raise DraftwellError(
             f"{champion.name} does not name the traces it was calibrated on: name them with "
-            f"--reference, or calibrate again",
+            f"--set reference=…, or calibrate again",
             code="no_reference",
         )
     own = (space.traces_at(0), space.traces_at(SERVED_TEMPERATURE))
@@ -144,7 +144,7 @@ def calibration_traces(space: Workspace, champion: Served) -> TraceSet:
     raise DraftwellError(
         f"the traces that {champion.name} was calibrated on (digest {digest[:12]}) are not "
         f"in {space.root}: name them "
-        "with --reference, or recalibrate",
+        "with --set reference=…, or recalibrate",
         code="no_reference",
     )
 

@@ -47,7 +47,7 @@ def newest_prompts(settings: PipelineSettings, spool: Path) -> list[Prompt]:
         raise DraftwellError(
             (
                 f"there is no spool {spool}: name the folder of recorded requests that the "
-                "server writes with --spool"
+                "server writes with --set spool=…"
             ),
             code="no_spool",
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.calibrate.acceptance_table import (
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from draftwell.serving.recording.trace import TraceSet
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train(
     step: StepContext,
     traces: TraceSet,
@@ -82,7 +83,7 @@ def run_train(
     return report
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train_head(
     step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0
 ) -> HeadReport:
@@ -103,7 +104,7 @@ def run_train_head(
     return report
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
     """Make a datastore of the target's own texts, put it into the workspace and return its
     report."""
@@ -140,7 +141,7 @@ def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
         step.workspace.say(
             f"the datastore stays: it holds {len(kept.order)} tokens, and the traces have "
             f"{len(store.order)}; collect more "
-            "prompts (collect_prompts), or make it with `draftwell train --kind datastore`"
+            "prompts (collect_prompts), or make it with `draftwell step train --kind datastore`"
         )
         return None
     step.workspace.save(store)
@@ -148,7 +149,7 @@ def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
     return report
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def run_train_medusa(
     step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0
 ) -> MedusaReport:
@@ -182,11 +183,11 @@ def made_from(step: StepContext, traces: TraceSet) -> Provenance:
     return made.model_copy(update={"tenants": tenants_of(traces.prompt_ids())})
 
 
-@in_turn("draftwell calibrate")
+@in_turn("draftwell step calibrate")
 def run_calibrate(
     step: StepContext,
     traces: TraceSet,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Prompt] | None,
     memory_settings: MemorySettings | None = None,
     *,
     limit: int | None = None,
@@ -200,34 +201,27 @@ def run_calibrate(
 
     Args:
         traces: for the acceptance table.
-        prompts: decoded for the correction memory; those of the traces are left out.
+        prompts: decoded for the correction memory; those of the traces are left out. None makes
+            no memory.
         memory_settings: how; default: `MemorySettings()`.
         limit: how many of them; None takes all.
         keep_sampled: the counts of sampled texts that are in the table of before
             (`run_calibrate_sampled`) stay in it.
     """
 
-    used = training_prompts(step.workspace, traces.folder, pair=step.pair)
-    prompts = take_untouched(step.workspace, used, prompts, limit)
     table, before = (
         build_acceptance_table(traces, made_from(step, traces)),
         known_table(step) if keep_sampled else None,
     )
     table = with_sampled(table, before.sampled if before else None)
-    # The memory never reads the traces: its provenance names the prompts that it was decoded from.
     unfinished = step.workspace.root / "rejections.jsonl"
-    memory = build_correction_memory(
-        step.pair,
-        prompts,
-        provenance(step.pair, training_prompts=hashes_of(prompts)).model_copy(
-            update={"tenants": tenants_of(prompt.id for prompt in prompts)}
-        ),
-        memory_settings,
-        unfinished=unfinished,
-        progress=step.bar,
-    )
+    memory = None
+    if prompts is not None:
+        used = training_prompts(step.workspace, traces.folder, pair=step.pair)
+        rows = take_untouched(step.workspace, used, prompts, limit)
+        memory = memory_of(step, rows, memory_settings, unfinished)
     times = profile_of(step)
-    for artifact in (table, memory, times):
+    for artifact in (table, times, *([memory] if memory else [])):
         step.workspace.save(artifact)
     unfinished.unlink(missing_ok=True)
     draw_calibration(step, table, memory)
@@ -235,23 +229,42 @@ def run_calibrate(
         "judged": sum(table.total),
         "accepted": sum(table.accepted),
         "prior_weight": table.prior_weight,
-        "memory_pairs": len(memory.counts),
+        **({} if memory is None else {"memory_pairs": len(memory.counts)}),
         **milliseconds(times),
     }
     step.report("calibration", report)
     return report
 
 
-def draw_calibration(step: StepContext, table: AcceptanceTable, memory: CorrectionMemory) -> None:
+def memory_of(
+    step: StepContext,
+    prompts: Sequence[Prompt],
+    settings: MemorySettings | None,
+    unfinished: Path,
+) -> CorrectionMemory:
+    """The correction memory of prompts that are decoded. It never reads the traces: its provenance
+    names these prompts."""
+    made = provenance(step.pair, training_prompts=hashes_of(prompts)).model_copy(
+        update={"tenants": tenants_of(prompt.id for prompt in prompts)}
+    )
+    return build_correction_memory(
+        step.pair, prompts, made, settings, unfinished=unfinished, progress=step.bar
+    )
+
+
+def draw_calibration(
+    step: StepContext, table: AcceptanceTable, memory: CorrectionMemory | None
+) -> None:
     """Plots of both, which carry their artifact's digest."""
 
     acceptance_plot(table, step.workspace.reports / "acceptance_by_confidence.png")
-    rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
-    for drawn in (table, memory):
-        step.stamp(drawn.kind)
+    step.stamp(table.kind)
+    if memory is not None:
+        rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
+        step.stamp(memory.kind)
 
 
-@in_turn("draftwell calibrate")
+@in_turn("draftwell step calibrate")
 def run_profile(step: StepContext) -> dict[str, Any]:
     """Make the hardware profile alone, which is all that can be calibrated without a draft model,
     and return a summary."""
@@ -279,7 +292,7 @@ def milliseconds(times: HardwareProfile) -> dict[str, Any]:
     return {**single, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
 
 
-@in_turn("draftwell calibrate")
+@in_turn("draftwell step calibrate")
 def run_calibrate_sampled(
     step: StepContext, traces: TraceSet, temperature: float
 ) -> dict[str, Any]:
@@ -298,7 +311,7 @@ def run_calibrate_sampled(
     if table is None:
         raise DraftwellError(
             "there is no acceptance table that counts of sampled texts could be added to: "
-            "run `draftwell calibrate "
+            "run `draftwell step calibrate "
             f"--pair {step.workspace.name}` first, on greedy texts",
             code="no_greedy_table",
         )
@@ -309,7 +322,7 @@ def run_calibrate_sampled(
     return report
 
 
-@in_turn("draftwell calibrate")
+@in_turn("draftwell step calibrate")
 def calibrate_as(
     settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -320,7 +333,7 @@ def calibrate_as(
     report = run_calibrate(
         step,
         open_trace(step),
-        prompts,
+        prompts if settings.takes_lossy else None,
         MemorySettings(max_tokens=settings.collect_tokens),
         keep_sampled=not sampled,
     )

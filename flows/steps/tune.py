@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from draftwell.components.collect.trace_checks import check_temperature
 from draftwell.components.prompts.overlap import hashes_of
 from draftwell.components.report.provenance import provenance
+from draftwell.components.report.tables import plural
 from draftwell.components.tune.by_batch import measure_levels
-from draftwell.components.tune.evaluator import Evaluator, QualityReader
+from draftwell.components.tune.evaluator import Evaluate, Evaluator, Measured, QualityReader
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.report.html import write_tuning_report
 from draftwell.components.tune.settings import Constraints, TuneSettings
 from draftwell.components.tune.tune import TuneInputs, tune_strategy
+from draftwell.components.tune.without_draft import tune_without_draft
 from draftwell.flows.context import (
     StepContext,
     open_trace,
@@ -25,6 +27,7 @@ from draftwell.flows.context import (
     training_prompts,
 )
 from draftwell.flows.loading import worker_pool_of
+from draftwell.flows.progress import tell_best
 from draftwell.flows.settings import PipelineSettings, quality_floor
 from draftwell.flows.steps.champion import champion_of
 from draftwell.flows.steps.picked import say_if_only_lossy, take_marked
@@ -39,7 +42,13 @@ from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
 from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import move_file
-from draftwell.serving.runtime.strategies import PLAIN, STRATEGIES, find_strategy, served_choice
+from draftwell.serving.runtime.strategies import (
+    PLAIN,
+    STRATEGIES,
+    StrategyChoice,
+    find_strategy,
+    served_choice,
+)
 from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
@@ -47,7 +56,7 @@ if TYPE_CHECKING:
     from draftwell.serving.recording.trace import TraceSet
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def run_tune(
     step: StepContext,
     traces: TraceSet,
@@ -123,15 +132,37 @@ def with_levels(
     return evidence.model_copy(update={"levels": levels, "loads": loads})
 
 
-def evaluator_of(step: StepContext, inputs: TuneInputs, settings: TuneSettings) -> Evaluator:
-    """What measures, with the step's bar."""
+def evaluator_of(step: StepContext, inputs: TuneInputs, settings: TuneSettings) -> Evaluate:
+    """What measures, with the step's bar; it tells the fastest of what was measured last."""
 
-    return Evaluator(
+    evaluate = Evaluator(
         step.pair,
         inputs.resources,
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
         progress=step.bar,
+    )
+
+    def telling(
+        choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], **options: Any
+    ) -> list[Measured]:
+        measured = evaluate(choices, prompts, **options)
+        tell_fastest(dict(zip(choices, measured, strict=True)))
+        return measured
+
+    return telling
+
+
+def tell_fastest(measured: Mapping[StrategyChoice, Measured]) -> None:
+    """Tell the fastest of what was measured beside plain decoding."""
+    others = {choice: one.pace for choice, one in measured.items() if choice != PLAIN}
+    if PLAIN not in measured or not others:
+        return
+    choice = min(others, key=others.__getitem__)
+    plain = measured[PLAIN]
+    tell_best(
+        f"{choice}: {plain.pace / others[choice]:.2f} times as fast as plain decoding on "
+        f"{plural(len(plain.seconds), 'prompt')}"
     )
 
 
@@ -141,7 +172,10 @@ def report_name(temperature: float, name: str) -> str:
 
 
 def config_with(
-    step: StepContext, evidence: TuningEvidence, trace_digest: str, device_class: str | None
+    step: StepContext,
+    evidence: TuningEvidence,
+    trace_digest: str | None,
+    device_class: str | None,
 ) -> DecodingConfig:
     """The decoding config with a new choice for its class of temperatures, and the choice for the
     other class as it was.
@@ -236,7 +270,7 @@ def inputs_of(
         space.say(
             f"predicting texts of {traced} tokens, which is all that the trace has, and "
             f"measuring {settings.max_tokens}: collect "
-            f"with --max-tokens {settings.max_tokens} to have both of one length"
+            f"with --set max_tokens={settings.max_tokens} to have both of one length"
         )
     profile = find_or_measure_profile(space, pair, STRATEGIES)
     if profile is None:
@@ -250,7 +284,7 @@ def inputs_of(
     return TuneInputs(pair, traces, prompts, resources, profile, served)
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def tune_as(
     settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
@@ -278,6 +312,37 @@ def tune_as(
         **greedy,
         "sampled": {**sampled[0], "temperature": settings.sampled_temperature} if sampled else None,
     }
+
+
+@in_turn("draftwell tune")
+def tune_without_draft_as(
+    settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """As `tune_as`, for a pair without a draft model: greedy requests alone, by measurement. What
+    is chosen for them serves sampled ones too, where the gate finds it fast enough for them."""
+    wanted, space = tune_settings_of(settings), step.workspace
+    profile = find_or_measure_profile(space, step.pair, STRATEGIES)
+    resources = space.resources(step.pair, STRATEGIES, profile=profile)
+    used = training_prompts(space, kinds=READ_BY_STRATEGIES)
+    prompts = take_untouched(space, used, prompts)
+    evaluate = Evaluator(step.pair, resources, max_tokens=wanted.max_tokens, progress=step.bar)
+    champion = champion_decoding(step)
+    served = None if champion is None else served_choice(champion, 0.0)
+    evidence = tune_without_draft(step.pair, resources, prompts, wanted, evaluate, served)
+    sampling = step.pair.sampling(max_tokens=wanted.max_tokens, seed=wanted.seed)
+    levels, loads = measure_levels(
+        step.pair, resources, evidence.choice, prompts, sampling, step.bar
+    )
+    evidence = evidence.model_copy(
+        update={
+            "levels": levels,
+            "loads": loads,
+            "training_prompts": tuple(hashes_of(prompts)),
+            "unknown_prompts": used.unknown,
+        }
+    )
+    save_choice(step, config_with(step, evidence, None, evidence.device_class), evidence)
+    return {**evidence.choice.to_json(), "reason": evidence.reason, "sampled": None}
 
 
 def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> TuneSettings:
@@ -358,7 +423,7 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
         return None
 
 
-@in_turn("draftwell tune")
+@in_turn("draftwell step choose")
 def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) -> dict[str, Any]:
     """Make plain decoding the workspace's choice, keeping the evidence of the tuning that it
     replaces; returns the choice.

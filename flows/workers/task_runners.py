@@ -82,12 +82,13 @@ def worker_pool_for(
             f"unknown runner {runner!r}: choose {' or '.join(RUNNERS)}", code="unknown_runner"
         )
     if runner == "ray" and find_spec("ray") is None:
-        raise missing_package("--runner ray needs", "ray", "ray", code="ray_missing")
+        raise missing_package("--set runner=ray needs", "ray", "ray", code="ray_missing")
     if runner == "threads" and workers == 1:
         return None
     if runner == "threads" and device != "cpu":
         raise DraftwellError(
-            "several workers on threads would wait for one GPU: use --workers 1, or --runner ray "
+            "several workers on threads would wait for one GPU: use --set workers=1, or --set "
+            "runner=ray "
             "with a GPU for each",
             code="threads_share_gpu",
         )

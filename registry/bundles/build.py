@@ -11,7 +11,9 @@ processors.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -33,12 +35,14 @@ from draftwell.registry.bundles.wheel import Wheel, runtime_wheel
 from draftwell.registry.pairs.catalogue import PairSpec
 from draftwell.registry.pairs.records import model_records
 from draftwell.registry.promotion import adopt, deployment_objection, withdrawal
+from draftwell.registry.release_card import kept_card
 from draftwell.registry.releases import (
     ReleaseVersion,
     find_release,
     gate_record,
     is_champion,
     pinned_version,
+    release_settings,
 )
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import read_manifest
@@ -53,6 +57,8 @@ from draftwell.serving.artifacts.pair_files import (
     tokenizer_digest,
 )
 from draftwell.serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
+from draftwell.serving.bundle.card import without_card
+from draftwell.serving.bundle.manifest import read_bundle_manifest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, put_folder, sha256_file, write_link
 from draftwell.serving.number_format import FORMATS
@@ -75,8 +81,8 @@ def build_bundle(
     Beside another bundle of that release (of another runtime, say) the new one is called
     `<version>-<device>.2`, and so on: a server may still be reading the old one. The same bundle is
     not written twice. One that the gate judged is deployed as it is
-    (`draftwell.registry.bundles.judged`). A champion named by hand in MLflow's UI needs the same
-    gate record as one that was promoted.
+    (`draftwell.registry.bundles.judged`), with the card of the release's tuning if there is one. A
+    champion named by hand in MLflow's UI needs the same gate record as one that was promoted.
 
     Args:
         files: the pair's models on this machine; they must be those of the release.
@@ -92,11 +98,8 @@ def build_bundle(
     release = find_release(store, pair_spec.name, device, alias)
     crowned = alias == "champion" or is_champion(store, release)
     record = gate_record(release)
-    ungated = deployment_objection(store, release)
-    withdrawn = withdrawal(store, release)
+    ungated, withdrawn = check_deployable(store, release, ungated_reason)
     why = ungated or withdrawn
-    if why and not ungated_reason:
-        raise _not_deployable(pair_spec.name, release, why, gated=ungated is None)
     home = out / pair_spec.name
     with building(home) as place:
         if not why and not with_weights and take_judged(release, place):
@@ -106,6 +109,7 @@ def build_bundle(
             as_greedy = bool(record and not ungated and record.sampled_as_greedy)
             reason = ungated_reason if why else None
             _write_bundle(store, release, pair_spec, files, place, reason, with_weights, as_greedy)
+        add_card(place, kept_card(store, release))
         open_bundle(place).files(models_root())
         final = _settle(place, home, release)
         sign(final)
@@ -117,16 +121,32 @@ def build_bundle(
     return final
 
 
+def check_deployable(
+    store: Store, release: ReleaseVersion, ungated_reason: str | None = None
+) -> tuple[str | None, str | None]:
+    """What is wrong with a release's gate record, and why it was withdrawn, if anything.
+
+    Raises:
+        DraftwellError: anything is, and there is no reason to deploy it all the same
+            (`not_deployable`).
+    """
+    ungated, withdrawn = deployment_objection(store, release), withdrawal(store, release)
+    if (why := ungated or withdrawn) and not ungated_reason:
+        raise _not_deployable(release.pair, release, why, gated=ungated is None)
+    return ungated, withdrawn
+
+
 def _not_deployable(pair: str, release: ReleaseVersion, why: str, *, gated: bool) -> DraftwellError:
     """The error of a release that no gate passed, or that was withdrawn since."""
     fix = (
-        f"promote --pair {pair} --release {release.version} --reason …"
+        f"release promote --pair {pair} {release_settings(release.device)} "
+        f"--release {release.version} --set reason=…"
         if gated
         else f"gate --pair {pair}"
     )
     return DraftwellError(
         f"{release.name} is not deployed, {why}: run `draftwell {fix}`, or say why not with "
-        "--ungated REASON",
+        "--set ungated=REASON",
         code="not_deployable",
     )
 
@@ -170,7 +190,7 @@ def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
         with contextlib.suppress(DraftwellError):  # a damaged one
             manifest = open_bundle(bundle).manifest
             if manifest.release_digest == release.published.digest:
-                judged = record is not None and manifest.digest == record.bundle_digest
+                judged = record is not None and without_card(manifest) == record.bundle_digest
                 found.append((judged, manifest.gated, build, bundle))
     if not found:
         return None
@@ -289,6 +309,21 @@ def _lock(place: Path, release: ReleaseVersion, files: PairFiles, wheel: Wheel) 
         wheel=(wheel.name, wheel.data),
         further=sorted(set(chain(*map(packages_of, files.roles().values())))),
     )
+
+
+def add_card(place: Path, card: Mapping[str, bytes]) -> None:
+    """Add the card of a release's tuning to its finished bundle; nothing without one."""
+    if not card:
+        return
+    manifest = read_bundle_manifest(place)
+    listed = dict(manifest.files)
+    for name, data in card.items():
+        (place / name).write_bytes(data)
+        listed[name] = FileRecord(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+    manifest = manifest.model_copy(update={"files": dict(sorted(listed.items()))})
+    manifest = manifest.model_copy(update={"digest": manifest.computed_digest()})
+    (place / MANIFEST).write_text(manifest.to_json())
+    set_rights(place)
 
 
 def _settings_digests(files: PairFiles, records: dict[str, ModelRecord]) -> dict[str, str]:

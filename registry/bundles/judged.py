@@ -5,7 +5,8 @@ The gate records the digest of the bundle's manifest, which covers every file, i
 record, and keeps the bundle of a release that passed, and the champion's, under
 `$DRAFTWELL_HOME/judged/<pair>/<version>-<device>/`. Where that folder is missing (another machine
 judged) or is of another gate run, a deployment builds the bundle again, and `deviation` says in a
-line whether it differs from the judged one.
+line whether it differs from the judged one. The card of the tuning, which says what the verdict
+was, is added after it and is no part of the comparison.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from draftwell.registry.bundles.places import UNFINISHED, building, standing
 from draftwell.registry.releases import ReleaseVersion, gate_record
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.bundle.bundle import MANIFEST, BundleError, open_bundle
+from draftwell.serving.bundle.card import without_card
+from draftwell.serving.bundle.manifest import read_bundle_manifest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, put_folder, remove_folder
 
@@ -84,7 +87,7 @@ def deviation(bundle: Path, release: ReleaseVersion) -> str | None:
     """Why a deployed bundle is not the one that the gate judged, in a line; None where it is, or
     where the record names none."""
     record = gate_record(release)
-    deployed = json.loads((bundle / MANIFEST).read_text())["digest"]
+    deployed = without_card(read_bundle_manifest(bundle))
     if record is None or not record.passed or record.bundle_digest in (None, deployed):
         return None
     return (

@@ -13,7 +13,7 @@ from draftwell.serving.files import file_lock, remove_folder
 KEEP = 3
 
 
-def prune(home: Path, keep: int = KEEP) -> list[Path]:
+def prune(home: Path, keep: int = KEEP, *, dry_run: bool = False) -> list[Path]:
     """Remove bundles of a pair, but what `current` leads to and the newest of each device. No
     deployment runs meanwhile.
 
@@ -21,6 +21,7 @@ def prune(home: Path, keep: int = KEEP) -> list[Path]:
         home: folder of the pair's bundles, such as `dist/smollm2-135m`.
         keep: bundles of each device that stay besides the one that is served, 1 or more: the newest
             releases, and the newest build of each.
+        dry_run: only find what would be removed.
     Returns:
         what was removed, the oldest first; nothing where there is no such folder.
     Raises:
@@ -28,7 +29,7 @@ def prune(home: Path, keep: int = KEEP) -> list[Path]:
     """
     if keep < 1:
         raise DraftwellError(
-            f"--keep {keep}: keep 1 bundle at least, or a rollback has none to go to",
+            f"keep {keep}: keep 1 bundle at least, or a rollback has none to go to",
             code="bad_value",
         )
     if not home.is_dir():
@@ -40,7 +41,7 @@ def prune(home: Path, keep: int = KEEP) -> list[Path]:
             others = [one for one in standing(home, device) if one.path.resolve() != served]
             old += others[:-keep]
         removed = [one.path for one in sorted(old)]
-        for path in removed:
+        for path in () if dry_run else removed:
             # the next deployment removes what a kill leaves
             remove_folder(path, home / f"{UNFINISHED}{path.name}")
     return removed

@@ -20,12 +20,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import draftwell
 from draftwell import serving
 from draftwell.registry.bundles.requirements import PROJECT, runtime_requirements
 from draftwell.serving.errors import DraftwellError
 
 NAME = "draftwell-runtime"
+PACKAGE = Path(serving.__file__).parents[1]
 PLUGIN = Path(__file__).parent / "vllm" / "plugin" / "draftwell_vllm"
 EPOCH = "315532800"
 """1980-01-01, the first day that a zip file can name."""
@@ -95,7 +95,7 @@ def build_wheel(package: Path) -> Wheel:
     Raises:
         DraftwellError: setuptools is missing or refuses (`wheel_not_built`).
     """
-    top = Path(draftwell.__file__)
+    top = PACKAGE / "__init__.py"
     files = {f"draftwell/{name}": file for name, file in sources(package).items()}
     project = RUNTIME.format(dependencies=json.dumps(runtime_requirements()))
     return _build(NAME, project, {**files, f"draftwell/{top.name}": top})
@@ -171,7 +171,7 @@ def _build(name: str, project: str, files: dict[str, Path]) -> Wheel:
 
 def _licence() -> Path:
     """The licence of a checkout, or the one that pip installed with the project."""
-    beside = Path(draftwell.__file__).parents[1] / "LICENSE"
+    beside = PACKAGE.parent / "LICENSE"
     if beside.is_file():
         return beside
     installed = importlib.metadata.files(PROJECT) or []

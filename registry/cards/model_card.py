@@ -34,7 +34,7 @@ CARDS = {
     "release": Card(
         "Release: the exact versions that are served together on one device.",
         (
-            "`draftwell demo`, or the flow `release`, pins the artifacts of a workspace; "
+            "`draftwell tune`, or the flow `release`, pins the artifacts of a workspace; "
             "`draftwell gate` judges them."
         ),
         (
@@ -42,8 +42,8 @@ CARDS = {
             "`gate.regression` (against the champion), and more."
         ),
         "Aliases: `candidate` when made, `challenger` once its gate passed, `champion` "
-        "when promoted (`draftwell promote`; "
-        "`draftwell rollback --reason …` leads back). `make deploy` takes the champion, "
+        "when promoted (`draftwell release promote`; "
+        "`draftwell release rollback --reason …` leads back). `make deploy` takes the champion, "
         "whoever named it, if its gate record stands.",
     ),
 }

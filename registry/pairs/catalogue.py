@@ -87,8 +87,14 @@ class PairSpec(Strict):
         pattern=NAME, description="lower case letters, digits, dots, dashes, underscores"
     )
     aliases: tuple[str, ...] = Field((), description="other names it is found under")
-    description: str = Field(min_length=1)
-    licence: str = Field(min_length=1, description="licences of the models")
+    description: str = Field("two models", min_length=1)
+    licence: str = Field("not stated", min_length=1, description="licences of the models")
+    models: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="digest of the models that `draftwell tune` made this entry for; it finds the "
+        "entry again by it",
+    )
     target: ModelSource
     draft: ModelSource | None = Field(
         None, description="left out where only draftless strategies are used"
@@ -207,4 +213,6 @@ def find_pair(name: str) -> PairSpec:
         return names[name]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise DraftwellError(f"unknown pair {name}: {hint}see `draftwell pairs`", code="unknown_pair")
+    raise DraftwellError(
+        f"unknown pair {name}: {hint}see `draftwell list pairs`", code="unknown_pair"
+    )

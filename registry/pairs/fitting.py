@@ -117,6 +117,6 @@ def check_fits(spec: PairSpec, device: str, number_format: str | None = None) ->
             f"pair {spec.name} is for export only on this machine: {why}; run it where "
             "they fit, or take its settings to "
             f"an engine that splits models (draftwell export --pair {spec.name} --to vllm "
-            "--config config.json)",
+            "--set config=config.json)",
             code="pair_too_large",
         )

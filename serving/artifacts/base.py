@@ -171,7 +171,7 @@ class Artifact(ABC):
             raise ArtifactError(
                 f"the {cls.kind} in {folder} belongs to pair {provenance.pair} with fingerprint "
                 f"{provenance.fingerprint[:12]}, not {fingerprint[:12]}: calibrate this "
-                "pair (draftwell calibrate)",
+                "pair (draftwell step calibrate)",
                 code="another_pair",
             )
         try:

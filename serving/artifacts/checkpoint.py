@@ -189,7 +189,8 @@ def _check_kind(folder: Path) -> None:
             code="no_model",
         )
     raise DraftwellError(
-        f"{folder} holds no model (no {CONFIG}): check the pair's paths with `draftwell pairs`",
+        f"{folder} holds no model (no {CONFIG}): check the pair's paths with `draftwell list "
+        f"pairs`",
         code="no_model",
     )
 

@@ -114,7 +114,7 @@ class HardwareProfile(Artifact):
             raise ArtifactError(
                 "a hardware profile needs positive times and a target forward pass of one "
                 "token: measure it again with "
-                "`draftwell calibrate`"
+                "`draftwell step calibrate`"
             )
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
         self.provenance, self.split, self.t_draft_onnx, self.details = (
@@ -159,7 +159,7 @@ class HardwareProfile(Artifact):
             raise ArtifactError(
                 (
                     "this hardware profile was measured without a draft model: measure it "
-                    "again with `draftwell calibrate`"
+                    "again with `draftwell step calibrate`"
                 ),
                 code="profile_without_draft",
             )

@@ -6,12 +6,13 @@ import torch. How to add a kind: `docs/add_an_artifact.md`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.plugins import Extended, Names
 from draftwell.serving.temperature import class_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class ArtifactKind:
     Args:
         name: the kind; registered as `<name>.<pair>`, stored in the folder `artifacts/<name>` of a
             workspace or bundle.
-        class_name: its class, in the module `draftwell.serving.artifacts.<name>`.
+        class_name: its class, in the module `draftwell.serving.artifacts.<name>` or in `module`.
         made_by: the command that makes one.
         files: its data files.
         card: what people read of it in the registry.
@@ -54,6 +55,7 @@ class ArtifactKind:
             provenance names; False where one is for both, as a correction memory (sampled at .6 in
             its paper, used at 0).
         engine: the one other than ours that it is for: no release of ours pins it.
+        module: of the class of a plug-in's kind; None for our own.
     """
 
     name: str
@@ -70,31 +72,33 @@ class ArtifactKind:
     pictures: tuple[str, ...] = ()
     tied_to_temperature: bool = False
     engine: str | None = None
+    module: str | None = None
 
     def load_class(self) -> type[Artifact]:
         """The class; importing it may import torch."""
-        found: type[Artifact] = getattr(
-            import_module(f"draftwell.serving.artifacts.{self.name}"), self.class_name
-        )
+        module = self.module or f"draftwell.serving.artifacts.{self.name}"
+        found: type[Artifact] = getattr(import_module(module), self.class_name)
         return found
 
 
-KINDS: dict[str, ArtifactKind] = {
+GROUP = "draftwell.artifacts"
+"""Of the entry points by which other distributions add kinds."""
+OUR_KINDS: dict[str, ArtifactKind] = {
     kind.name: kind
     for kind in (
         ArtifactKind(
             "acceptance_table",
             "AcceptanceTable",
-            "draftwell calibrate",
+            "draftwell step calibrate",
             ("table.json",),
             Card(
                 (
                     "SPIDE's acceptance table: how often the target keeps a token, by the "
                     "draft's confidence."
                 ),
-                "`draftwell calibrate`: at every position of the target's own texts, "
+                "`draftwell step calibrate`: at every position of the target's own texts, "
                 "whether it keeps the draft's token, is counted once; "
-                "`--temperature` adds the same of sampled texts.",
+                "`--set temperature=…` adds the same of sampled texts.",
                 "`acceptance_rate` is the pair's on this traffic; `judged` says on how "
                 "many tokens the table rests; `sampled_…` are those of "
                 "sampled texts, where there are any.",
@@ -110,7 +114,7 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "verifier",
             "Verifier",
-            "draftwell train",
+            "draftwell step train",
             ("verifier.json", "verifier.safetensors"),
             Card(
                 (
@@ -118,7 +122,7 @@ KINDS: dict[str, ArtifactKind] = {
                     "target keeps a draft token."
                 ),
                 (
-                    "`draftwell train`: logistic regression on the draft tokens of a trace, "
+                    "`draftwell step train`: logistic regression on the draft tokens of a trace, "
                     "scaled to probabilities on validation prompts."
                 ),
                 "`auc` on prompts that nothing was chosen on, compared with `baseline_auc` "
@@ -144,11 +148,11 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "correction_memory",
             "CorrectionMemory",
-            "draftwell calibrate",
+            "draftwell step calibrate",
             ("memory.arrow",),
             Card(
                 "CSD's correction memory: how often the target corrected one token to another.",
-                "`draftwell calibrate`: the rejections of standard speculative decoding.",
+                "`draftwell step calibrate`: the rejections of standard speculative decoding.",
                 (
                     "`patterns` of `rejections`: few patterns for many rejections mean that "
                     "there is much to rescue."
@@ -166,14 +170,14 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "hardware_profile",
             "HardwareProfile",
-            "draftwell calibrate",
+            "draftwell step calibrate",
             ("profile.json",),
             Card(
                 (
                     "Hardware profile: seconds of single forward passes of draft and target on "
                     "one class of machine."
                 ),
-                "`draftwell calibrate`, measured on the machine class named below.",
+                "`draftwell step calibrate`, measured on the machine class named below.",
                 (
                     "`speed_ratio`: forward passes of the draft in the time of one of the "
                     "target. It says nothing of another class of machine."
@@ -187,7 +191,7 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "acceptance_head",
             "AcceptanceHead",
-            "draftwell train --kind acceptance_head",
+            "draftwell step train --kind acceptance_head",
             ("acceptance_head.safetensors",),
             Card(
                 (
@@ -195,7 +199,7 @@ KINDS: dict[str, ArtifactKind] = {
                     "whether the target keeps a token."
                 ),
                 (
-                    "`draftwell train --kind acceptance_head`: residual blocks on the hidden "
+                    "`draftwell step train --kind acceptance_head`: residual blocks on the hidden "
                     "states of a trace."
                 ),
                 "The loss on held-out prompts: the lower, the better.",
@@ -207,7 +211,7 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "eagle3_head",
             "Eagle3Head",
-            "draftwell train --kind eagle3_head",
+            "draftwell step train --kind eagle3_head",
             ("config.json", "head.json", "model.safetensors"),
             Card(
                 (
@@ -215,7 +219,7 @@ KINDS: dict[str, ArtifactKind] = {
                     "with the target's embeddings."
                 ),
                 (
-                    "`draftwell train --kind eagle3_head`, on texts that the target wrote, "
+                    "`draftwell step train --kind eagle3_head`, on texts that the target wrote, "
                     "unrolled over the head's own outputs."
                 ),
                 "`acceptance_depth_1`… on held-out texts: how often the target keeps the "
@@ -223,7 +227,7 @@ KINDS: dict[str, ArtifactKind] = {
                 "`accepted_length`: tokens of a draft that it keeps.",
                 (
                     "`draftwell generate --strategy eagle3`, or `hybrid`; for vLLM and SGLang: "
-                    "`draftwell export --save-head`."
+                    "`draftwell export --set save_head=…`."
                 ),
             ),
             read_by_strategies=True,
@@ -232,7 +236,7 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "datastore",
             "Datastore",
-            "draftwell train --kind datastore",
+            "draftwell step train --kind datastore",
             ("datastore.safetensors",),
             Card(
                 (
@@ -240,7 +244,7 @@ KINDS: dict[str, ArtifactKind] = {
                     "(REST, SuffixDecoding)."
                 ),
                 (
-                    "`draftwell train --kind datastore`: the target's own texts of a trace, "
+                    "`draftwell step train --kind datastore`: the target's own texts of a trace, "
                     "with a suffix array."
                 ),
                 "`right_per_lookup`: draft tokens that the target would keep, counted on "
@@ -256,7 +260,7 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "medusa_heads",
             "MedusaHeads",
-            "draftwell train --kind medusa_heads",
+            "draftwell step train --kind medusa_heads",
             ("medusa_heads.safetensors",),
             Card(
                 (
@@ -264,7 +268,7 @@ KINDS: dict[str, ArtifactKind] = {
                     "come after its next one."
                 ),
                 (
-                    "`draftwell train --kind medusa_heads`: one residual block a head, on the "
+                    "`draftwell step train --kind medusa_heads`: one residual block a head, on the "
                     "target's states over its own texts."
                 ),
                 (
@@ -279,7 +283,7 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "decoding_config",
             "DecodingConfig",
-            "draftwell tune",
+            "draftwell step choose",
             ("config.json",),
             Card(
                 (
@@ -287,7 +291,7 @@ KINDS: dict[str, ArtifactKind] = {
                     "evidence."
                 ),
                 (
-                    "`draftwell tune`: replay over a trace, then measurements next to plain "
+                    "`draftwell step choose`: replay over a trace, then measurements next to plain "
                     "decoding; the report is among the run's plots."
                 ),
                 (
@@ -296,7 +300,7 @@ KINDS: dict[str, ArtifactKind] = {
                 ),
                 (
                     "It is what a release serves. To try it by hand: `draftwell generate "
-                    "--strategy … --set …`."
+                    "--strategy … --set STRATEGY.PARAMETER=…`."
                 ),
             ),
             schema_version=2,
@@ -306,12 +310,13 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "engine_config",
             "EngineConfig",
-            "draftwell tune --engine vllm",
+            "draftwell step choose --engine vllm",
             ("engine.json",),
             Card(
                 "Engine configuration: how vLLM speculates for this pair, by its own settings.",
                 (
-                    "`draftwell tune --engine vllm`: vLLM's ways to speculate, measured by running "
+                    "`draftwell step choose --engine vllm`: vLLM's ways to speculate, measured "
+                    "by running "
                     "it beside its plain decoding."
                 ),
                 (
@@ -327,14 +332,14 @@ KINDS: dict[str, ArtifactKind] = {
         ArtifactKind(
             "distilled_draft",
             "DistilledDraft",
-            "draftwell distill",
+            "draftwell step distil",
             ("draft.json", "draft.safetensors"),
             Card(
                 (
                     "Draft model distilled from the pair's target: some of its layers, with "
                     "the target's own embeddings."
                 ),
-                "`draftwell distill`, on texts that the target wrote.",
+                "`draftwell step distil`, on texts that the target wrote.",
                 "Agreement with the target's own greedy outputs, where it was measured.",
                 "It is the `draft` of the pair's YAML file; a bundle carries it.",
             ),
@@ -343,6 +348,19 @@ KINDS: dict[str, ArtifactKind] = {
     )
 }
 """name → kind."""
+
+
+def _problem(name: str, kind: Any) -> str:
+    """Why an entry point's object is no kind; "" where it is one."""
+    if not isinstance(kind, ArtifactKind):
+        return "it is no ArtifactKind"
+    if kind.module is None:
+        return "the kind names no module of its class"
+    return "" if kind.name == name else f"the kind calls itself {kind.name}"
+
+
+KINDS: Mapping[str, ArtifactKind] = Extended(OUR_KINDS, GROUP, _problem)
+"""Our own, and those of installed plug-ins (docs/plugins.md): name → kind."""
 
 
 def find_kind(name: str) -> ArtifactKind:
@@ -361,13 +379,13 @@ def find_kind(name: str) -> ArtifactKind:
     return KINDS[name]
 
 
-OURS = tuple(name for name, kind in KINDS.items() if kind.engine is None)
+OURS = Names(KINDS, lambda kind: kind.engine is None)
 """What releases of our own engine pin."""
-CALIBRATED = tuple(name for name, kind in KINDS.items() if kind.calibrated)
+CALIBRATED = Names(KINDS, lambda kind: kind.calibrated)
 """What calibration makes for every pair."""
-READ_BY_STRATEGIES = tuple(name for name, kind in KINDS.items() if kind.read_by_strategies)
+READ_BY_STRATEGIES = Names(KINDS, lambda kind: kind.read_by_strategies)
 """What a tuned choice may rest on."""
-WATCHED = tuple(name for name, kind in KINDS.items() if kind.drift_role)
+WATCHED = Names(KINDS, lambda kind: kind.drift_role is not None)
 """What served traffic is compared with."""
 
 
@@ -400,7 +418,7 @@ def refuse_other_device(kind: str, device_class: str | None, device: str, what: 
     if made_for is not None and made_for != device.partition("-")[0]:
         raise DraftwellError(
             f"{what} was made on {device_class}, for {made_for}, and cannot be released "
-            f"for {device}: run `draftwell tune "
+            f"for {device}: run `draftwell step choose "
             f"--device {device}`, or use --device {made_for}",
             code="made_on_other_device",
         )
@@ -437,7 +455,7 @@ def other_temperature(artifacts: Iterable[Artifact], temperature: float) -> str 
 def made_by(command: str) -> tuple[str, ...]:
     """The kinds that a command makes.
 
-    >>> made_by("draftwell calibrate")
+    >>> made_by("draftwell step calibrate")
     ('acceptance_table', 'correction_memory', 'hardware_profile')
     """
     return tuple(name for name, kind in KINDS.items() if kind.made_by == command)

@@ -62,7 +62,7 @@ SCALARS = (
     Scalar("log_rank", "rank", "rank", log=True),
 )
 """The features `scalars`, in the order of a verifier's last weights. How to add one:
-docs/architecture.md, "Add a column to the traces"."""
+CONTRIBUTING.md, "A column of the traces"."""
 SCALAR_NAMES = [scalar.name for scalar in SCALARS]
 UNNAMED = ["q_token", "confidence", "entropy", "log_rank"]
 """What a verifier without names reads: it was written before names were kept."""

@@ -121,7 +121,7 @@ class Bundle:
                 f"{name} ({record.source}) is not at {folder}: fetch it there (any "
                 "`draftwell generate "
                 f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy "
-                "--with-weights",
+                "with --set with_weights=true",
                 code="missing_models",
             )
         found = (
@@ -144,7 +144,7 @@ class Bundle:
                     f"next to the weights of the {role} of pair {self.manifest.pair} at "
                     f"{folders[role]} are other files (configuration, tokenizer, chat template) "
                     "than where the bundle was built: fetch the pair again, or deploy "
-                    "--with-weights",
+                    "with --set with_weights=true",
                     code="other_settings",
                 )
 
@@ -295,7 +295,8 @@ def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     folder = path / "artifacts" / kind
     if kind not in KINDS:
         raise BundleError(
-            f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell",
+            f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell, or "
+            "install the plug-in that brings it",
             code="newer_bundle",
         )
     if f"artifacts/{kind}/artifact.json" not in manifest.files:

@@ -215,7 +215,7 @@ def settled(
     for one in (*verdict.skipped, *absent):
         needed = one.applies and any(is_called(one.name, name) for name in required)
         if needed and not reason:
-            detail = f"{one.why}; `draftwell gate --unmeasured REASON` lets it pass"
+            detail = f"{one.why}; `draftwell gate --set unmeasured=REASON` lets it pass"
             parts.append(Check(one.name, 0, 1, False, detail, transient=True, enough=False))
         else:
             let = f"; let pass: {reason}" if needed else ""

@@ -161,7 +161,7 @@ class TraceSet:
     def _present(self) -> list[Path]:
         if not self.shards:
             raise TraceError(
-                f"{self.folder} holds no trace: collect one with `draftwell collect`",
+                f"{self.folder} holds no trace: collect one with `draftwell step collect`",
                 code="no_traces",
             )
         return self.shards
@@ -222,7 +222,7 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
         version = int(fields["version"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TraceError(
-            f"{path} is no draftwell trace (no header): give a folder of `draftwell collect`",
+            f"{path} is no draftwell trace (no header): give a folder of `draftwell step collect`",
             code="no_trace_header",
         ) from error
     if version > TRACE_VERSION:
@@ -249,7 +249,7 @@ def _broken(path: Path) -> TraceError:
     return TraceError(
         (
             f"{path} is truncated or no Parquet file: delete it and run the same `draftwell "
-            "collect` again"
+            "step collect` again"
         ),
         code="unreadable_trace",
     )

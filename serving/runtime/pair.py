@@ -450,7 +450,7 @@ def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
     if settings.device != "cpu":
         raise DraftwellError(
             f"{weights} weights are read on CPUs only, not on {settings.device}: use "
-            "--device cpu, or --dtype "
+            "the device cpu, or the dtype "
             f"{dtype_of(settings.dtype)}",
             code="weights_unsupported",
         )
@@ -458,7 +458,7 @@ def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
         raise DraftwellError(
             "other libraries and distillation run transformers' module, which has the "
             f"full weights, not {weights}: use "
-            f"--dtype {dtype_of(settings.dtype)}",
+            f"the dtype {dtype_of(settings.dtype)}",
             code="weights_unsupported",
         )
 

@@ -41,7 +41,7 @@ def check_alike(draft: str, theirs: Names, target: str, own: Names) -> None:
         raise VocabularyMismatch(
             f"{draft} cannot draft for {target}: of {len(both)} token ids that both have {same} "
             "mean the same, so only strategies without a draft model run; choose a draft of the "
-            "same family, or make one with `draftwell distill`"
+            "same family, or make one with `draftwell step distil`"
         )
 
 

@@ -20,7 +20,7 @@ from draftwell.serving.server.http.conversation import Deadline
 from draftwell.serving.server.http.errors import install_error_handlers
 from draftwell.serving.server.http.keys import Keys
 from draftwell.serving.server.http.messages_api import CountRequest, MessageAnswer, MessagesRequest
-from draftwell.serving.server.http.page import page_router
+from draftwell.serving.server.http.page import card_router, page_router
 from draftwell.serving.server.http.requests import LONGEST_TEXT, ChatRequest, CompletionRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
 from draftwell.serving.server.http.security import RequestLog, Security, install_security
@@ -119,6 +119,7 @@ def _add_routes(app: FastAPI, metrics: Metrics, deployments: Deployments, root: 
     routers = [
         metrics_router(metrics),
         page_router(root),
+        card_router(lambda: deployments.current.served.card),
         model_router(deployments),
         messages_router(deployments),
         probe_router(deployments),

@@ -1,6 +1,7 @@
 """deploy/prometheus/draftwell.rules.yaml: read by promtool, over a day of planted traffic on each
 engine."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -138,6 +139,10 @@ CASES: dict[str, tuple[Series, dict[str, int]]] = {
         monitor_file(0, (60.0, DAY - 60), (0.0, LATER + 60)),
         {"DraftwellMonitorSilent": 70},
     ),
+    "silent without its file": (
+        monitor_file(0, (60.0, DAY - 60)),
+        {"DraftwellMonitorSilent": 70},
+    ),
 }
 
 
@@ -149,6 +154,15 @@ def firing(minute: int, raised: list[tuple[str, str]]) -> dict[str, object]:
         "eval_time": f"{minute}m",
         "exp_samples": [{"labels": row, "value": 1} for row in rows],
     }
+
+
+def test_a_monitor_whose_file_is_gone_is_still_asked_for() -> None:
+    """Without promtool: the silence is counted from a look of the last day, not of this moment,
+    when the series has ended."""
+    rules = [one for group in yaml.safe_load(RULES.read_text())["groups"] for one in group["rules"]]
+    (silent,) = (one for one in rules if one.get("alert") == "DraftwellMonitorSilent")
+    looks = re.findall(r"(\w*\(?)draftwell_monitor_look_timestamp_seconds(\S*)", silent["expr"])
+    assert looks == [("max_over_time(", "[1d])")]
 
 
 @needs_promtool

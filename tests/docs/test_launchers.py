@@ -1,5 +1,5 @@
-"""The launchers of docs/launchers.md: each is a template that renders to a command that a plain
-shell reads, with its values as words."""
+"""The launchers of docs/launchers.md and examples/launchers: each is a template that renders to a
+command that a plain shell reads, with its values as words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
-from itertools import pairwise
+from configparser import ConfigParser
 from typing import Any
 
 import pytest
@@ -22,29 +22,30 @@ from draftwell.components.export.launch_options import launch_options
 from tests.support.paths import REPO
 
 PAGE = (REPO / "docs" / "launchers.md").read_text(encoding="utf-8")
+FILES = REPO / "examples" / "launchers"
 OPTIONS = launch_options(
     "vllm", {"method": "eagle3", "num_speculative_tokens": 2, "model": "/it's a/$(head)"}
 )
 FILE = "/home of/speculation-1.yaml"
 
 
-def blocks(language: str) -> list[str]:
-    """Fenced blocks of the page."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
+def scripts() -> Iterator[str]:
+    """The page's blocks, and the examples."""
+    yield from re.findall(r"```bash\n(.*?)```", PAGE, re.S)
+    yield from (path.read_text(encoding="utf-8") for path in sorted(FILES.glob("*.sh")))
 
 
 def templates() -> Iterator[Any]:
-    """Option and text of every launcher and stop command."""
-    for block in blocks("bash"):
-        for line in block.splitlines():
-            words = shlex.split(line)
-            for option, text in pairwise(words):
-                if option in ("--launcher", "--stop-command"):
-                    yield pytest.param(option, text, id=f"{text[:24]} ({option})")
+    """Variable and text of every launcher and stop command."""
+    for script in scripts():
+        for word in shlex.split(script, comments=True):
+            name, equals, text = word.partition("=")
+            if equals and name in ("LAUNCHER", "STOP"):
+                yield pytest.param(name, text, id=f"{text[:24]} ({name})")
 
 
-def rendered(option: str, text: str, options: dict[str, Any]) -> str:
-    return LaunchTemplate(text, stops=option == "--stop-command").render(
+def rendered(name: str, text: str, options: dict[str, Any]) -> str:
+    return LaunchTemplate(text, stops=name == "STOP").render(
         {
             "speculation_options": option_words(options),
             "speculation_file": [FILE],
@@ -54,12 +55,12 @@ def rendered(option: str, text: str, options: dict[str, Any]) -> str:
     )
 
 
-@pytest.mark.parametrize(("option", "text"), list(templates()))
+@pytest.mark.parametrize(("name", "text"), list(templates()))
 @pytest.mark.parametrize("options", [OPTIONS, {}], ids=["speculation", "plain"])
 def test_an_example_is_read_by_a_plain_shell_with_its_values_as_words(
-    option: str, text: str, options: dict[str, Any]
+    name: str, text: str, options: dict[str, Any]
 ) -> None:
-    command = rendered(option, text, options)
+    command = rendered(name, text, options)
     subprocess.run(["/bin/sh", "-n", "-c", command], check=True)
     words = shlex.split(command)
     if "ssh" in words:
@@ -73,9 +74,8 @@ def test_an_example_is_read_by_a_plain_shell_with_its_values_as_words(
 
 
 def test_there_is_one_for_each_place_and_no_more_than_the_template() -> None:
-    starts = [
-        text for option, text in (one.values for one in templates()) if option == "--launcher"
-    ]
+    starts = [text for name, text in (one.values for one in templates()) if name == "LAUNCHER"]
+    assert len(starts) == 6
     for place in ("ssh ", "docker compose", "kubectl", "srun", "ray job submit"):
         assert sum(place in text for text in starts) == 1, place
     assert all(any(f"{{{name}}}" in text for name in SPECULATION) for text in starts)
@@ -83,7 +83,10 @@ def test_there_is_one_for_each_place_and_no_more_than_the_template() -> None:
 
 
 def test_files_are_yaml_that_name_what_the_commands_set() -> None:
-    compose, deployment = (yaml.safe_load(block) for block in blocks("yaml"))
+    compose, deployment = (
+        yaml.safe_load((FILES / name).read_text(encoding="utf-8"))
+        for name in ("compose.yaml", "kubernetes.yaml")
+    )
     service = compose["services"]["engine"]
     set_by_command = {"PORT", "SPECULATION"}
     named = set(re.findall(r"\$\{(\w+)\}", yaml.safe_dump(service)))
@@ -91,6 +94,25 @@ def test_files_are_yaml_that_name_what_the_commands_set() -> None:
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     mounted = container["volumeMounts"][0]["mountPath"]
     assert f"{mounted}/config.yaml" in container["args"]
-    assert "--from-file=config.yaml=" in PAGE
+    started = (FILES / "kubernetes.sh").read_text(encoding="utf-8")
+    assert "--from-file=config.yaml=" in started
     [volume] = deployment["spec"]["template"]["spec"]["volumes"]
-    assert f"configmap {volume['configMap']['name']} " in PAGE
+    assert f"configmap {volume['configMap']['name']} " in started
+
+
+def test_the_unit_starts_the_script_of_a_bundle_with_its_variables() -> None:
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(REPO / "examples" / "vllm.service", encoding="utf-8")
+    script, *options = shlex.split(unit["Service"]["ExecStart"])
+    assert script.endswith("/dist/vllm/my-pair/current/serve.sh")
+    assert options == ["--port", "8000"]
+    bundle = REPO / "registry" / "bundles" / "vllm"
+    templates_of_bundle = "".join(
+        path.read_text(encoding="utf-8") for path in bundle.rglob("serve.sh*")
+    )
+    text = (REPO / "examples" / "vllm.service").read_text(encoding="utf-8")
+    variables = re.findall(r"^Environment=(\w+)=", text, re.M)
+    assert variables == ["PYTHON", "DRAFTWELL_SPOOL", "DRAFTWELL_SIGNATURE_KEY"]
+    assert all(name in templates_of_bundle for name in ("PYTHON", "DRAFTWELL_SIGNATURE_KEY"))
+    assert unit["Service"]["KillMode"] == "mixed"

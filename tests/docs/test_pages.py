@@ -1,5 +1,5 @@
-"""Pages as a whole: links lead somewhere, README is in the right order, made pages hold what they
-are made of."""
+"""Pages as a whole: links lead somewhere, README is short and in the right order, made pages hold
+what they are made of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from tests.support.markdown import PAGES, commands
 from tests.support.paths import REPO
 
 README = (REPO / "README.md").read_text(encoding="utf-8")
-LOOP = ["collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "serve"]
+CHOOSE = (REPO / "docs" / "choose.md").read_text(encoding="utf-8")
+BENCHMARKS = (REPO / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+PAPERS = ("papers.md", "papers-gpu.md")
+LOOP = [
+    *("step collect", "step train", "step calibrate", "step choose"),
+    *("gate", "release promote", "deploy"),
+]
 CURRENT = [page for page in PAGES if page.name not in ("log.md", "CHANGELOG.md")]
 """All pages but those of history, which may name what is gone."""
 
@@ -89,16 +95,41 @@ def test_nothing_refers_to_papers_that_the_repository_lacks(page: Path) -> None:
     )
 
 
-def test_readme_names_the_two_commands_and_the_loop_in_its_order() -> None:
+def test_readme_names_two_commands_and_what_a_stranger_types_next() -> None:
     called = [words[1] for place, words in commands("make") if place.startswith("README.md")]
-    assert called[:2] == ["demo", "test"]
-    steps = [words[1] for place, words in commands("draftwell") if place.startswith("README.md")]
-    assert steps[: len(LOOP)] == LOOP
+    assert called[:2] == ["demo", "serve"]
+    assert "`make test`" in README
+    typed = [words[1] for place, words in commands("draftwell") if place.startswith("README.md")]
+    assert typed[:2] == ["tune", "serve"]
 
 
-def test_readme_is_short_and_says_what_was_not_measured() -> None:
-    assert len(README.splitlines()) <= 135
-    assert "GPU: one look at one H100" in README
+def test_the_steps_of_a_tuning_are_told_in_their_order() -> None:
+    place = "docs/tuning.md:"
+    steps = [" ".join(words[1:3]) for at, words in commands("draftwell") if at.startswith(place)]
+    assert [re.sub(" --.*", "", step) for step in steps[: len(LOOP)]] == LOOP
+
+
+def test_readme_is_short_and_one_click_from_every_caveat() -> None:
+    assert len(README.splitlines()) <= 70
+    limits = CHOOSE.partition("\n## Limits\n")[2]
+    for caveat in ("one look at one H100", "With 32 clients", "no tensor parallelism", "Alpha"):
+        assert caveat in limits
+    for page in ("choose.md#limits", "benchmarks.md", "exactness.md", "gates.md"):
+        assert f"](docs/{page})" in README
+
+
+def test_readme_compares_in_five_rows_with_figures_that_the_benchmarks_hold() -> None:
+    table = README.partition("## Measured")[2].partition("\n\nDefault")[0]
+    rows = re.findall(r"^\| (?!---|compared)(.*) \|$", table, re.MULTILINE)
+    assert len(rows) == 5
+    for figure in re.findall(r"[0-9.]+ \[[0-9., ]+\]", table):
+        assert figure in BENCHMARKS, figure
+
+
+def test_the_pages_without_papers_are_small() -> None:
+    pages = (REPO / "docs").rglob("*.md")
+    sizes = {page.name: page.stat().st_size for page in pages if page.name not in PAPERS}
+    assert sum(sizes.values()) <= 250_000, sizes
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -119,6 +150,8 @@ def test_the_command_reference_has_every_command_and_option(reference: ModuleTyp
     for name, command in all_commands().items():
         assert f"## draftwell {name}\n" in page
         assert all(f"`{option}`" in page for p in command.params for option in p.opts)
+        listed = page.partition(f"## draftwell {name}\n")[2].partition("\n## ")[0]
+        assert all(f"| `{key}` |" in listed for key in command.all_keys())
     assert "## draftwell-serve\n" in page
 
 

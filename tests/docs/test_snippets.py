@@ -8,10 +8,12 @@ import importlib
 import json
 import re
 import subprocess
+from textwrap import dedent
 
 import pytest
 import yaml
 
+import draftwell
 from draftwell.registry.pairs import PairSpec
 from tests.support.markdown import SHELL, Fence, fences
 
@@ -75,7 +77,14 @@ def test_a_pair_of_ones_own_is_valid(fence: Fence) -> None:
     )
 
 
-def test_the_readme_has_a_pair_of_ten_lines_at_most() -> None:
-    sizes = [len(fence.body.splitlines()) for fence in pairs() if fence.page.name == "README.md"]
+def test_there_is_a_pair_of_ten_lines_at_most() -> None:
+    sizes = [len(fence.body.splitlines()) for fence in pairs()]
     assert sizes
     assert min(sizes) <= 10
+
+
+def test_the_program_of_the_readme_is_the_librarys_example() -> None:
+    """That is the one which tests/test_library.py runs."""
+    stated = (draftwell.__doc__ or "").split("of your own:\n\n", 1)[1].split("\n\n`", 1)[0]
+    [program] = [fence.body for fence in fences("python") if fence.page.name == "README.md"]
+    assert program.strip() == dedent(stated).strip()

@@ -30,7 +30,7 @@ HOLDER = """
 import sys, time
 from draftwell.flows.workspace import Workspace
 
-with Workspace(sys.argv[1]).turn("draftwell tune"):
+with Workspace(sys.argv[1]).turn("draftwell step choose"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -77,7 +77,7 @@ def test_every_step_that_changes_a_workspace_is_refused_while_another_process_do
 ) -> None:
     """In one line that names it; nothing is done. Once it is killed, the turn is free."""
     holder = hold()
-    words = (f"draftwell tune (process {holder.pid} on ", str(space.root), "DRAFTWELL_HOME")
+    words = (f"draftwell step choose (process {holder.pid} on ", str(space.root), "DRAFTWELL_HOME")
     place: Any = StepContext(space, None)  # type: ignore[arg-type]
     for given, steps in ((place, STEPS), (space, OTHERS)):
         for step in steps:
@@ -111,7 +111,7 @@ def test_a_process_begins_its_turn_again_on_any_thread_and_frees_it_at_the_end(
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        in_turn("draftwell tune")(stepped)(space)
+        in_turn("draftwell step choose")(stepped)(space)
     assert [*seen, free(space)] == [False, False, True]
 
 
@@ -139,7 +139,7 @@ def test_a_flow_waits_for_its_turn_and_holds_it_over_all_steps(
     found = loop_flow.run_steps(PipelineSettings(pair=space.name))
     assert holder.wait(1) != 0, "it was ended when the line was said"
     assert found == {"free": False}
-    assert said[0].startswith(f"waiting for draftwell tune (process {holder.pid} on")
+    assert said[0].startswith(f"waiting for draftwell step choose (process {holder.pid} on")
     assert free(space)
 
 
@@ -177,8 +177,8 @@ def test_of_two_tunings_at_once_one_is_refused_and_the_other_is_whole(
     """Real processes; the first stands still while the second tries, then goes on. Its release is
     published too."""
     source = f"--pair {pair_file} --prompts {prompts_file}"
-    assert run(f"collect {source} --limit 6 --max-tokens 12").exit_code == 0
-    words = f"tune {source} --limit 2 --max-tokens 8 --trials 4".split()
+    assert run(f"step collect {source} --set limit=6 --set max_tokens=12").exit_code == 0
+    words = f"step choose {source} --set limit=2 --set max_tokens=8 --set trials=4".split()
     command = [sys.executable, "-m", "draftwell.flows.cli.main", *words]
     one = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not (space.root / TURN).exists() or free(space):

@@ -214,7 +214,7 @@ def test_an_artifact_that_was_set_aside_is_missed_and_put_back(
     space.begin()  # a bench does so, beside a tuning that is just replacing it
     with raises_code("replacement_cut_off"):
         space.found(pair, "hardware_profile")
-    with space.turn("draftwell tune"):
+    with space.turn("draftwell step choose"):
         assert space.found(pair, "hardware_profile") is not None
 
 

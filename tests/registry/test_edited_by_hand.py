@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[Step, Step, str, tuple[str, ...]]] = {
         lambda w: w.client.delete_model_version(TABLE, "2"),
         World.deploy,
         "pinned_artifact_changed",
-        (f"{TABLE} version 2", "draftwell release"),
+        (f"{TABLE} version 2", "draftwell release create"),
     ),
     "a pinned version's files deleted": (
         lambda w: delete_files(w, "acceptance_table", "tiny", 2),
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Step, Step, str, tuple[str, ...]]] = {
         lambda w: w.client.delete_model_version(RELEASE, "2"),
         lambda w: rollback(w.store, "tiny", "cpu", "slow"),
         "champion_deleted",
-        ("version 2", "draftwell promote"),
+        ("version 2", "draftwell release promote"),
     ),
     "a change of the record deleted": (
         lambda w: w.client.delete_model_version(RECORD, "1"),

@@ -60,6 +60,30 @@ def test_a_wrong_threshold_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_of_ones_own_changes_some_thresholds_and_has_its_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projects = load_gates()
+    monkeypatch.setenv("DRAFTWELL_GATES", str(tmp_path / "gates"))
+    with raises_code("no_gates_folder", "DRAFTWELL_GATES"):
+        load_gates()
+    (tmp_path / "gates" / "baselines").mkdir(parents=True)
+    assert load_gates() == projects
+    (tmp_path / "gates" / "gates.yaml").write_text("max_regression: 0.2\nmin_quality_ratio: 0.95\n")
+    assert load_gates() == projects.model_copy(
+        update={"max_regression": 0.2, "min_quality_ratio": 0.95}
+    )
+    assert load_baseline("smollm2-135m", CountsReport) is None, "the project's is for its checkout"
+    (tmp_path / "gates" / "baselines" / "tiny.json").write_text(BASELINE % COUNTS)
+    assert load_baseline("tiny", CountsReport) is not None
+    (tmp_path / "gates" / "gates.yaml").write_text("max_regresion: 0.2\n")
+    with raises_code("unknown_key", "max_regresion"):
+        load_gates()
+    (tmp_path / "gates" / "gates.yaml").write_text("max_regression: 5\n")
+    with raises_code("bad_value", "max_regression"):
+        load_gates()
+
+
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with raises_code("unreadable_file", "nowhere.yaml", "No such file"):
         load_gates(tmp_path / "nowhere.yaml")

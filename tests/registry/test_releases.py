@@ -138,7 +138,7 @@ def test_artifacts_of_different_models_make_no_release(
         create_release(
             store, "tiny", "cpu", {"acceptance_table": 1, "decoding_config": 1}, models, {}
         )
-    with raises_code("nothing_to_release", "draftwell tune"):
+    with raises_code("nothing_to_release", "draftwell step choose"):
         create_release(store, "tiny", "cpu", {"distilled_draft": 1}, models, {})
     with raises_code("not_registered", "version 9", "decoding_config.tiny"):
         create_release(store, "tiny", "cpu", {"decoding_config": 9}, models, {})

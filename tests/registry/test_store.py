@@ -228,7 +228,7 @@ def test_two_that_set_an_alias_at_once_both_succeed(
 
 
 def test_what_is_not_there_is_named(put: Make, store: Store) -> None:
-    with raises_code("not_registered", "alias champion", "verifier.tiny", "draftwell demo"):
+    with raises_code("not_registered", "alias champion", "verifier.tiny", "draftwell tune"):
         store.resolve("verifier", "tiny", "champion")
     store.set_alias(put(table(MARK)), "candidate")
     with raises_code("not_registered", "version 7", "acceptance_table.tiny", "candidate = 1"):

@@ -143,5 +143,5 @@ def test_the_secret_comes_from_a_file_or_the_environment_and_is_long_enough(
 
 
 def test_a_registry_in_a_file_sends_nothing(store: Store) -> None:
-    with raises_code("webhooks_need_server", "draftwell ui"):
+    with raises_code("webhooks_need_server", "draftwell release ui"):
         register(store, "release.tiny.cpu", "http://127.0.0.1:8100/mlflow", OURS)

@@ -18,3 +18,16 @@ def run_command(command: str, *more: Any) -> Any:
         options = not argument or argument.startswith("--")
         words += shlex.split(argument) if options else [argument]
     return CliRunner().invoke(app, words)
+
+
+def split_name(command: str) -> tuple[str, str]:
+    """A command's name, with that of its group, and what follows it.
+
+    >>> split_name("step choose --set limit=8")
+    ('step choose', '--set limit=8')
+    """
+    words = command.split(" ")
+    end = next((place for place, word in enumerate(words[:3]) if not word.isalpha()), len(words))
+    group = words[0] in ("step", "release", "list", "reproduce")
+    end = min(end, 2 if group else 1)
+    return " ".join(words[:end]), " ".join(words[end:])

@@ -16,6 +16,7 @@ PAGES = tuple(
         [
             *REPO.glob("*.md"),
             *(REPO / "docs").rglob("*.md"),
+            *(REPO / "examples").rglob("*.md"),
             REPO / "serving/runtime/strategies/PAPERS.md",
         ]
     )

@@ -1,8 +1,8 @@
 """The file of what was measured on a GPU: one for each pair and card, written after every part.
 
 `make gpu` writes it, resumes from it, and makes the table of docs/gpu.md; `draftwell
-import-results` takes it into the registry of another machine. A digest over all of it shows a file
-that was cut or changed.
+reproduce import` takes it into the registry of another machine. A digest over all of it shows a
+file that was cut or changed.
 """
 
 from __future__ import annotations

@@ -29,19 +29,19 @@ def check_peers(
                 f"unknown peer {name!r}: choose from {', '.join(PEERS)}", code="unknown_peer"
             )
         if names.count(name) > 1:
-            raise DraftwellError(f"--peer {name} is named twice: leave one out", code="named_twice")
+            raise DraftwellError(f"peers: {name} is named twice: leave one out", code="named_twice")
         if name in DRIVERS:
             interpreter(name)
             for wrong, what in (
                 (device != "cpu", "on the CPU (--device cpu)"),
-                (temperature > 0, "greedily (--temperature 0)"),
-                (padded, "on the target as it is (without --pad-target)"),
+                (temperature > 0, "greedily (temperature 0)"),
+                (padded, "on the target as it is (without pad_target)"),
             ):
                 if wrong:
                     raise DraftwellError(
                         (
                             f"the peer {name} is measured {what} only: change that or leave "
-                            f"out --peer {name}"
+                            f"{name} out of peers"
                         ),
                         code="peer_settings",
                     )

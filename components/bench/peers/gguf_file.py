@@ -89,7 +89,7 @@ def check_shape(config: Any) -> None:
             else f"its rotary embeddings are {rope}"
         )
         raise DraftwellError(
-            f"the target cannot be written as GGUF here, {what}: leave out --peer llama.cpp",
+            f"the target cannot be written as GGUF here, {what}: leave llama.cpp out of peers",
             code="no_gguf",
         )
 
@@ -119,7 +119,7 @@ def renamed(module: Any) -> Iterator[tuple[str, Tensor]]:
             raise DraftwellError(
                 (
                     f"the target cannot be written as GGUF here, it has {name}: leave out "
-                    "--peer llama.cpp"
+                    "llama.cpp out of peers"
                 ),
                 code="no_gguf",
             )

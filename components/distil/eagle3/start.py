@@ -52,7 +52,7 @@ def check_startable(target: Any) -> None:
         raise DraftwellError(
             "heads are trained for targets like Llama, not for "
             f"{target.config.model_type}: distil a draft with "
-            "`draftwell distill` instead",
+            "`draftwell step distil` instead",
             code="unsupported_architecture",
         )
 

@@ -69,7 +69,7 @@ def parse_address(
         base_of(url),
         key=key_of(key_file),
         headers=tuple(map(header_of, headers)),
-        ca=None if ca is None else file_of(ca, "--engine-ca"),
+        ca=None if ca is None else file_of(ca, "--set engine_ca=…"),
         model=model,
     )
 
@@ -91,7 +91,8 @@ def base_of(url: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise bad(
             f"the address of the engine at {parts.hostname} holds a password, which lists of "
-            f"processes show: leave it out, and name a key by {KEY_VARIABLE} or --engine-key-file"
+            f"processes show: leave it out, and name a key by {KEY_VARIABLE} or --set "
+            f"engine_key_file=…"
         )
     if parts.query or parts.fragment:
         raise bad(f"{shown(url)!r}: leave out what follows the path, such as ? or #")

@@ -251,7 +251,8 @@ class EngineClient:
         if status in (401, 403):
             had = "refuses the key" if self.address.key is not None else "wants a key"
             return DraftwellError(
-                f"{self.url} {had} ({status}): name another by {KEY_VARIABLE} or --engine-key-file",
+                f"{self.url} {had} ({status}): name another by {KEY_VARIABLE} or --set "
+                f"engine_key_file=…",
                 code="engine_key",
             )
         if status in PASSING:
@@ -266,7 +267,7 @@ class EngineClient:
             )
         if status == httpx.codes.NOT_FOUND and "model" in said.lower():
             return DraftwellError(
-                f"{how}: name a model that it serves with --engine-model", code="engine_model"
+                f"{how}: name a model that it serves with --set engine_model=…", code="engine_model"
             )
         return DraftwellError(
             f"{how}: look at its log, or leave out what it refuses",
@@ -284,7 +285,7 @@ class EngineClient:
 
     def _unreachable(self, error: Exception) -> DraftwellError:
         if (failed := tls_failure(error)) is not None:
-            mend = "name its certificates with --engine-ca"
+            mend = "name its certificates with --set engine_ca=…"
             if not failed.startswith("certificate"):
                 mend = "does it speak http instead of https?"
             return DraftwellError(
@@ -325,7 +326,7 @@ def trusted(address: EngineAddress) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=str(address.ca))
     except (ssl.SSLError, OSError) as error:
         raise DraftwellError(
-            f"--engine-ca {address.ca}: it holds no certificates in PEM: name another file",
+            f"--set engine_ca={address.ca}: it holds no certificates in PEM: name another file",
             code="bad_engine_address",
         ) from error
 

@@ -21,9 +21,12 @@ class Dialect(Protocol):
         DraftwellError: (of every method) one line that says what is wrong and what to do.
     """
 
-    name: DialectName
     switches_off: bool
     """Whether a request can ask for plain decoding."""
+
+    @property
+    def name(self) -> str:
+        """Of the kind of server: one of `DialectName`, or a plug-in's own."""
 
     def about(self, client: EngineClient) -> About:
         """What the server says about itself."""

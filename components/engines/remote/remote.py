@@ -99,7 +99,7 @@ class RemoteEngine:
         if not self.speculate and not dialect.switches_off:
             raise DraftwellError(
                 f"no request can switch speculation off at {self.address.url} ({dialect.name}): "
-                "name an address of the same model without speculation with --plain",
+                "name an address of the same model without speculation with --set plain=…",
                 code="engine_always_speculates",
             )
         self._dialect, self._counts, self.new_tokens = dialect, self.speculate, 0

@@ -39,7 +39,7 @@ def by_load(others: Sequence[BenchmarkRun], plains: Sequence[BenchmarkRun]) -> L
         refuse_the_same(plain)
         refuse_other_requests(with_drafts, plain)
         if any(run.acceptance.drafted or run.acceptance.accepted for run in plain):
-            raise unlike("the engine of --plain-evidence drafted: start it without speculation")
+            raise unlike("the engine of plain_evidence drafted: start it without speculation")
     return found
 
 

@@ -55,12 +55,13 @@ def with_lengths_of(settings: EngineTuneSettings, imported: Imported) -> EngineT
     """
     if imported.method not in settings.methods:
         raise DraftwellError(
-            f"{imported.source} is of {imported.method}: name that among --methods",
+            f"{imported.source} is of {imported.method}: name that in methods",
             code="bad_import",
         )
     if len(settings.levels) == 1:
         raise DraftwellError(
-            f"{imported.source} is compared at several loads: name them, such as --levels 1,8,32",
+            f"{imported.source} is compared at several loads: name them, such as --set "
+            f"levels=1,8,32",
             code="bad_import",
         )
     field = LENGTHS[imported.method]

@@ -107,6 +107,7 @@ class Lab:
         store: what is measured already.
         budget: learns what measurements cost.
         apart: only one engine can run at a time (`measure_beside`).
+        tell: called with each figure of a way beside plain decoding.
     """
 
     make: Callable[[str], Engine]
@@ -120,6 +121,7 @@ class Lab:
     progress: Progress | None = None
     budget: Budget = field(default_factory=Budget)
     apart: bool = False
+    tell: Callable[[Figure], object] | None = None
     _plain: Engine | None = field(default=None, init=False)
 
     @contextmanager
@@ -162,7 +164,13 @@ class Lab:
                 self._measure(method, other, wanted, decides=prompts is None)
             finally:
                 other.stop()
-        return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
+        figures = [
+            figure_of(method.label, self.found(method, stage, level), tail) for level in levels
+        ]
+        if self.tell is not None:
+            for figure in figures:
+                self.tell(figure)
+        return figures
 
     def between(self, one: Method, two: Method, stage: str, level: int = 1) -> Beside:
         """Two ways beside each other, one request at a time with every prompt twice, or at a higher

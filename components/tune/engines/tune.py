@@ -199,6 +199,6 @@ def refuse_if_all_failed(left: Mapping[str, str]) -> None:
     if reasons:
         raise DraftwellError(
             f"nothing runs of all that was tried ({'; '.join(reasons)}): fix what the first one "
-            "names, or name other methods with --methods",
+            "names, or name other methods with --set methods=…",
             code="no_method_runs",
         )

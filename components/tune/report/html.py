@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from draftwell.components.report.drawing import drawn_of
+from draftwell.components.report.html import render_page
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.report.plots import tuning_plots
 from draftwell.components.tune.report.tables import choice_figures, facts, tuning_tables
@@ -71,20 +72,12 @@ def tuning_html(
     Args:
         pictures: PNG files; their captions go by their names.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     images = {
         CAPTIONS.get(path.stem, path.stem): base64.b64encode(path.read_bytes()).decode()
         for path in pictures
     }
-    return environment.get_template("tuning.html.j2").render(
+    return render_page(
+        TEMPLATES / "tuning.html.j2",
         title=f"Tuning of {pair}" if pair else "Tuning",
         evidence=evidence,
         figures=choice_figures(evidence),

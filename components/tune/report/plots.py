@@ -11,14 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
+from draftwell.components.report.charts import COLOURS, legend_beside
+from draftwell.components.report.drawing import FAINT, drawing
 from draftwell.components.tune.evidence import Metrics, Row, Trial, TuningEvidence
 from draftwell.serving.runtime.strategies import PLAIN, STRATEGIES
 
-COLOURS = (
-    *(INK, SECOND, "#548235", "#7b4fa3", "#2a9d8f"),
-    *("#a23b72", "#8a6d3b", "#4f81bd", "#d62728", "#6b7280"),
-)
 THRESHOLDS = ("tau", "threshold", "tau_target", "budget")
 """Names that strategies have for a threshold; of a strategy's several the first counts."""
 LENGTHS = tuple(dict.fromkeys(cls.length_field for cls in STRATEGIES.values() if cls.length_field))
@@ -81,7 +78,7 @@ def pareto_plot(evidence: TuningEvidence, path: Path) -> Path | None:
             x_values, y_values = zip(*front, strict=True)
             axes.step(x_values, y_values, where="post", color=FAINT, zorder=0, label="front")
         ring(axes, [one.place for one in marks if is_choice(one.row, evidence)])
-        legend(axes)
+        legend_beside(axes)
     return path
 
 
@@ -123,7 +120,7 @@ def speed_over(
         if plain:
             axes.axhline(1 / plain.seconds, color=FAINT, linestyle="--", label=f"{PLAIN}, measured")
         axes.set_ylim(bottom=0)
-        legend(axes)
+        legend_beside(axes)
     return path
 
 
@@ -218,17 +215,3 @@ def ring(axes: Any, points: Sequence[Place]) -> None:
     if points:
         style = {"facecolors": "none", "edgecolors": "#d62728", "linewidths": 1.8}
         axes.scatter(*zip(*points, strict=True), s=260, label="chosen", zorder=5, **style)
-
-
-def legend(axes: Any) -> None:
-    """A legend next to the axes, each label once."""
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    axes.legend(
-        list(unique.values()),
-        list(unique),
-        frameon=False,
-        fontsize="small",
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-    )

@@ -24,7 +24,7 @@ from draftwell.components.results import Results
 from draftwell.components.tune.evidence import Trial
 from draftwell.components.tune.halving import best_of_each
 from draftwell.components.tune.search.space import (
-    MEASURED,
+    REPLAYED,
     combinations,
     nearest_default,
     replayable,
@@ -108,9 +108,9 @@ class Search:
         """Every configuration of a strategy that may be tried; replayed ones are bounded by the
         trace's rollouts."""
         return (
-            combinations(name)
-            if name in MEASURED
-            else replayable(name, self.texts.rollout, self.profile)
+            replayable(name, self.texts.rollout, self.profile)
+            if name in REPLAYED
+            else combinations(name)
         )
 
     def choices(self, name: str, count: int) -> list[StrategyChoice]:
@@ -164,7 +164,7 @@ def trials_in(file: Path | None) -> Results[Trial]:
         DraftwellError: the file holds something else (`not_a_study`).
     """
     refusal = DraftwellError(
-        f"{file} is no file of trials that this version reads: name another with --study, or "
+        f"{file} is no file of trials that this version reads: name another with --set study=…, or "
         "move it away",
         code="not_a_study",
     )

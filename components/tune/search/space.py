@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwell.serving.runtime.strategies import (
+    STRATEGIES,
     StrategyChoice,
     StrategyResources,
     build_strategy,
@@ -106,6 +107,16 @@ MEASURED: dict[str, Space] = {
 """Strategies that are measured, because what a trace holds does not predict them."""
 
 
+def tunable() -> list[str]:
+    """Names of the strategies that have a space: our own, then those of plug-ins."""
+    return [*REPLAYED, *MEASURED, *(name for name, one in STRATEGIES.items() if one.search_space)]
+
+
+def space_of(strategy: str) -> Space:
+    """What may be tried of a strategy; a plug-in's says it itself."""
+    return (REPLAYED | MEASURED).get(strategy) or find_strategy(strategy).search_space
+
+
 def replayable(strategy: str, rollout: int, profile: HardwareProfile) -> list[StrategyChoice]:
     """Every choice of a replayed strategy whose drafts of fixed length lie within a trace's
     rollouts of this length."""
@@ -166,7 +177,7 @@ def combinations(strategy: str) -> list[StrategyChoice]:
 
     cls = find_strategy(strategy)
     allowed: dict[StrategyChoice, None] = {}
-    for point in grid((REPLAYED | MEASURED)[strategy]):
+    for point in grid(space_of(strategy)):
         choice = StrategyChoice(strategy, completed(strategy, point))
         with contextlib.suppress(ValidationError):
             cls.Config.model_validate(choice.parameters)

@@ -1,13 +1,14 @@
-"""`draftwell collect`: traces of the texts that target and draft write. The command has one
+"""`draftwell step collect`: traces of the texts that target and draft write. The command has one
 parameter for each flag."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import BeforeValidator, Field
 
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.flows.cli.engine_options import at_address, on_other_engine
@@ -34,10 +35,12 @@ from draftwell.flows.cli.options import (
     Temperature,
     Threads,
     Workers,
-    read_concurrency,
+    read_counts,
+    read_names,
     readable,
     say,
 )
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.flows.cli.shared_options import ADDRESS, with_options
 from draftwell.flows.context import encoder_of
 from draftwell.flows.workspace import Workspace
@@ -47,74 +50,63 @@ if TYPE_CHECKING:
     from draftwell.serving.recording.trace import TraceSet
 
 DEFAULTS = CollectionSettings()
-PREFIX_KINDS = ",".join(DEFAULTS.prefix_kinds)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(with_options(collect, ADDRESS))
+    add_command(app, with_options(collect, ADDRESS))
 
 
 Turns = Annotated[
     int,
-    typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all."),
+    Field(ge=0, description="Turns of a conversation that get texts; 0 takes all."),
 ]
 TopP = Annotated[
     float,
-    typer.Option(
-        "--top-p",
-        min=0.001,
-        max=1.0,
-        help="Sample from the smallest set of tokens with this probability.",
+    Field(
+        ge=0.001,
+        le=1.0,
+        description="Sample from the smallest set of tokens with this probability.",
     ),
 ]
 Rollout = Annotated[
     int,
-    typer.Option(
-        "--rollout",
-        min=1,
-        help="Draft tokens recorded after every position: the longest draft that a replay can try.",
+    Field(
+        ge=1,
+        description="Draft tokens recorded after every position: the longest draft that a "
+        "replay can try.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Trace folder (default: the workspace's).")]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Replace a trace of other prompts or settings.")
-]
-Kinds = Annotated[
-    str,
-    typer.Option(
-        "--kinds",
-        help="Who writes the texts, comma-separated; `target` alone is enough to tune.",
-    ),
+Out = Annotated[Path | None, Field(description="Trace folder (default: the workspace's).")]
+Fresh = Annotated[bool, Field(description="Replace a trace of other prompts or settings.")]
+PrefixKinds = Annotated[
+    tuple[str, ...],
+    BeforeValidator(read_names),
+    Field(description="Who writes the texts: target, draft or both; target is enough to choose."),
 ]
 Method = Annotated[
     str | None,
-    typer.Option(
-        "--method",
-        help=(
+    Field(
+        description=(
             "With --engine vllm: how it speculates, such as ngram:k=5:n=3; default: what "
             "was tuned for it, else off."
-        ),
+        )
     ),
 ]
 Logprobs = Annotated[
     int,
-    typer.Option(
-        "--logprobs",
-        min=0,
-        max=20,
-        help="With --engine vllm or a URL: likeliest tokens that are named at each position.",
+    Field(
+        ge=0,
+        le=20,
+        description="With --engine vllm or a URL: likeliest tokens that are named at each "
+        "position.",
     ),
 ]
 
 AtOnce = Annotated[
-    Any,
-    typer.Option(
-        "--concurrency",
-        parser=read_concurrency,
-        metavar="NUMBER",
-        help="With --engine URL: requests at once. Default: 8.",
-    ),
+    tuple[int, ...] | None,
+    BeforeValidator(read_counts),
+    Field(description="With --engine URL: requests at once. Default: 8."),
 ]
 
 
@@ -134,7 +126,7 @@ def collect(
     seed: Seed = DEFAULTS.seed,
     out: Out = None,
     fresh: Fresh = False,
-    kinds: Kinds = PREFIX_KINDS,
+    prefix_kinds: PrefixKinds = DEFAULTS.prefix_kinds,
     runner: RunnerOption = Runner.threads,
     workers: Workers = 1,
     dtype: DtypeOption = None,
@@ -146,12 +138,11 @@ def collect(
     concurrency: AtOnce = None,
 ) -> None:
     """Collect traces: texts of the target and the draft, with what both models say at every
-    position. With --engine vllm or a URL, texts are collected instead, one JSON object a line,
-    with the likeliest tokens and the acceptance of drafts.
+    position; of another engine, texts with the likeliest tokens.
 
     A run that was stopped resumes. Of the shipped prompts it takes the first 64.
 
-    Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
+    Example: draftwell step collect --pair default --prompts traffic.jsonl --set limit=60
     """
     count = limit or (None if prompts else COLLECTED)
     rows = load(prompts, count, split=split, column=column, redact=redact)
@@ -166,7 +157,7 @@ def collect(
         rollout=rollout,
         turns=turns,
         seed=seed,
-        prefix_kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
+        prefix_kinds=prefix_kinds,
     )
     space = Workspace(pair, dtype, say)
     rows = readable(encoder_of(space), rows, prompts)

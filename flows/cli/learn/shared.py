@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
 from draftwell.components.prompts.prompt import demo_prompts
 from draftwell.flows.cli.options import (
@@ -36,28 +37,25 @@ SOURCES = (
     "ORG/NAME on the Hugging Face hub"
 )
 Source = Annotated[
-    str | None, typer.Option("--prompts", help=f"{SOURCES} (default: the shipped demo prompts).")
-]
-Split = Annotated[str, typer.Option("--split", help="Split of a data set.")]
-Column = Annotated[
-    str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")
-]
-Redact = Annotated[
-    bool,
+    str | None,
     typer.Option(
-        "--redact", help="Mask e-mails, phone numbers, keys, cards and addresses in the prompts."
+        "--prompts",
+        metavar="FILE|HUB",
+        help="Requests, logs or a data set. Default: shipped ones.",
     ),
 ]
-Traces = Annotated[
-    Path | None, typer.Option("--traces", help="Trace folder (default: the workspace's).")
+Split = Annotated[str, Field(description="Split of a data set.")]
+Column = Annotated[str | None, Field(description="Column of a data set that holds the prompts.")]
+Redact = Annotated[
+    bool,
+    Field(description="Mask e-mails, phone numbers, keys, cards and addresses in the prompts."),
 ]
-Publish = Annotated[
-    bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")
-]
+Traces = Annotated[Path | None, Field(description="Trace folder (default: the workspace's).")]
+Publish = Annotated[bool, Field(description="Also register what was made in MLflow.")]
 
 
 COLLECTED = 64
-"""Shipped prompts that `collect` takes without --limit: the others are left to calibrate, tune and
+"""Shipped prompts that `collect` takes without a limit: the others are left to calibrate, tune and
 gate on."""
 
 
@@ -90,7 +88,7 @@ def load_more(
     return load(source, more, **options)
 
 
-@in_turn("draftwell train")
+@in_turn("draftwell step train")
 def publish_kinds(opened: StepContext, *kinds: str) -> None:
     """Register artifacts of the workspace."""
 

@@ -3,18 +3,18 @@ each flag."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
 from draftwell.components.calibrate.settings import MemorySettings
 from draftwell.components.train.settings import LabelKind, VerifierSettings
 from draftwell.flows import context
 from draftwell.flows.cli.learn.shared import (
-    SOURCES,
     Column,
     Publish,
     Redact,
@@ -36,6 +36,7 @@ from draftwell.flows.cli.options import (
     say,
     set_threads,
 )
+from draftwell.flows.cli.settings_option import add_command, named as on_line, spelled
 from draftwell.flows.context import pictures_of
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.store import Store
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
     for command in (train, calibrate):
-        app.command()(command)
+        add_command(app, command)
 
 
 class Trained(StrEnum):
@@ -67,18 +68,18 @@ class Trained(StrEnum):
     MEDUSA_HEADS = "medusa_heads"
 
 
+OF_DRAFTS = ("traces", "prompts", "temperature")
 WITHOUT_DRAFT = (
     "only for pairs with a draft model: without one the hardware profile alone is made, remove this"
 )
-OF_TRACES = {"--traces", "--test", "--seed", "--device"}
+OF_TRACES = {"traces", "test", "seed", "device"}
 OPTIONS = {
-    Trained.VERIFIER: OF_TRACES | {"--label", "--ratio", "--eta-fp", "--features"},
+    Trained.VERIFIER: OF_TRACES | {"label", "ratio", "eta_fp", "features"},
     Trained.ACCEPTANCE_HEAD: OF_TRACES,
     Trained.MEDUSA_HEADS: OF_TRACES,
-    Trained.DATASTORE: {"--traces", "--device"},
+    Trained.DATASTORE: {"traces", "device"},
     Trained.EAGLE3_HEAD: {
-        *("--prompts", "--redact", "--limit", "--minutes", "--tokens", "--work", "--seed"),
-        "--published",
+        *("prompts", "redact", "limit", "minutes", "tokens", "work", "seed", "published"),
     },
 }
 """What each kind takes of the options that not all do."""
@@ -88,104 +89,100 @@ Kind = Annotated[
     Trained,
     typer.Option(
         "--kind",
-        help="What to make: the verifier of sprinter, the acceptance head of "
-        "specdec_pp, the heads of medusa, the datastore of rest and suffix, "
-        "or the head of eagle3, which is trained on prompts, not on "
-        "traces.",
+        help="What to make (docs/learning.md).",
     ),
 ]
 Test = Annotated[
     Path | None,
-    typer.Option(
-        "--test",
-        help="Trace folder of other prompts to test on; default: a fifth of the "
-        "prompts is held out.",
+    Field(
+        description=(
+            "Trace folder of other prompts to test on; default: a fifth of the prompts is held out."
+        )
     ),
 ]
 Label = Annotated[
     LabelKind | None,
-    typer.Option(
-        "--label",
-        help="Verifier: what it predicts of a draft token: ratio (q/p at most "
-        "lambda, SPRINTER's), argmax (the target's choice; traces at "
-        "temperature 0) or soft (min(1, p/q)); default: "
-        f"{DEFAULTS.label.value}.",
+    Field(
+        description=(
+            "Verifier: what it predicts of a draft token: ratio (q/p at most "
+            "lambda, SPRINTER's), argmax (the target's choice; traces at "
+            "temperature 0) or soft (min(1, p/q)); default: "
+            f"{DEFAULTS.label.value}."
+        )
     ),
 ]
 Ratio = Annotated[
     float | None,
-    typer.Option(
-        "--ratio",
-        min=0.001,
-        help="Verifier: lambda, the largest q/p of an acceptable token; "
-        f"default: {DEFAULTS.ratio:g}.",
+    Field(
+        ge=0.001,
+        description=(
+            "Verifier: lambda, the largest q/p of an acceptable token; "
+            f"default: {DEFAULTS.ratio:g}."
+        ),
     ),
 ]
 EtaFp = Annotated[
     float | None,
-    typer.Option(
-        "--eta-fp",
-        min=0.0,
-        max=1.0,
-        help="Verifier: false-positive rate that sets its threshold: share of "
-        "the tokens to be rejected (q/p > 1, or by the label) that it "
-        f"may accept; default: {DEFAULTS.eta_fp:g}.",
+    Field(
+        ge=0.0,
+        le=1.0,
+        description=(
+            "Verifier: false-positive rate that sets its threshold: share of "
+            "the tokens to be rejected (q/p > 1, or by the label) that it "
+            f"may accept; default: {DEFAULTS.eta_fp:g}."
+        ),
     ),
 ]
 Features = Annotated[
     str | None,
-    typer.Option(
-        "--features",
-        help="Verifier: comma-separated names out of before, after and "
-        "scalars; default: the best set by cross-validation.",
+    Field(
+        description=(
+            "Verifier: comma-separated names out of before, after and "
+            "scalars; default: the best set by cross-validation."
+        )
     ),
 ]
 Prompts = Annotated[
     str | None,
     typer.Option(
         "--prompts",
-        help=f"Head of eagle3: what the target is asked. {SOURCES} (default: "
-        "the target invents its prompts).",
+        metavar="FILE|HUB",
+        help="Of eagle3_head. Default: the target invents them.",
     ),
 ]
 Minutes = Annotated[
     float | None,
     typer.Option(
         "--minutes",
+        metavar="N",
         min=0.01,
-        help="Head of eagle3: training time; writing the training "
-        "text before it takes further time; default: "
-        "60.",
+        help="Of eagle3_head: training time. Default: 60.",
     ),
 ]
 Tokens = Annotated[
     int | None,
-    typer.Option(
-        "--tokens",
-        min=1,
-        help="Head of eagle3: train on this many tokens instead of for --minutes.",
-    ),
+    Field(ge=1, description="Head of eagle3: train on this many tokens instead of for --minutes."),
 ]
 Work = Annotated[
     Path | None,
-    typer.Option(
-        "--work",
-        help="Head of eagle3: folder of unfinished work, which a second run resumes "
-        "(default: in the pair's workspace).",
+    Field(
+        description=(
+            "Head of eagle3: folder of unfinished work, which a second run resumes "
+            "(default: in the pair's workspace)."
+        )
     ),
 ]
 Published = Annotated[
     Path | None,
-    typer.Option(
-        "--published",
-        help="Head of eagle3: take the one in this folder instead of training one: of EAGLE, "
-        "SpecForge, SGLang or speculators, with config.json and safetensors, for the pair's "
-        "target.",
+    Field(
+        description=(
+            "Head of eagle3: take the one in this folder instead of training one: of EAGLE, "
+            "SpecForge, SGLang or speculators, with config.json and safetensors, for the pair's "
+            "target."
+        )
     ),
 ]
-Seed = Annotated[
-    int | None, typer.Option("--seed", min=0, help="Seed of all random streams (default: 0).")
-]
+Seed = Annotated[int | None, Field(ge=0, description="Seed of all random streams (default: 0).")]
 
 
 def train(
@@ -211,19 +208,20 @@ def train(
     device: DeviceOption = None,
     threads: Threads = None,
 ) -> None:
-    """Train a SPRINTER verifier, a SpecDec++ acceptance head or Medusa's heads on collected traces,
-    or keep the target's texts in a datastore; or train an EAGLE-3 head on what the target writes,
-    which takes an hour or more and resumes where it was stopped.
+    """Train a verifier (sprinter), an acceptance head (specdec_pp) or Medusa's heads on traces,
+    keep texts in a datastore (rest, suffix), or train an EAGLE-3 head on prompts, an hour or more.
 
-    Example: draftwell train --pair default
+    Example: draftwell step train --pair default
     """
-    refuse_other_kinds(kind, invoked.params)
+    refuse_other_kinds(invoked, kind)
     if kind is Trained.EAGLE3_HEAD:
         set_threads(threads)
         budget = named(minutes=minutes, tokens=tokens, work=work, seed=seed)
         if published:
-            given = budget | named(prompts=prompts, limit=limit, redact=redact or None)
-            return import_eagle3(published, pair, dtype, publish, given)
+            training = ("prompts", "redact", "limit", "minutes", "tokens", "work", "seed")
+            why = "not with published=, which trains nothing: remove this"
+            refuse(invoked, training, why, "option_of_training")
+            return import_eagle3(published, pair, dtype, publish)
         rows = load(prompts, limit, redact=redact) if prompts else None
         budget |= named(prompts=rows, invented=None if prompts else limit)
         return train_eagle3(pair, dtype, publish, budget)
@@ -249,17 +247,14 @@ def train(
     show_report(report, opened.workspace.reports)
 
 
-def refuse_other_kinds(kind: Trained, given: Mapping[str, object]) -> None:
-    """Refuse options of other kinds; every kind may be asked to use the CPU."""
-    values = {
-        option: given[option[2:].replace("-", "_")]
-        for option in sorted(set().union(*OPTIONS.values()))
-    }
-    values["--redact"] = values["--redact"] or None
-    if values["--device"] == "cpu":
-        values["--device"] = None
+def refuse_other_kinds(context: typer.Context, kind: Trained) -> None:
+    """Refuse options and settings of other kinds; every kind may be asked to use the CPU."""
+    others = sorted(set().union(*OPTIONS.values()) - OPTIONS[kind])
+    if context.params["device"] == "cpu":
+        others = [name for name in others if name != "device"]
     refuse(
-        {option: value for option, value in values.items() if option not in OPTIONS[kind]},
+        context,
+        others,
         f"not for --kind {kind.value}: remove this, or choose another --kind",
         "option_of_another_kind",
     )
@@ -284,9 +279,9 @@ def train_on_traces(
     return train_step.run_train_medusa(opened, found, test=untouched, seed=verifier.seed)
 
 
-def refuse(options: Mapping[str, object], why: str, code: str) -> None:
-    """Refuse options that were given, name → value, in one line."""
-    if given := [name for name, value in options.items() if value is not None]:
+def refuse(context: typer.Context, names: Sequence[str], why: str, code: str) -> None:
+    """Refuse options and settings that were named, in one line."""
+    if given := [spelled(context, name) for name in names if on_line(context, name)]:
         raise DraftwellError(f"{', '.join(given)}: {why}", code=code)
 
 
@@ -315,25 +310,18 @@ def train_eagle3(pair: str, dtype: str | None, publish: bool, request: dict[str,
         say(f"registered {made.name} version {made.version}")
     shares = ", ".join(f"{share:.3f}" for share in report["acceptance"])
     # tuning reads traces, which a draft is collected with
-    then = "; then draftwell tune" if space.spec.draft else ""
+    then = "; then draftwell step choose" if space.spec.draft else ""
     typer.echo(
         f"acceptance on held-out texts, by depth: {shares}; "
         f"{report['accepted_length']:.2f} tokens of a draft are kept\n"
-        f"next: draftwell calibrate --pair {pair}, which measures the head's step{then}"
+        f"next: draftwell step calibrate --pair {pair}, which measures the head's step{then}"
     )
 
 
-def import_eagle3(
-    folder: Path, pair: str, dtype: str | None, publish: bool, request: dict[str, Any]
-) -> None:
-    """`train --kind eagle3_head --published`; `request`: options of training that were given."""
+def import_eagle3(folder: Path, pair: str, dtype: str | None, publish: bool) -> None:
+    """`train --kind eagle3_head --set published=…`."""
     from draftwell.flows.steps.eagle3 import run_import_eagle3
 
-    refuse(
-        {f"--{name}": value for name, value in request.items()},
-        "not with --published, which trains nothing: remove this",
-        "option_of_training",
-    )
     space = Workspace(pair, dtype, say)
     head = run_import_eagle3(space, folder)
     if publish:
@@ -342,7 +330,7 @@ def import_eagle3(
     typer.echo(
         f"a head of {len(head.head_tokens)} tokens that reads what enters the layers "
         f"{', '.join(map(str, head.layers))} of the target\n"
-        f"next: draftwell calibrate --pair {pair}, which measures the head's step"
+        f"next: draftwell step calibrate --pair {pair}, which measures the head's step"
     )
 
 
@@ -382,37 +370,33 @@ def format_metric(value: float) -> str:
 
 Temperature = Annotated[
     float,
-    typer.Option(
-        "--temperature",
-        min=0.0,
-        max=2.0,
-        help="Above 0: add counts for sampled requests to the acceptance table, from traces "
-        "of this temperature, and make "
-        "nothing else. 0: all, from greedy texts.",
+    Field(
+        ge=0.0,
+        le=2.0,
+        description=(
+            "Above 0: add counts for sampled requests to the acceptance table, from traces "
+            "of this temperature, and make "
+            "nothing else. 0: all, from greedy texts."
+        ),
     ),
 ]
-MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=1, help="Correction memory: tokens of each prompt.")
-]
+MaxTokens = Annotated[int, Field(ge=1, description="Correction memory: tokens of each prompt.")]
 Batch = Annotated[
     int,
-    typer.Option(
-        "--batch",
-        min=1,
-        help="Correction memory: prompts decoded at once. More are faster and take more memory.",
+    Field(
+        ge=1,
+        description="Correction memory: prompts decoded at once. More are faster and take more "
+        "memory.",
     ),
 ]
 SmallestCount = Annotated[
     int,
-    typer.Option(
-        "--smallest-count",
-        min=1,
-        help="Correction memory: leave out pairs that were seen less often.",
-    ),
+    Field(ge=1, description="Correction memory: leave out pairs that were seen less often."),
 ]
 
 
 def calibrate(
+    invoked: typer.Context,
     pair: Pair = "default",
     traces: Traces = None,
     prompts: Source = None,
@@ -435,14 +419,14 @@ def calibrate(
     are decoded: CSD's paper takes 2,000 or more. A run that was stopped resumes where it was. Of a
     pair without a draft model the hardware profile alone is made, for hybrid.
 
-    Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
+    Example: draftwell step calibrate --pair default --prompts traffic.jsonl --set limit=2000
+    --set batch=32
     """
     from draftwell.flows.steps import train as train_step
 
-    given = {"--traces": traces, "--prompts": prompts, "--temperature": temperature or None}
     asked = ("calibrate", pair, dtype, device, threads)
     if Workspace(pair, dtype).spec.draft is None:
-        refuse(given, WITHOUT_DRAFT, "calibrate_without_draft")
+        refuse(invoked, OF_DRAFTS, WITHOUT_DRAFT, "calibrate_without_draft")
         with open_with_progress(*asked, any_strategy=True) as opened:
             return profile_alone(opened, publish)
     if temperature > 0:
@@ -453,14 +437,14 @@ def calibrate(
     memory = MemorySettings(max_tokens=max_tokens, batch=batch, smallest_count=smallest_count)
     with open_with_progress(*asked, any_strategy=True, slots=batch) as opened:
         if "draft" not in opened.pair.models:  # left out: its vocabulary is another one
-            refuse(given, WITHOUT_DRAFT, "calibrate_without_draft")
+            refuse(invoked, OF_DRAFTS, WITHOUT_DRAFT, "calibrate_without_draft")
             return profile_alone(opened, publish)
         rows = readable(opened.pair, rows, prompts, max_tokens)
         report = train_step.run_calibrate(
             opened, context.open_trace(opened, traces), rows, memory, limit=limit
         )
     if publish:
-        publish_kinds(opened, *made_by("draftwell calibrate"))
+        publish_kinds(opened, *made_by("draftwell step calibrate"))
     typer.echo(
         f"table: {report['accepted']} of {report['judged']} judged tokens accepted, prior "
         f"weight {report['prior_weight']}  "
@@ -493,7 +477,7 @@ def calibrate_sampled(
     device: str | None,
     threads: int | None,
 ) -> None:
-    """`calibrate --temperature`: count sampled texts into the acceptance table."""
+    """`calibrate` with a temperature: count sampled texts into the acceptance table."""
     from draftwell.flows.steps import train as train_step
 
     with open_with_progress("calibrate", pair, dtype, device, threads) as opened:

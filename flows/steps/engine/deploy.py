@@ -52,6 +52,7 @@ from draftwell.registry.bundles.vllm.settings import (
 from draftwell.registry.bundles.wheel import plugin_wheel
 from draftwell.registry.pairs.records import model_records
 from draftwell.registry.promotion import deployment_objection, promote, withdrawal
+from draftwell.registry.release_card import kept_card
 from draftwell.registry.releases import find_release, is_champion
 from draftwell.registry.store import Store
 from draftwell.serving.errors import DraftwellError
@@ -105,7 +106,7 @@ def deploy_as(
     if at_once < most:
         say(
             f"    measured for {at_once} at once: there was no time to measure more; "
-            "name more --minutes and run it again"
+            "name more minutes and run it again"
         )
     bundle = deploy_on_engine(
         space,
@@ -243,7 +244,7 @@ def deploy_on_engine(
         device,
         settings,
         models=placed.folders,
-        files={**lock, wheel.name: wheel.data},
+        files={**lock, wheel.name: wheel.data, **kept_card(Store(), released.release)},
         activate=False,
     )
     take_own_files(space, bundles_of(out, pair), bundle)
@@ -303,7 +304,7 @@ def judged(space: EngineSpace, released: EngineRelease, ungated: str | None) -> 
     if why and not ungated:
         raise DraftwellError(
             f"{release.name} is not deployed, {why}: run `draftwell gate --engine {NAME} --pair "
-            f"{space.workspace.name}`, or say why not with --ungated REASON",
+            f"{space.workspace.name}`, or say why not with --set ungated=REASON",
             code="not_deployable",
         )
     try:
@@ -353,8 +354,8 @@ def remarks(choice: EngineChoice, bundle: Path) -> list[str]:
     found = [
         f"it decodes up to {settings['max_num_seqs']} requests at once, further ones wait: "
         "another number with --set max_num_seqs="
-        f"{2 * settings['max_num_seqs']}; lengths for several loads with `draftwell tune "
-        f"--engine {NAME} --levels 1,8`",
+        f"{2 * settings['max_num_seqs']}; lengths for several loads with `draftwell step choose "
+        f"--engine {NAME} --set levels=1,8`",
         unmeasured_loads(choice, settings),
         missing_containers(settings),
     ]
@@ -370,7 +371,8 @@ def missing_containers(settings: Mapping[str, Any]) -> str | None:
     return (
         f"no Dockerfile, compose file or chart: {settings['speculative']['method']} needs "
         f"{needs}, which vLLM's image has not; name an "
-        "image that has both with --set image=NAME, or leave the method out (tune with --methods)"
+        "image that has both with --set image=NAME, or leave the method out (tune with --set "
+        "methods=…)"
     )
 
 
@@ -383,6 +385,6 @@ def unmeasured_loads(choice: EngineChoice, settings: Mapping[str, Any]) -> str |
     return (
         f"{choice.chosen.label} was measured with up to {top} at once and is served with "
         f"up to {most}; beyond {top} nothing is drafted, but {NAME} still runs a pass of the "
-        f"drafter in each round: tune with --levels up to {most}, or deploy with --set "
+        f"drafter in each round: tune with --set levels=… up to {most}, or deploy with --set "
         f"max_num_seqs={top}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from draftwell.flows.steps.gate_parts.record import judged_digest, record_of, re
 from draftwell.flows.workspace import in_turn
 from draftwell.registry.gates import load_gates
 from draftwell.registry.promotion import outdated
-from draftwell.registry.releases import objection, record_gate, standing_record
+from draftwell.registry.releases import objection, record_gate, reports_folder, standing_record
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import GateVerdict, Skipped, settled
 from draftwell.serving.errors import DraftwellError
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
     from draftwell.components.prompts.prompt import Prompt
     from draftwell.flows.settings import PipelineSettings
     from draftwell.registry.gates import GateRecord
+    from draftwell.registry.releases import ReleaseVersion
 
 
+FIGURES = "figures.json"
+"""Among a gate's reports."""
 UNMEASURED = ("tuned_elsewhere", "no_head_to_export", "no_draft_to_export")
 """Errors of a champion that cannot be measured on this machine."""
 
@@ -59,9 +63,10 @@ def gate_as(
         and record.judged == judged_digest(rows, settings.bench_tokens)
         and objection(release, record) is None
         and outdated(Store(), release, record) is None
+        and (kept := kept_figures(release, record)) is not None
     ):
         space.workspace.say("    passed in an earlier run")
-        return {**found, "passed": True, "checks": [], "figures": []}
+        return {**found, "passed": True, "checks": [], "figures": kept}
     verdict, figures = gate_on_engine(space, released, rows, settings.bench_tokens)
     return {
         **found,
@@ -172,10 +177,16 @@ def idle_loads(released: EngineRelease) -> frozenset[int]:
     return frozenset(level.at_once for level in released.choice.levels if level.k == 0)
 
 
+def kept_figures(release: ReleaseVersion, record: GateRecord) -> list[dict[str, Any]] | None:
+    """The figures of an earlier gate; None where they are gone."""
+    kept = Store().read_file(release.published, f"{reports_folder(record)}/{FIGURES}")
+    return None if kept is None else json.loads(kept)
+
+
 def keep_verdict(record: GateRecord, verdict: GateVerdict, figures: Sequence[Figure]) -> None:
     """Keep a record with its release, with the figures as a file."""
     with tempfile.TemporaryDirectory() as place:
         file = write_json(
-            Path(place) / "figures.json", [figure.model_dump(mode="json") for figure in figures]
+            Path(place) / FIGURES, [figure.model_dump(mode="json") for figure in figures]
         )
         record_gate(Store(), record, words=verdict_markdown(verdict), files=[file])

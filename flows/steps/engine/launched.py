@@ -149,6 +149,14 @@ class LaunchedSpace(EngineSpace):
                 )
         return tuple(named or known)
 
+    def check_levels(self, levels: Sequence[int]) -> None:
+        """Refuse draft lengths by load where the engine has none (`engine_option`)."""
+        if len(levels) > 1 and self.name != "vllm":
+            raise DraftwellError(
+                f"{self.name} has one draft length for all loads: leave levels out",
+                code="engine_option",
+            )
+
     def options_of(self, speculation: Mapping[str, Any] | None) -> dict[str, Any]:
         """A way to speculate as the engine's options."""
         return launch_options(self.name, speculation) if speculation else {}

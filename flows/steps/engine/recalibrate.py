@@ -171,8 +171,9 @@ class Recalibration:
         if gpus != 1:
             raise DraftwellError(
                 f"{named(str(self.served()))} serves on {gpus} GPUs, and vLLM is measured on one: "
-                "what is tuned could not be deployed. Tune with `draftwell tune --engine vllm`, "
-                f"then `draftwell deploy --engine vllm --set gpus={gpus} --ungated REASON`",
+                "what is tuned could not be deployed. Tune with `draftwell step choose --engine "
+                "vllm`, "
+                f"then `draftwell deploy --engine vllm --set gpus={gpus} --set ungated=REASON`",
                 code="bad_setting",
             )
 
@@ -201,7 +202,7 @@ class Recalibration:
         if last.served == served and last.made not in (None, served):
             return (
                 f"{named(last.made)} was taken back by hand, and {named(served)} is served "
-                "again: --fresh tunes again"
+                "again: --set fresh=true tunes again"
             )
         if datetime.now(UTC) >= again or last.state == "begun":
             return None
@@ -230,7 +231,7 @@ class Recalibration:
                 f"{named(job.made)} is ready, but nothing was restarted, and counts of "
                 f"{named(job.served)} are less than {self.limits.stale_after_hours:g} "
                 "hours old: restart its servers, or name what does, as in "
-                '--restart "systemctl restart my-vllm", or --restart true where none is '
+                '--set restart="systemctl restart my-vllm", or restart=true where none is '
                 "running any more",
                 code="nothing_restarted",
             )
@@ -314,7 +315,7 @@ def recalibrate(
         )
     if settings.restart is not None and not settings.restart.strip():
         raise DraftwellError(
-            "the command of --restart is empty: name one, or leave --restart out",
+            "restart= names no command: name one, or leave restart out",
             code="bad_setting",
         )
     with file_lock(space.folder / ".recalibration", wait=False) as free:
@@ -352,7 +353,7 @@ def named(bundle: str | None) -> str:
 
 def later(again: datetime) -> str:
     """When something is done again."""
-    return f"after {again:%Y-%m-%d %H:%M} UTC, or with --fresh"
+    return f"after {again:%Y-%m-%d %H:%M} UTC, or with --set fresh=true"
 
 
 def said_of(outcome: dict[str, Any]) -> str:

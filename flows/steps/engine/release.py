@@ -162,7 +162,7 @@ def artifact_behind(space: EngineSpace, choice: EngineChoice) -> tuple[str, Path
     return ARTIFACTS[role], folder
 
 
-@in_turn("draftwell release")
+@in_turn("draftwell release create")
 def publish_on_engine(space: EngineSpace, temperature: float = 0.0) -> EngineRelease:
     """Register the workspace's choice, or the one that a person marked in MLflow in its place, and
     pin it in a release, which becomes `candidate`.
@@ -179,7 +179,8 @@ def publish_on_engine(space: EngineSpace, temperature: float = 0.0) -> EngineRel
             take(workspace, store, version, folder)
     if (config := space.config(temperature)) is None:
         raise DraftwellError(
-            f"nothing is tuned for {space.name}: run `draftwell tune --engine {space.option} "
+            f"nothing is tuned for {space.name}: run `draftwell step choose --engine "
+            f"{space.option} "
             f"--pair {workspace.spec.name}` first",
             code="not_tuned",
         )
@@ -238,7 +239,8 @@ def candidates(space: EngineSpace) -> list[EngineRelease]:
     if not found:
         raise DraftwellError(
             f"no release was judged: release.{pair}.{space.released_as(0.0)} has no candidate, "
-            f"`draftwell tune --engine {space.option} --pair {space.workspace.name}` makes one",
+            f"`draftwell step choose --engine {space.option} --pair {space.workspace.name}` "
+            f"makes one",
             code="no_candidate",
         )
     return found
@@ -267,7 +269,8 @@ def refuse_elsewhere(space: EngineSpace, config: EngineConfig) -> None:
             what = name.replace("_", " ")
             raise DraftwellError(
                 f"{contents.label} was tuned for {contents.engine} with {what} {there[name]!r}, "
-                f"and here it is {value!r}: run `draftwell tune --engine {space.option} --pair "
+                f"and here it is {value!r}: run `draftwell step choose --engine {space.option} "
+                f"--pair "
                 f"{space.workspace.name}` here",
                 code="tuned_elsewhere",
             )

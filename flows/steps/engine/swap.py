@@ -271,7 +271,7 @@ def tuned_prompts(released: EngineRelease, prompts: Sequence[Prompt]) -> list[Pr
     if len(found) != counted or counted < 2:
         raise DraftwellError(
             f"{len(found)} of the {counted} prompts are here that {released.release.name} was "
-            "tuned on, by which the server is checked: name their file with --swap-prompts",
+            "tuned on, by which the server is checked: name their file with --set swap_prompts=…",
             code="probe_prompts",
         )
     return found

@@ -14,6 +14,7 @@ from typing import Any
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.schema import BenchEntry, BenchReport
 from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.bench.until import Until
 from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.gate.temperatures import (
@@ -84,8 +85,13 @@ def measured(
     rival: ChampionComparison,
     settings: GateSettings,
     temperature: float = 0.0,
+    until: Until | None = None,
 ) -> tuple[BenchReport, GateVerdict]:
-    """The bench of a candidate in interleaved rounds, and the verdict on it."""
+    """The bench of a candidate in interleaved rounds, and the verdict on it.
+
+    Args:
+        until: as `run_bench` takes it; then only what is judged is measured.
+    """
     judged = StrategyChoice(judging.strategy, judging.parameters)
     beside = others(step, resources, judged) if settings.others and temperature == 0 else []
     wanted = BenchSettings(
@@ -93,7 +99,8 @@ def measured(
         temperature=temperature,
         runs=settings.rounds,
         quality_floor=quality_floor(),
-        cost_ratios=temperature == 0,  # no verdict on sampled requests asks for it
+        # no verdict on sampled requests asks for it
+        cost_ratios=temperature == 0 and until is None,
     )
     report = run_bench(
         step.pair,
@@ -102,6 +109,7 @@ def measured(
         resources,
         wanted,
         extra=rival.contenders,
+        until=until,
         progress=step.bar,
     )
     return report, judging.of(report)

@@ -118,14 +118,14 @@ def predicting_parts(artifacts: dict[str, Artifact]) -> Iterator[tuple[str, Arti
 
 def why_unusable(error: DraftwellError, pair: str, temperature: float) -> str:
     """Why the traces of a temperature cannot be used, with the command that collects others."""
-    command = f"draftwell collect --pair {pair}"
+    command = f"draftwell step collect --pair {pair}"
     if temperature:
-        command += f" --temperature {temperature:g}"
+        command += f" --set temperature={temperature:g}"
     traces = f"traces at temperature {temperature:g}"
     if error.code in NOT_COLLECTED:
         return f"the workspace has no finished {traces} (`{command}` collects them)"
     why = error if error.code in SHOWABLE else f"the workspace's {traces} cannot be used"
-    return f"{why} (`{command} --fresh` collects others)"
+    return f"{why} (`{command} --set fresh=true` collects others)"
 
 
 def footprint_check(
@@ -275,7 +275,7 @@ def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
     if recorded is None:
         raise DraftwellError(
             f"pair {name} has no recorded baseline: record one with `draftwell gate --pair {name} "
-            "--record`",
+            "--set record_counts=true`",
             code="no_baseline",
         )
     report, identical = count_checkout(pair_name, say, bar)

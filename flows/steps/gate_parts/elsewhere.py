@@ -131,7 +131,7 @@ def read_measurement(space: Workspace, device: str) -> GateMeasurement:
     except FileNotFoundError as error:
         raise DraftwellError(
             f"there is no {device} device here, and no measurement of one: run `make gpu` on a "
-            "machine that has one, then `draftwell import-results FILE` here",
+            "machine that has one, then `draftwell reproduce import FILE` here",
             code="nothing_imported",
         ) from error
     except (ValidationError, ValueError) as error:

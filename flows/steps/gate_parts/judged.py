@@ -4,10 +4,11 @@ asked."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwell.components.bench.schema import BenchReport
+from draftwell.components.bench.until import Until
 from draftwell.components.gate.own_prompts import JudgingPrompts
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.gate.temperatures import judge_artifacts
@@ -81,15 +82,25 @@ def judged(
     rival: ChampionComparison,
     thresholds: Thresholds,
     settings: GateSettings,
+    until: Until | None = None,
+    greedy: BenchReport | None = None,
 ) -> Judged:
-    """The benches, and the verdict on all but the bundle."""
+    """The benches, and the verdict on all but the bundle; `until`: as `run_bench` takes it, of
+    greedy requests. Everything else is measured on the prompts that these took; with `greedy`
+    they have been measured."""
     config, resources = candidate.config, candidate.resources
     used = artifact_prompts(candidate.artifacts, step.workspace.files().draft)
     rows = JudgingPrompts.choose(prompts, used, rival.prompts, settings.limit)
-    report, verdict = measured(
-        step, rows.prompts, candidate.greedy(thresholds), resources, rival, settings
+    judging = candidate.greedy(thresholds)
+    report, verdict = (
+        measured(step, rows.prompts, judging, resources, rival, settings, until=until)
+        if greedy is None
+        else (greedy, judging.of(greedy))
     )
-    sampled = sampled_verdict(step, rows.prompts, config, thresholds, resources, rival, settings)
+    rows = replace(rows, prompts=rows.prompts[: report.prompts])
+    # the time for more of them is spent on greedy requests
+    few = rows.prompts if until is None else rows.prompts[: until.fewest]
+    sampled = sampled_verdict(step, few, config, thresholds, resources, rival, settings)
     verdict = (
         rows.excuse(verdict)
         + rows.verdict(thresholds)

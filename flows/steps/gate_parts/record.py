@@ -161,7 +161,8 @@ def earlier_verdict(
     why = withdrawal(Store(), release)
     if why is None and champion_since(Store(), release):
         why = (
-            f"it was champion before; `draftwell promote --pair {pair} --device {device} "
+            f"it was champion before; `draftwell release promote --pair {pair} --set "
+            f"device={device} "
             f"--release {number}` to promote it again"
         )
     if why is not None:

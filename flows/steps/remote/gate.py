@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from draftwell.components.bench.engines.figures import figure_of
+from draftwell.components.bench.engines.figures import Figure, figure_of
 from draftwell.components.bench.engines.measure import groups_of, measure_beside
 from draftwell.components.gate.engine_checks import differences, judge_engine
 from draftwell.flows.steps.champion import champion_number
@@ -25,7 +25,14 @@ GROUPS = 8
 def gate_as_it_runs(
     space: RemoteSpace, prompts: Sequence[Prompt], max_tokens: int, levels: Sequence[int]
 ) -> GateVerdict:
-    """The verdict on greedy requests; nothing is kept.
+    """The verdict on greedy requests; nothing is kept. See `judged_as_it_runs`."""
+    return judged_as_it_runs(space, prompts, max_tokens, levels)[0]
+
+
+def judged_as_it_runs(
+    space: RemoteSpace, prompts: Sequence[Prompt], max_tokens: int, levels: Sequence[int]
+) -> tuple[GateVerdict, list[Figure]]:
+    """The verdict on greedy requests and its figures, one for each level; nothing is kept.
 
     Args:
         levels: requests at once.
@@ -37,12 +44,13 @@ def gate_as_it_runs(
         raise DraftwellError(
             f"{space.address.url} ({space.dialect.name}) cannot decode plainly on request, so "
             "there is nothing to compare with: name the same model without speculation with "
-            "--plain URL, an engine whose requests can switch speculation off "
-            "(Draftwell, some builds of llama.cpp), or the command that starts it with --launcher",
+            "--set plain=URL, an engine whose requests can switch speculation off "
+            "(Draftwell, some builds of llama.cpp), or the command that starts it with --set "
+            "launcher=…",
             code="no_plain_engine",
         )
     ids, sampling = space.encoded(prompts, max_tokens), space.pair.sampling(max_tokens=max_tokens)
-    figures, unlike = [], []
+    figures, unlike = list[Figure](), []
     for level in levels:
         groups = groups_of(ids, level, GROUPS)
         beside = measure_beside(plain, space.engine, groups, sampling, progress=space.bar)
@@ -50,7 +58,7 @@ def gate_as_it_runs(
         unlike += differences(beside, groups, plain, space.workspace.dtype, sampling)
     thresholds = load_gates()
     verdict = judge_engine(figures, unlike, thresholds) + GateVerdict.of([regression(space)])
-    return settled(verdict, thresholds, space.dialect.name)
+    return settled(verdict, thresholds, space.dialect.name), figures
 
 
 def regression(space: RemoteSpace) -> Skipped:
@@ -59,5 +67,7 @@ def regression(space: RemoteSpace) -> Skipped:
     number = champion_number(space.workspace, device)
     if number is None:
         return Skipped("regression", "there is no champion", applies=False)
-    why = f"the champion, release {number}, has to be started: name the command with --launcher"
+    why = (
+        f"the champion, release {number}, has to be started: name the command with --set launcher=…"
+    )
     return Skipped("regression", why)

@@ -39,7 +39,7 @@ def missing(space: RemoteSpace, figures: Sequence[LoadFigure]) -> list[str]:
         found.append(
             f"no request can switch speculation off at {space.address.url} "
             f"({space.dialect.name}), so nothing was compared with plain decoding: name an address "
-            "of the same model without speculation with --plain"
+            "of the same model without speculation with --set plain=…"
         )
     acceptance = figures[0].acceptance
     if not acceptance.drafted:

@@ -168,7 +168,7 @@ def check_tokens(pair: LoadedPair, engine: RemoteEngine) -> list[str]:
     if theirs != pair.tokenizer.encode(PROBE, add_special_tokens=False):
         raise VocabularyMismatch(
             f"the model at {engine.address.url} splits a text into other tokens than the target of "
-            f"{pair.name}: name its pair with --pair, or another model with --engine-model"
+            f"{pair.name}: name its pair with --pair, or another model with --set engine_model=…"
         )
     return []
 

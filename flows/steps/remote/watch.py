@@ -43,7 +43,7 @@ UNTOLD = (
     "engine that decodes nothing besides tells how one fared"
 )
 NEW = "new"
-"""What `--baseline` says for another one from now on."""
+"""What the setting `baseline` says for another one from now on."""
 
 
 def watch_folder(address: EngineAddress) -> Path:
@@ -171,7 +171,7 @@ def read_baseline(file: Path) -> Baseline:
     except (OSError, ValueError) as error:
         raise DraftwellError(
             f"{file} holds no baseline: name a baseline.json of another engine, or make one with "
-            "--baseline new",
+            "--set baseline=new",
             code="bad_baseline",
         ) from error
 

@@ -185,7 +185,7 @@ class VllmServing(Strict):
         if gate.dtype is None or self.dtype != dtype_of(gate.dtype):
             return f"dtype {self.dtype}"
         if self.gpus != gate.gpus:
-            return f"gpus {self.gpus} (vLLM is measured on one, else use --ungated)"
+            return f"gpus {self.gpus} (vLLM is measured on one, else use --set ungated=…)"
         if self.max_num_seqs > gate.at_once and (self.speculative or {}).get("method") == SUFFIX:
             return f"max_num_seqs {self.max_num_seqs} (measured with up to {gate.at_once})"
         judged, served = self._behaviour(gate.settings), self._behaviour(self.speculative)

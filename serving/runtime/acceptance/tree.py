@@ -1,6 +1,6 @@
 """Alternatives, exactly: ranked candidates for one position, and trees of them.
 
-Candidate x is kept with probability p(x) (docs/methods.md, DuoDecoding; the exact rule with one-hot
+Candidate x is kept with probability p(x) (docs/methods.md; the exact rule with one-hot
 proposals in turn). Else p(x) is taken out, and the next candidate is tested against the mass that
 is left, as though p were renormalised; after the last one a token is sampled from the rest.
 Whatever the candidates are, the token follows p: candidate j is kept with probability (1 − p(x_1) −

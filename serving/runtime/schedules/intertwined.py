@@ -5,7 +5,7 @@ the k unverified tokens, the draft continues for s tokens; the first of them, x_
 the row that would have given the bonus. All kept: stay parallel with the other s − 1 as the next
 unverified tokens. A rejection drops everything after it and goes back to serial.
 
-Where Algorithm 1 read literally is wrong (lines 28, 32, 33, 38), the reading of docs/methods.md
+Where Algorithm 1 read literally is wrong (lines 28, 32, 33, 38), the reading of PAPERS.md
 holds: x_{k+1} is never tested twice, and unverified tokens are a pending draft, not text.
 """
 

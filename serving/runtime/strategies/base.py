@@ -4,7 +4,7 @@ decodes one request."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -60,7 +60,8 @@ class StrategyResources:
 
 
 class Strategy(ABC):
-    """Base of all strategies. Class attributes describe it to people (`draftwell strategies`)."""
+    """Base of all strategies. Class attributes describe it to people (`draftwell list
+    strategies`)."""
 
     name: ClassVar[str]
     """Key in `STRATEGIES`, as users write it: lower case with underscores."""
@@ -91,6 +92,9 @@ class Strategy(ABC):
     sampled_defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()
     """Parameters whose default depends on the temperature, each with that of sampled requests. A
     replay's own requests are greedy, whatever its trace."""
+    search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Of a plug-in's strategy: parameter → the values that the tuner may try, by measuring them.
+    Our own stand in `components/tune/search/space.py`."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
@@ -181,9 +185,9 @@ class Strategy(ABC):
 def model_missing(what: str, role: Role, models: Mapping[Role, Model]) -> DraftwellError:
     """The error where something needs a model that the pair lacks, or that was left out of it."""
     mend = (
-        "`draftwell distill` makes one from the target"
+        "`draftwell step distil` makes one from the target"
         if role == "draft"
-        else "leave it out, or take a pair that `draftwell pairs` shows with one"
+        else "leave it out, or take a pair that `draftwell list pairs` shows with one"
     )
     left_out = models["target"].left_out if "target" in models else {}
     why = f"and {left_out[role]}" if role in left_out else f"which this pair does not have: {mend}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.plugins import Extended
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyResources
 from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
 from draftwell.serving.runtime.strategies.lossless.draft_lengths import (
@@ -37,7 +40,9 @@ from draftwell.serving.runtime.strategies.lossy.mentored import Mentored
 from draftwell.serving.runtime.strategies.lossy.pyramid import PyramidAssisted, PyramidFuzzy
 from draftwell.serving.runtime.strategies.lossy.sprinter import Sprinter
 
-STRATEGIES: dict[str, type[Strategy]] = {
+GROUP = "draftwell.strategies"
+"""Of the entry points by which other distributions add strategies."""
+OUR_STRATEGIES: dict[str, type[Strategy]] = {
     "autoregressive": Autoregressive,
     "vanilla_sd": VanillaSD,
     "svip": SVIP,
@@ -65,6 +70,20 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "pyramid_fuzzy": PyramidFuzzy,
 }
 """In the order of listings and of the tuner's search."""
+
+
+def _problem(name: str, cls: Any) -> str:
+    """Why an entry point's object is no strategy; "" where it is one."""
+    if not (inspect.isclass(cls) and issubclass(cls, Strategy)) or inspect.isabstract(cls):
+        return "it is no complete subclass of Strategy"
+    lacking = [one for one in ("name", "lossless", "paper", "Config") if not hasattr(cls, one)]
+    if lacking:
+        return f"the class lacks {' and '.join(lacking)}"
+    return "" if cls.name == name else f"the class calls itself {cls.name}"
+
+
+STRATEGIES: Mapping[str, type[Strategy]] = Extended(OUR_STRATEGIES, GROUP, _problem)
+"""Our own, and those of installed plug-ins (docs/plugins.md)."""
 
 
 def find_strategy(name: str) -> type[Strategy]:
@@ -103,7 +122,7 @@ def build_strategy(
             raise DraftwellError(
                 f"strategy {name} has no default for {' and '.join(missing)}: give a value "
                 "with --set, for example "
-                f"--set {key}=VALUE (in a bench --set {name}.{key}=VALUE)",
+                f"--set {name}.{key}=VALUE",
                 code="parameter_missing",
             ) from error
         raise DraftwellError(

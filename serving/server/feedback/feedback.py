@@ -223,8 +223,8 @@ def blind(position: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def body_of(ticket: Ticket, source: Source) -> dict[str, Any] | None:
-    """The request's body with the output, as a row that `draftwell collect --prompts` reads; None
-    if the ticket has none."""
+    """The request's body with the output, as a row that `draftwell step collect --prompts`
+    reads; None if the ticket has none."""
     if ticket.body is None:
         return None
     said = {

@@ -3,9 +3,11 @@ own thread.
 
 Two kinds of files, each complete as soon as it is visible:
 `shard-<milliseconds>-<run>-<tenant>.parquet` in the trace schema and, if texts are kept,
-`requests-….jsonl` with request bodies, which `draftwell collect --prompts` reads. Names sort by
+`requests-….jsonl` with request bodies, which `draftwell step collect --prompts` reads. Names
+sort by
 time, `run` is drawn by each server that starts, and a file holds requests of one tenant, which
-`draftwell forget` deletes. Invariants: `offer` never blocks; what does not fit into the queue is
+`draftwell release forget` deletes. Invariants: `offer` never blocks; what does not fit into the
+queue is
 dropped and counted; the files never take more than `max_bytes`, the oldest are deleted first, and
 none gets much older than `days`; a kill leaves at most a hidden temporary file, which a start
 removes an hour later.

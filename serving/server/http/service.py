@@ -47,7 +47,7 @@ from draftwell.serving.server.http.requests import (
 from draftwell.serving.server.http.responses_api import ResponseAnswer, ResponsesRequest
 from draftwell.serving.server.http.security import client_of, tenant_of
 from draftwell.serving.server.model.served_model import Owner, ServedModel
-from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN, tuned_strategy
 from draftwell.serving.server.scheduling.admission import QueueFull
 from draftwell.serving.server.scheduling.detokenize import TextStream
 from draftwell.serving.server.scheduling.scheduler import Scheduler
@@ -289,17 +289,14 @@ class Service:
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
-        """The strategy that the request names, else the tuned one; with a seed, sampled requests of
-        an exact one are decoded plainly.
-
-        How many tokens are drafted decides which random numbers an answer uses, so drafts of such a
-        request could not be limited under load: they would slow others down. The request alone
-        decides, so that the same bundle gives the same answer on every server.
-        """
-        asked = body.decoding
+        """The strategy that the request names, else the tuned one (`tuned_strategy`)."""
+        asked, tenant, pool = body.decoding, tenant_of(request), self.served.strategies
         name = PLAIN if asked.enabled is False else asked.strategy
+        if name is None and not asked.parameters:
+            seeded = body.seed is not None
+            return tuned_strategy(pool, body.used_temperature, seeded=seeded, tenant=tenant)
         try:
-            strategy = self.served.strategies.get(name, tenant_of(request), body.used_temperature)
+            strategy = pool.get(name, tenant, body.used_temperature)
         except DraftwellError as error:
             if name is None:
                 raise  # the tuned strategy is not available: not the client's error
@@ -309,9 +306,6 @@ class Service:
         if asked.parameters:
             allowed = request.app.state.allow_parameters
             return with_parameters(strategy, asked.parameters, allowed=allowed)
-        repeatable = body.seed is not None and body.used_temperature > 0
-        if name is None and repeatable and strategy.lossless:
-            return self.served.strategies.get(PLAIN, tenant_of(request), body.used_temperature)
         return strategy
 
     def _budget(self, body: Generation, prompt: Prompt, default_tokens: int | None) -> int:
@@ -370,7 +364,7 @@ class Service:
 
         `exact`: a lossless strategy's greedy answers are plain decoding's to the bit. `tuned` names
         the strategies that requests get which name none, by class of temperature; `default` is that
-        of greedy ones.
+        of greedy ones. `card`: `/card` says how they were tuned.
         """
         served, tenant = self.served, tenant_of(request)
         return {
@@ -380,6 +374,7 @@ class Service:
             "max_context": served.max_context,
             "exact": served.pair.exact,
             "allow_parameters": request.app.state.allow_parameters,
+            "card": bool(served.card),
             "strategies": [
                 described(served.strategies.get(name, tenant)) for name in served.strategies.names()
             ],

@@ -22,6 +22,7 @@ from draftwell.serving.artifacts.pair_files import (
     settings_digest,
 )
 from draftwell.serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
+from draftwell.serving.bundle.card import read_card_files
 from draftwell.serving.bundle.signature import signature_check
 from draftwell.serving.device import cuda_problem, device_class, set_threads
 from draftwell.serving.errors import DraftwellError
@@ -178,6 +179,7 @@ def _served_model(
         artifacts=artifacts,
         model_defaults=settings.generation_config == "model",
         prompt_sharing=settings.prompt_sharing,
+        card=read_card_files(bundle.path, bundle.manifest),
     )
 
 
@@ -259,8 +261,8 @@ def log_temperatures(
     if config.sampled is None:
         log.warning(
             "nothing was tuned or measured for sampled requests: they are decoded plainly "
-            "(draftwell tune --device %s "
-            "--temperature %g)",
+            "(draftwell step choose --device %s "
+            "--set temperature=%g)",
             device,
             SERVED_TEMPERATURE,
         )
@@ -451,7 +453,8 @@ def refuse_other_machine(
     if here != (measured if loaded else without_layers(measured)):
         raise DraftwellError(
             f"the bundle's hardware profile was measured on {measured}, and this machine is "
-            f"{here}: run `draftwell calibrate` and `draftwell tune` here, and deploy again; where "
+            f"{here}: run `draftwell step calibrate` and `draftwell step choose` here, and "
+            f"deploy again; where "
             "only +torch differs, install g++ or unset DRAFTWELL_COMPILE",
             code="profile_of_another_machine",
         )

@@ -56,6 +56,7 @@ class ServedModel:
         artifacts: the bundle's.
         model_defaults: requests get the sampling defaults of the model's generation config.
         prompt_sharing: as in `Scheduler`.
+        card: name → content of the files of the bundle's card; empty without one.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ServedModel:
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     model_defaults: bool = True
     prompt_sharing: PromptSharing = "tenant"
+    card: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._spelt: dict[int, str] = {}  # at most the vocabulary

@@ -100,7 +100,9 @@ def test_a_sampled_trace_makes_no_table(tmp_path):
         table_pair(), PROMPTS, tmp_path / "t", max_tokens=24, temperature=0.6, rollout=3
     )
     for trace in (sampled, sampled.read()):
-        with raises_code("sampled_trace", "temperature 0.6", "draftwell collect --temperature 0"):
+        with raises_code(
+            "sampled_trace", "temperature 0.6", "draftwell step collect --set temperature=0"
+        ):
             build_acceptance_table(trace, ORIGIN)
 
 
@@ -218,7 +220,9 @@ def test_the_counts_of_sampled_texts_are_what_spide_sees_at_that_temperature(tmp
 def test_greedy_texts_make_no_counts_for_sampled_requests(tmp_path):
     greedy = collect_traces(table_pair(), PROMPTS, tmp_path / "t", max_tokens=8, rollout=3)
     with raises_code(
-        "trace_of_another_temperature", "temperature 0,", "draftwell collect --temperature 0.7"
+        "trace_of_another_temperature",
+        "temperature 0,",
+        "draftwell step collect --set temperature=0.7",
     ):
         build_sampled_table(greedy, WARM, 0.7)
     without = sampled_trace(tmp_path / "w", [(None, None, 0.5), (None, None, 0.5)])

@@ -94,9 +94,9 @@ def test_of_a_head_that_fares_worse_the_command_that_trains_it_is_named() -> Non
         check([{**row, "method": "eagle3"} for row in traffic(share)], served=served)
         for share in (0.4, 0.8)
     )
-    assert "`draftwell train --kind eagle3_head --pair tiny`" in worse.why
-    assert "draftwell train" not in better.why
-    assert "draftwell train" not in check(traffic(0.4)).why, "n-grams are not trained"
+    assert "`draftwell step train --kind eagle3_head --pair tiny`" in worse.why
+    assert "draftwell step train" not in better.why
+    assert "draftwell step train" not in check(traffic(0.4)).why, "n-grams are not trained"
 
 
 def test_one_bad_minute_is_no_drift() -> None:

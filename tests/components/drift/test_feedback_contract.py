@@ -82,8 +82,8 @@ def by_text(table: pa.Table) -> dict[tuple[int, ...], list[dict[str, Any]]]:
 def test_a_served_text_has_the_figures_of_a_collected_one(
     tmp_path: Path, collected: tuple[Any, TraceSet], strategy: str
 ) -> None:
-    """Every position, drafted or not, whatever drafted it: a server's spool and `draftwell collect`
-    are the same to monitoring."""
+    """Every position, drafted or not, whatever drafted it: a server's spool and `draftwell step
+    collect` are the same to monitoring."""
     assert strategy in LOSSLESS
     pair, traces = collected
     server = FeedbackServer(pair, tmp_path, text=True, strategy=strategy)

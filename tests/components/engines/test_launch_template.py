@@ -82,7 +82,7 @@ def test_shell_and_json_of_the_command_stay_as_they_are() -> None:
 def test_a_mistake_in_the_command_is_refused_before_anything_starts(
     template: str, named: str
 ) -> None:
-    with raises_code("bad_launcher", "--launcher", named) as caught:
+    with raises_code("bad_launcher", "launcher", named) as caught:
         LaunchTemplate(template)
     assert "sk-123" not in str(caught.value)
 

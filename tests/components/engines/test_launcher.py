@@ -133,7 +133,7 @@ def test_one_that_nobody_asks_rests_and_answers_again_and_ends(tmp_path: Path) -
 def test_one_that_never_answers_is_ended_in_time_and_its_log_is_quoted(tmp_path: Path) -> None:
     text = f"{SPECULATION} ; echo loading the model; exec sleep 300"
     with made(f"true {text}", tmp_path, seconds=0.3) as launcher:
-        with raises_code("engine_timeout", "loading the model", "--start-minutes"):
+        with raises_code("engine_timeout", "loading the model", "start_minutes"):
             launcher.start("plain", {})
         assert not launcher._running
 
@@ -208,7 +208,7 @@ def test_what_nobody_could_end_is_refused_and_the_remedy_named(
     monkeypatch.setattr(module, "END_SECONDS", 0.3)
     launcher = made(text, tmp_path)
     url = launcher.addresses[0].url
-    with pytest.raises(DraftwellError, match="--stop-command") as caught, launcher:
+    with pytest.raises(DraftwellError, match="stop_command") as caught, launcher:
         launcher.start("plain", {})
     assert caught.value.code in codes
     wait_until(lambda: listens(url), "the test's own engine does not start")

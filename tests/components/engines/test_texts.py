@@ -48,7 +48,7 @@ def test_a_run_that_was_stopped_resumes(tmp_path: Path) -> None:
 def test_texts_of_something_else_are_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     write(file, [], count=1)
-    with raises_code("other_texts", "texts.jsonl", "--fresh"):
+    with raises_code("other_texts", "texts.jsonl", "--set fresh=true"):
         write(file, [], subject="other")
     assert write(file, [], subject="other", fresh=True)["rows"] == 5
     file.write_text("{}\n")

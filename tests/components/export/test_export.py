@@ -230,9 +230,7 @@ def test_hybrid_drafts_from_a_head_where_the_engine_loads_one(engine: str, model
         ({"drafter": "draft"}, WEIGHTS),
     ):
         assert model not in export_config(engine, "hybrid", parameters, weights)["settings"]
-    assert any(
-        "--save-head" in note for note in export_config(engine, "hybrid", {}, alone)["notes"]
-    )
+    assert any("save_head=" in note for note in export_config(engine, "hybrid", {}, alone)["notes"])
     assert (
         export_config("llama.cpp", "hybrid", {}, WEIGHTS)["settings"]["spec-type"] == "ngram-simple"
     ), "it loads no heads"
@@ -332,7 +330,7 @@ def test_engines_with_a_threshold_get_it(engine: str) -> None:
     ("engine", "strategy", "code", "fix"),
     [
         *(
-            (engine, strategy, "no_constant_length", "--draft-tokens")
+            (engine, strategy, "no_constant_length", "--set draft_tokens=")
             for engine, strategy in (
                 ("vllm", "hf_dynamic"),
                 ("sglang", "draft_verify"),
@@ -360,7 +358,7 @@ def test_no_engine_gets_the_draft_model_in_the_qualifiers_place(strategy: str) -
 
 
 def test_a_draft_that_no_engine_reads_is_refused_and_a_wrong_setting_named() -> None:
-    with raises_code("no_draft_to_export", "--draft-model", "--save-draft"):
+    with raises_code("no_draft_to_export", "--set draft_model=", "--set save_draft="):
         export_config("vllm", "vanilla_sd", {}, Weights("org/target"))
     with raises_code("unknown_parameter", "'gamma'"):
         export_config("vllm", "vanilla_sd", {"gamma": 4}, WEIGHTS)

@@ -50,7 +50,7 @@ def test_plain_decoding_needs_no_options(engine: str) -> None:
         (
             "sglang",
             {**WAYS["eagle3"], "num_speculative_tokens_per_batch_size": [[1, 8, 3]]},
-            "--levels",
+            "--set levels=",
         ),
     ],
 )

@@ -88,7 +88,7 @@ def test_every_tools_results_are_read_and_judged(tool: str) -> None:
         turned, _ = judged(plain, with_drafts)
         assert turned.result == "failed"
     else:
-        with raises_code("unlike_evidence", "--plain-evidence drafted"):
+        with raises_code("unlike_evidence", "plain_evidence drafted"):
             judged(plain, with_drafts)
 
 
@@ -221,7 +221,7 @@ def test_other_prompts_other_lengths_and_drafts_in_plain_decoding_are_refused() 
             judged([plain.model_copy(update={"requests": requests})], [plain])
     ended = (rows[0].model_copy(update={"tokens": 6}), *rows[1:])  # at a near-tie
     assert judged([plain.model_copy(update={"requests": ended})], [plain])[1]
-    with raises_code("unlike_evidence", "--plain-evidence"):
+    with raises_code("unlike_evidence", "plain_evidence"):
         judged(runs("vllm_with"), runs("vllm_with"))
     with raises_code("no_threshold"):
         judge_evidence([plain], [plain], Thresholds())

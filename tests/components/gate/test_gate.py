@@ -361,7 +361,7 @@ def test_a_recorded_report_is_what_the_registry_reads():
 def test_counts_in_bfloat16_are_refused():
     pair = table_pair()
     pair.dtype = "bfloat16"
-    with raises_code("needs_float32", "bfloat16", "--dtype float32"):
+    with raises_code("needs_float32", "bfloat16", "--set dtype=float32"):
         deterministic_report(pair, CONFIGS[:1], PROMPTS, 8)
 
 
@@ -408,7 +408,9 @@ def test_a_strategy_that_was_not_run_fails_and_a_new_one_is_noted():
     ("other", "value"), [("fingerprint", "g"), ("prompts_digest", "e"), ("max_tokens", 7)]
 )
 def test_reports_about_different_things_are_not_compared(other, value):
-    with raises_code("baseline_of_other_inputs", "pair tiny", "gate --pair tiny --record"):
+    with raises_code(
+        "baseline_of_other_inputs", "pair tiny", "gate --pair tiny --set record_counts=true"
+    ):
         compare_with_baseline(counts(**{other: value}), counts())
 
 

@@ -371,8 +371,8 @@ def test_prompts_that_a_table_has_counted_in_another_trace_are_left_out(
     with raises_code(
         "no_untouched_prompts",
         "acceptance_table",
-        "draftwell calibrate",
-        "draftwell collect --fresh",
+        "draftwell step calibrate",
+        "draftwell step collect --set fresh=true",
     ):
         predictions(
             {"acceptance_table": made_on(table, trace_digest="0" * 64, training_prompts=counted)},

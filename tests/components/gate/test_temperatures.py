@@ -86,8 +86,8 @@ def test_sampled_requests_are_judged_where_candidate_or_champion_has_a_choice_fo
         "decodes them"
     )
     assert beside == (
-        "nothing was tuned for sampled requests (`draftwell tune --temperature`): measured "
-        "at temperature 0.7, "
+        "nothing was tuned for sampled requests (`draftwell step choose --set temperature=…`): "
+        "measured at temperature 0.7, "
         "autoregressive decodes them"
     )
 

@@ -73,7 +73,7 @@ def test_the_page_is_what_the_command_makes_of_them() -> None:
     assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
     made = render(papers, FULL, KEPT, pictures=pictures)
     assert made == (REPO / "docs" / "papers.md").read_text(encoding="utf-8"), (
-        "run `draftwell papers --kept --page docs/papers.md`"
+        "run `draftwell reproduce papers --set kept=true --set page=docs/papers.md`"
     )
 
 
@@ -89,7 +89,8 @@ def test_the_page_of_another_padding_is_what_the_command_makes_of_its_cells() ->
     pictures = {name: Path(f"images/papers-padded-7b-{name}.png") for name in names}
     made = render(papers, scale, found, pictures=pictures)
     assert made == (REPO / "docs" / "papers-gpu.md").read_text(encoding="utf-8"), (
-        "run `draftwell papers --kept --pad-target 7e9 --page docs/papers-gpu.md`"
+        "run `draftwell reproduce papers --set kept=true --set pad_target=7e9 --set "
+        "page=docs/papers-gpu.md`"
     )
     assert "Not measured yet" not in made
     assert "on one NVIDIA H200, " in made

@@ -625,7 +625,10 @@ def test_a_quick_page_says_that_it_decides_little_and_each_paper_names_its_comma
     paper = paper_of(table_of(CELL))
     quick = render([paper], QUICK, {})
     assert "its verdicts decide little" in quick
-    assert "Made by `draftwell papers --quick --only tiny --data data`." in quick
+    assert (
+        "Made by `draftwell reproduce papers --set quick=true --set only=tiny --data data`."
+        in quick
+    )
     assert "decide little" not in render([paper], FULL, {})
 
 

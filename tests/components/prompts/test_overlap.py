@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from draftwell.components.prompts.overlap import TrainingPrompts, different, hash_of, hashes_of
 from draftwell.components.prompts.prompt import DEMO, Prompt, read_prompts
+from draftwell.components.prompts.sources import load_prompts
+from draftwell.flows import loading
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.settings import PipelineSettings
 from tests.support.errors import raises_code
@@ -81,6 +88,36 @@ def test_the_steps_of_a_pipeline_share_no_prompt(tmp_path: Path) -> None:
             "".join(json.dumps({"prompt": text}) + "\n" for text in ("a", "b", "c", "a"))
         )
         prompts_of(PipelineSettings(prompts=file))
+
+
+@pytest.mark.parametrize("minutes", [None, 10.0])
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_file_is_read_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float | None, folder: bool
+) -> None:
+    read = Counter[bool]()
+
+    def counted(source: Path, *, redact: bool, **more: Any) -> list[Prompt]:
+        read[redact] += 1
+        return load_prompts(source, redact=redact, **more)
+
+    monkeypatch.setattr(loading, "load_prompts", counted)
+    file = tmp_path / "prompts.jsonl"
+    text = "".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(10, 90))
+    file.write_text(text)
+    settings = PipelineSettings(prompts=tmp_path if folder else file, minutes=minutes, device="cpu")
+    cut = prompts_of(settings)
+    cut["bench"].clear()
+    fewer = prompts_of(settings.model_copy(update={"bench_prompts": 8}))
+    assert (len(fewer["bench"]), read) == (8, {False: 1})
+    prompts_of(settings.model_copy(update={"redact": True}))
+    assert read == {False: 1, True: 1}
+    before = file.stat().st_mtime_ns
+    file.write_text(text.replace("question", "Question"))
+    os.utime(file, ns=(before, before + 1_000_000_000))
+    again = prompts_of(settings.model_copy(update={"redact": True}))
+    assert read == {False: 1, True: 2}
+    assert all(one.prompt.startswith("Question") for rows in again.values() for one in rows)
 
 
 def test_the_shipped_prompts_suffice_for_the_demo_and_for_each_command() -> None:

@@ -148,7 +148,7 @@ def test_a_column_can_be_named(tmp_path: Path) -> None:
     assert load_prompts(path, column="story")[0].turns == ["once"]
     for column in ("tale", None):
         table = path if column else parquet(tmp_path / "u.parquet", story=["once"])
-        with raises_code("no_such_column", "--column", "story", column or "prompt"):
+        with raises_code("no_such_column", "--set column=", "story", column or "prompt"):
             load_prompts(table, column=column)
 
 

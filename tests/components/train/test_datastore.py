@@ -108,7 +108,7 @@ def test_a_gap_in_what_was_recorded_ends_a_text(trace: TraceSet, tmp_path: Path)
         at = rows.schema.get_field_index("token")
         return rows.set_column(at, rows.schema.field(at), pa.nulls(rows.num_rows, pa.int32()))
 
-    with raises_code("no_texts", "draftwell collect"):
+    with raises_code("no_texts", "draftwell step collect"):
         build_datastore(rewritten(trace, tmp_path / "unknown", unknown), ORIGIN)
 
 

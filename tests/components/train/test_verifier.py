@@ -330,7 +330,7 @@ def with_state(value: float) -> pa.Table:
 @pytest.mark.parametrize(
     ("table", "options", "code", "named"),
     [
-        (trace().slice(0, 0), {}, "empty_trace", "draftwell collect"),
+        (trace().slice(0, 0), {}, "empty_trace", "draftwell step collect"),
         (with_column(trace(), "ratio", [0.5] * 3000), {}, "one_class", "acceptable"),
         (with_column(trace(), "ratio", [float("inf")] * 3000), {}, "one_class", "unacceptable"),
         (with_column(trace(), "confidence", [float("nan")] * 3000), {}, None, "confidence"),

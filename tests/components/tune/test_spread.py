@@ -94,7 +94,7 @@ def test_shards_that_nobody_wrote_are_told_and_made_up_for(
     pair: LoadedPair, alone: TraceSet, tmp_path: Path
 ) -> None:
     folder = tmp_path / "spread"
-    with raises_code("missing_shards", "1 of 3 shards", "`draftwell collect`"):
+    with raises_code("missing_shards", "1 of 3 shards", "`draftwell step collect`"):
         collect_traces(
             pair,
             PROMPTS,

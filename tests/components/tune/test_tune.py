@@ -645,7 +645,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
             trace,
             {"constraints": Constraints(max_cost_ratio=1.0)},
             "no_draft_model",
-            "--max-cost-ratio",
+            "max_cost_ratio",
         ),
         (alone, trace, {"strategies": ["vanilla_sd"]}, "not_tunable", "it needs draft"),
         (pair, trace, {"trials": 0}, "bad_tune_setting", "trials"),

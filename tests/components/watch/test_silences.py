@@ -23,7 +23,7 @@ SILENCES = {
     "a version is 10 % slower": (Faults(build_from=T), "build_change", 90),
     "load grows from 1 to 32 in an hour": (Faults(load_from=T), "load_crossover", 120),
 }
-"""Silence → faults, its cause, and minutes until it must be named (docs/watchdog.md)."""
+"""Silence → faults, its cause, and minutes until it must be named (docs/watchdog_judgement.md)."""
 
 
 def named(name: str, seed: int) -> bool:

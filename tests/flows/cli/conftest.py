@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftwell.flows import progress
+from tests.support.commands import split_name
 from tests.support.peers.environments import install
 
 SPEEDS = {"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1}
@@ -27,10 +28,10 @@ def vllm(
     """Runs a command with a fake vLLM that is faster with drafts."""
     install(tmp_path / "peers", monkeypatch, ("vllm",))
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(SPEEDS))
-    fixed = f"--engine vllm --pair {pair_file} --prompts {prompts_file} --max-tokens 8"
+    fixed = f"--engine vllm --pair {pair_file} --prompts {prompts_file} --set max_tokens=8"
 
     def called(command: str, *more: Any) -> Any:
-        name, _, options = command.partition(" ")
+        name, options = split_name(command)
         return run(f"{name} {fixed} {options}", *more)
 
     return called

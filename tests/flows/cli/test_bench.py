@@ -24,26 +24,26 @@ PADDED = 120_000.0
 @pytest.mark.parametrize(
     ("strategies", "settings", "wanted"),
     [
-        ("spide", [], [("spide", {})]),
+        ("spide", {}, [("spide", {})]),
         (
             "vanilla_sd,vanilla_sd:num_speculative_tokens=2",
-            [],
+            {},
             [("vanilla_sd", {}), ("vanilla_sd", {"num_speculative_tokens": "2"})],
         ),
-        ("csd:tau=0.1:lambda_=3, autoregressive", [], [("csd", {"tau": "0.1", "lambda_": "3"})]),
+        ("csd:tau=0.1:lambda_=3, autoregressive", {}, [("csd", {"tau": "0.1", "lambda_": "3"})]),
         (
             "spide@1+1:tau=0.5,vanilla_sd@1+1",
-            [],
+            {},
             [("spide@1+1", {"tau": "0.5"}), ("vanilla_sd@1+1", {})],
         ),
         (
             "spide,spide:tau=0.5",
-            ["spide.tau=0.9"],
+            {"spide.tau": "0.9"},
             [("spide", {"tau": "0.9"}), ("spide", {"tau": "0.5"})],
         ),
     ],
 )
-def test_configs_are_read(strategies: str, settings: list[str], wanted: list[Any]) -> None:
+def test_configs_are_read(strategies: str, settings: dict[str, str], wanted: list[Any]) -> None:
     named = [StrategyChoice(*config) for config in wanted]
     assert parse_wanted(strategies, settings) == [PLAIN, *named]
 
@@ -51,13 +51,15 @@ def test_configs_are_read(strategies: str, settings: list[str], wanted: list[Any
 @pytest.mark.parametrize(
     ("strategies", "settings", "words"),
     [
-        ("vanilla_sd@2+2", [], "1+1"),
-        ("vanila_sd:num_speculative_tokens=2", [], "vanilla_sd"),
-        ("vanilla_sd:5", [], "key=value"),
-        ("vanilla_sd", ["spide.tau=1"], "strategy.key=value"),
+        ("vanilla_sd@2+2", {}, "1+1"),
+        ("vanila_sd:num_speculative_tokens=2", {}, "vanilla_sd"),
+        ("vanilla_sd:5", {}, "key=value"),
+        ("vanilla_sd", {"spide.tau": "1"}, "strategy.key=value"),
     ],
 )
-def test_mistakes_in_configs_are_named(strategies: str, settings: list[str], words: str) -> None:
+def test_mistakes_in_configs_are_named(
+    strategies: str, settings: dict[str, str], words: str
+) -> None:
     with pytest.raises(DraftwellError) as error:
         parse_wanted(strategies, settings)
     assert words in str(error.value)
@@ -85,7 +87,10 @@ def written(
     ]
     rows[1]["turns"] = [texts[1][1], "and then?"]
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    configs = "vanilla_sd:num_speculative_tokens=2,vanilla_sd:num_speculative_tokens=4,vanilla_sd@1+1,spide,lossy_sd"  # noqa: E501
+    configs = (
+        "vanilla_sd:num_speculative_tokens=2,vanilla_sd:num_speculative_tokens=4,vanilla_sd@1+1,"
+        "spide,lossy_sd"
+    )
     done = CliRunner().invoke(
         app,
         [
@@ -96,26 +101,27 @@ def written(
             configs,
             "--prompts",
             str(folder / "p.jsonl"),
-            "--mix",
+            "--set",
+            "mix=true",
             "--limit",
             "3",
-            "--max-prompt-tokens",
-            "60",
-            "--max-tokens",
-            "10",
-            "--threads",
-            "1",
-            "--peer",
-            "transformers",
-            "--pad-target",
-            str(PADDED),
-            "--artifacts",
-            str(artifacts(pair_file)),
-            "--json",
+            "--set",
+            "max_prompt_tokens=60",
+            "--set",
+            "max_tokens=10",
+            "--set",
+            "threads=1",
+            "--set",
+            "peers=transformers",
+            "--set",
+            f"pad_target={PADDED}",
+            "--set",
+            f"artifacts={artifacts(pair_file)}",
+            "--out",
             str(folder / "r.json"),
-            "--markdown",
+            "--out",
             str(folder / "r.md"),
-            "--plots",
+            "--out",
             str(folder / "plots"),
         ],
     )
@@ -214,8 +220,8 @@ def test_the_draft_can_compute_elsewhere(
 
     replace_everywhere(monkeypatch, pair_module, "load_pair", watched)
     for command in ("generate --prompt 'ten men'", "bench --limit 1"):
-        for more in ("", "--draft-device cpu"):
-            done = run(command, f"--pair {pair_file} --device cpu --max-tokens 4", more)
+        for more in ("", "--set draft_device=cpu"):
+            done = run(command, f"--pair {pair_file} --device cpu --set max_tokens=4", more)
             assert done.exit_code == 0, done.output
     assert places == [None, "cpu", None, "cpu"]
     workspace = Workspace(str(pair_file), say=lambda line: None)
@@ -251,27 +257,28 @@ def test_plots_are_drawn(written: tuple[dict[str, Any], Path]) -> None:
 def test_generate_says_that_the_target_is_padded(run: Any, pair_file: Path) -> None:
     arguments = f"generate --pair {pair_file} --prompt 'the man in the inn' --max-tokens 12"
     plain, padded = (
-        json.loads(run(arguments, "--json", more).stdout) for more in ("", f"--pad-target {PADDED}")
+        json.loads(run(arguments, "--json", more).stdout)
+        for more in ("", f"--set pad_target={PADDED}")
     )
     assert plain["padded_to"] is None
     assert padded["padded_to"] > plain["stats"]["emitted"]
     assert padded["token_ids"] == plain["token_ids"]
-    assert "padded to" in run(arguments, f"--pad-target {PADDED}").stderr
+    assert "padded to" in run(arguments, f"--set pad_target={PADDED}").stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ("--strategies spide,spide", "twice"),
-        ("--pad-target 5", "larger number"),
-        ("--pad-target 1e15", "fewer parameters"),
-        ("--concurrency 4 --markdown r.md", "throughput only"),
-        ("--max-prompt-tokens 1", "at most 1 tokens"),
-        ("--check-cpu --device cpu", "--device cuda"),
-        ("--draft-device tpu", "choose cpu or cuda"),
-        ("--device cpu --draft-device cuda", "--device cuda too"),
-        ("--plots nowhere/plots", "nowhere"),
-        ("--markdown nowhere/r.md", "nowhere"),
+        ("--set pad_target=5", "larger number"),
+        ("--set pad_target=1e15", "fewer parameters"),
+        ("--set concurrency=4 --out r.md", "throughput only"),
+        ("--set max_prompt_tokens=1", "at most 1 tokens"),
+        ("--set check_cpu=true --device cpu", "--device cuda"),
+        ("--set draft_device=tpu", "choose cpu or cuda"),
+        ("--device cpu --set draft_device=cuda", "--device cuda too"),
+        ("--out nowhere/plots", "nowhere"),
+        ("--out nowhere/r.md", "nowhere"),
         ("--strategies vanilla_sd:tau=1", "tau"),
     ],
 )
@@ -296,7 +303,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(
     run: Any, pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
-    done = run(f"bench --pair {pair_file} --plots {tmp_path}/plots")
+    done = run(f"bench --pair {pair_file} --out {tmp_path}/plots")
     assert done.exit_code == 2, done.output
     assert done.stderr.splitlines() == [
         "Error: plots need the package matplotlib: in the checkout pip install "
@@ -307,17 +314,19 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_gpu_bench_is_refused_where_there_is_none(run: Any, pair_file: Path) -> None:
-    done = run(f"bench --pair {pair_file} --device cuda --check-cpu")
+    done = run(f"bench --pair {pair_file} --device cuda --set check_cpu=true")
     assert done.exit_code == 2
     assert "CUDA" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("options", ["--concurrency 2", "--temperature 1", "--markdown a.md"])
+@pytest.mark.parametrize(
+    "options", ["--set concurrency=2", "--set temperature=1", "--set runs=9", "--out a.md"]
+)
 def test_exactness_goes_with_no_other_measurement(run: Any, pair_file: Path, options: str) -> None:
-    done = run(f"bench --pair {pair_file} --exactness {options}")
+    done = run(f"bench --pair {pair_file} --set exactness=true {options}")
     assert done.exit_code == 2
-    assert "--exactness compares greedy answers" in done.stderr
+    assert "exactness compares greedy answers" in done.stderr
 
 
 def test_exactness_is_written_before_a_difference_ends_the_command(
@@ -329,7 +338,9 @@ def test_exactness_is_written_before_a_difference_ends_the_command(
     found = {"vanilla_sd": {"alone": [None, 3]}}
     monkeypatch.setattr(LoadedPair, "exact", property(lambda self: True))
     monkeypatch.setattr(bench_run, "exactness", lambda *asked, **options: found)
-    done = run(f"bench --pair {pair_file} --exactness --limit 1 --json {tmp_path}/found.json")
+    done = run(
+        f"bench --pair {pair_file} --set exactness=true --limit 1 --out {tmp_path}/found.json"
+    )
     assert done.exit_code == 1, (done.output, done.exception)
     assert json.loads((tmp_path / "found.json").read_text()) == found
 
@@ -338,6 +349,6 @@ def test_exactness_of_passes_that_are_not_exact_is_refused(
     run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_COMPILE", "off")
-    done = run(f"bench --pair {pair_file} --exactness --limit 1")
+    done = run(f"bench --pair {pair_file} --set exactness=true --limit 1")
     assert done.exit_code == 2
     assert "not exact here" in done.stderr

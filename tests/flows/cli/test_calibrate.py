@@ -1,5 +1,5 @@
-"""`draftwell calibrate`: what its artifacts name as their origin, and that neither it nor `tune`
-makes anything of a bad trace."""
+"""`draftwell step calibrate`: what its artifacts name as their origin, and that neither it nor
+`tune` makes anything of a bad trace."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def traces(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> P
     """Greedy traces of a few prompts."""
     out = own_stores / "traces"
     done = run(
-        f"collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 8 "
-        f"--rollout 3 --kinds target --out {out}",
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set "
+        f"max_tokens=8 "
+        f"--set rollout=3 --set prefix_kinds=target --out {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     return out
@@ -55,7 +56,7 @@ def without_draft_tokens(rows: pa.Table) -> pa.Table:
 
 Cases = dict[str, tuple[Spoil, tuple[str, ...]]]
 UNFIT: Cases = {
-    "empty": (BAD["empty"][0], ("no rows", "draftwell collect")),
+    "empty": (BAD["empty"][0], ("no rows", "draftwell step collect")),
     **{name: BAD[name] for name in ("no shards", "another pair", "truncated", "holes")},
 }
 OF_CALIBRATE: Cases = {
@@ -79,14 +80,15 @@ def test_bad_traces_change_nothing(
 
     def calibrate(folder: Path) -> Any:
         return run(
-            f"calibrate --pair {pair_file} --prompts {prompts_file} --limit 2 "
-            f"--no-publish --traces {folder}",
+            f"step calibrate --pair {pair_file} --prompts {prompts_file} --set limit=2 "
+            f"--set publish=false --set traces={folder}",
         )
 
     def tune(folder: Path) -> Any:
         return run(
-            f"tune --pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 4 "
-            f"--no-publish --traces {folder}",
+            f"step choose --pair {pair_file} --prompts {prompts_file} --set limit=2 --set "
+            f"max_tokens=4 "
+            f"--set publish=false --set traces={folder}",
         )
 
     done = calibrate(traces)
@@ -105,8 +107,9 @@ def test_bad_traces_change_nothing(
     assert table.provenance.training_prompts == hashes_of(read_prompts(prompts_file)[:4])
     sampled = own_stores / "sampled"
     done = run(
-        f"collect --pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 4 "
-        f"--temperature 0.7 --out {sampled}",
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=2 --set "
+        f"max_tokens=4 "
+        f"--set temperature=0.7 --out {sampled}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     long = own_stores / "long.jsonl"
@@ -115,7 +118,7 @@ def test_bad_traces_change_nothing(
     sampled_too: Cases = {
         "sampled": (
             lambda folder, into: sampled,
-            ("temperature 0.7", "draftwell collect --temperature 0"),
+            ("temperature 0.7", "draftwell step collect --set temperature=0"),
         )
     }
     for command, own in ((calibrate, OF_CALIBRATE), (tune, OF_TUNE)):
@@ -127,7 +130,10 @@ def test_bad_traces_change_nothing(
                 error.add_note(f"{command.__name__}, {name}")
                 raise
     refused(tune(with_nan("rollout_entropy")(traces, own_stores / "entropy")), "rollout_entropy")
-    done = run(f"calibrate --pair {pair_file} --prompts {long} --no-publish --traces {traces}")
+    done = run(
+        f"step calibrate --pair {pair_file} --prompts {long} --set publish=false --set "
+        f"traces={traces}"
+    )
     refused(done, "the long one")
     assert contents(space) == old
 
@@ -143,31 +149,36 @@ def test_sampled_texts_are_counted_into_the_same_table(
     )
     few = f"--pair {pair_file} --prompts {prompts_file}"
     done = run(
-        "collect",
+        "step collect",
         few,
-        "--limit 2 --max-tokens 12 --temperature 0.7 --rollout 2 --kinds target",
+        "--set limit=2 --set max_tokens=12 --set temperature=0.7 --set rollout=2 --set "
+        "prefix_kinds=target",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     refused(
-        run(f"calibrate --pair {pair_file} --temperature 0.7 --no-publish"),
-        "draftwell calibrate --pair",
+        run(f"step calibrate --pair {pair_file} --set temperature=0.7 --set publish=false"),
+        "draftwell step calibrate --pair",
     )
     assert not folder.exists()
-    greedy = f"calibrate {few} --limit 2 --max-tokens 4 --no-publish --traces {traces}"
+    greedy = (
+        f"step calibrate {few} --set limit=2 --set max_tokens=4 --set publish=false --set "
+        f"traces={traces}"
+    )
     assert run(greedy).exit_code == 0
     alone = AcceptanceTable.load(folder)
     refused(
         run(
-            f"calibrate --pair {pair_file} --temperature 0.7 --no-publish --traces {traces}",
+            f"step calibrate --pair {pair_file} --set temperature=0.7 --set publish=false --set "
+            f"traces={traces}",
         ),
         "temperature 0,",
     )
     refused(
-        run(f"calibrate --pair {pair_file} --temperature 1 --no-publish"),
+        run(f"step calibrate --pair {pair_file} --set temperature=1 --set publish=false"),
         "temperature 0.7,",
-        "--temperature 1",
+        "--set temperature=1",
     )
-    done = run(f"calibrate --pair {pair_file} --temperature 0.7 --no-publish")
+    done = run(f"step calibrate --pair {pair_file} --set temperature=0.7 --set publish=false")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "at temperature 0.7" in done.stdout
     both = AcceptanceTable.load(folder)

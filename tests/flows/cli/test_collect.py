@@ -1,4 +1,4 @@
-"""`draftwell collect`: its sources and settings reach the trace, and what was cut is told."""
+"""`draftwell step collect`: its sources and settings reach the trace, and what was cut is told."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from draftwell.serving.recording.trace import TraceSet
 @pytest.fixture
 def collect(run: Any, pair_file: Path, own_stores: Path, tmp_path: Path) -> Callable[..., Any]:
     return lambda source, *more: run(
-        f"collect --pair {pair_file} --prompts {source} --max-tokens 6 --out {tmp_path}/t",
+        f"step collect --pair {pair_file} --prompts {source} --set max_tokens=6 --set "
+        f"out={tmp_path}/t",
         *more,
     )
 
@@ -36,8 +37,9 @@ def test_a_spool_of_served_traffic_with_every_setting(
     )
     done = collect(
         spool,
-        "--limit 2 --turns 0 --temperature 0.7 --top-p 0.9 --rollout 3 --seed 5 "
-        "--kinds draft,target",
+        "--set limit=2 --set turns=0 --set temperature=0.7 --set top_p=0.9 --set rollout=3 "
+        "--set seed=5 "
+        "--set prefix_kinds=draft,target",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     trace = TraceSet(tmp_path / "t")
@@ -60,7 +62,7 @@ def test_a_spool_of_served_traffic_with_every_setting(
 
 def test_a_table_and_what_was_too_long(collect: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("saying,story\nx,the inn\ny," + "the man " * 60 + "\n")
-    done = collect(tmp_path / "t.csv", "--column story --kinds target")
+    done = collect(tmp_path / "t.csv", "--set column=story --set prefix_kinds=target")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "1 of the prompts were too long and were cut, by " in done.stdout
     rows = TraceSet(tmp_path / "t").read(["prompt_id", "prompt_tokens", "cut_tokens"]).to_pylist()
@@ -174,7 +176,9 @@ def test_requests_as_agents_send_them_are_collected_with_their_tools(
     (tmp_path / "day.jsonl").write_text(
         json.dumps(body) + "\n" + '{"prompt": "\\ud83c"}\n' + '{"prompt": [1000000]}\n'
     )
-    done = collect(tmp_path / "day.jsonl", "--kinds target --rollout 2 --redact")
+    done = collect(
+        tmp_path / "day.jsonl", "--set prefix_kinds=target --set rollout=2 --set redact=true"
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "2 rows left out: half a surrogate pair (U+D83C)" in done.stderr
     assert "token ids, in which nothing can be masked" in done.stderr
@@ -189,6 +193,6 @@ def test_what_the_template_refuses_costs_the_prompt(
     collect: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": [1000000]}\n{"prompt": "the inn"}\n')
-    done = collect(tmp_path / "p.jsonl", "--kinds target --rollout 2")
+    done = collect(tmp_path / "p.jsonl", "--set prefix_kinds=target --set rollout=2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "token ids that this model lacks" in done.stderr

@@ -16,11 +16,17 @@ from typing import Any
 
 import pytest
 
+from draftwell.components.card.files import write_card
+from draftwell.components.card.page import card_html
 from draftwell.components.engines.port import Acceptance
 from draftwell.components.engines.vllm_methods import Method
 from draftwell.flows.steps.engine.deploy import tuned_counts
 from draftwell.registry.bundles.vllm.settings import SCHEDULE
+from draftwell.registry.release_card import keep_card
+from draftwell.registry.releases import find_release
+from draftwell.registry.store import Store
 from draftwell.serving.artifacts.engine_config import EngineConfig
+from tests.support.cards import CARD
 from tests.support.patching import replace_everywhere
 from tests.support.peers.releases import config_folder, settings_of, tuned
 
@@ -49,9 +55,9 @@ def accepted(
     """Tunes, lets the gate judge and promotes."""
 
     def steps(*options: Any) -> None:
-        assert vllm("tune --limit 8", *options).exit_code == 0
+        assert vllm("step choose --set limit=8", *options).exit_code == 0
         assert vllm(f"gate --prompts {more}").exit_code == 0
-        done = run(f"promote --engine vllm --pair {pair_file} --device cpu")
+        done = run(f"release promote --set engine=vllm --pair {pair_file} --set device=cpu")
         assert done.exit_code == 0, (done.output, done.exception)
         assert "`draftwell deploy --pair" in done.stdout
         assert "--device cpu --engine vllm`" in done.stdout
@@ -62,7 +68,7 @@ def accepted(
 @pytest.fixture
 def judged(accepted: Callable[..., None], folder: Path) -> Path:
     """The engine's folder, after a gate passed the draft model with lengths by load."""
-    accepted("--methods draft_model --levels 1,2")
+    accepted("--set methods=draft_model --set levels=1,2")
     return folder
 
 
@@ -113,9 +119,18 @@ def test_what_the_gate_judged_is_deployed(
     for port in (9000, 9001):
         assert deploy("--set", f"port={port}").exit_code == 0
     assert (bundle.parent / "3-cpu" / ".env").read_text() == "VLLM_API_KEY=secret\n"
-    pruned = run(f"prune --engine vllm --pair {pair_file} --out {tmp_path}/dist --keep 1")
+    pruned = run(
+        f"release prune --set engine=vllm --pair {pair_file} --set bundles={tmp_path}/dist "
+        f"--set keep=1"
+    )
     assert f"removed {bundle}" in pruned.stdout
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["2-cpu", "3-cpu", "current"]
+    release = find_release(Store(), "tiny", "cpu-vllm", "champion")
+    keep_card(Store(), release, write_card(CARD, tmp_path / "card"))
+    assert deploy("--set port=9001").exit_code == 0
+    with_card = bundle.parent / "4-cpu"
+    assert (with_card / "card.html").read_text() == card_html(CARD)
+    assert "card.json" in json.loads((with_card / "manifest.json").read_text())["files"]
 
 
 def test_drafts_of_single_requests_are_what_drift_is_compared_with() -> None:
@@ -204,7 +219,7 @@ def test_a_release_for_something_else_is_refused(
             patch.setattr(EngineConfig, "load", rewritten(**{field: value}))
             said = line(deploy())
             assert f"was tuned for vllm with {field.replace('_', ' ')} {value!r}" in said
-            assert "`draftwell tune --engine vllm" in said
+            assert "`draftwell step choose --engine vllm" in said
     assert not (tmp_path / "dist").exists()
 
 
@@ -219,24 +234,25 @@ def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "holds no alias champion of release.tiny.cpu-vllm" in line(deploy())
-    assert vllm("tune --methods draft_model --limit 8").exit_code == 0
-    candidate = ("--alias", "candidate")
+    assert vllm("step choose --set methods=draft_model --set limit=8").exit_code == 0
+    candidate = ("--release", "candidate")
     assert "it has no gate record: run `draftwell gate --engine vllm" in line(deploy(*candidate))
-    promote = ("promote", "--engine", "vllm", "--pair", pair_file, "--device", "cpu")
+    options = "--set engine=vllm --set device=cpu"
+    promote = ("release promote", "--pair", pair_file, options)
     assert "is not promoted, it has no gate record" in line(run(*promote))
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy")
     assert vllm(f"gate --prompts {more}").exit_code == 1
     monkeypatch.setenv("FAKE_PEER_FAULT", "")
     assert "its gate failed" in line(deploy(*candidate))
     assert not (tmp_path / "dist").exists()
-    assert deploy(*candidate, "--ungated", "a trial").exit_code == 0
+    assert deploy(*candidate, "--set", "ungated=a trial").exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
     gate = settings_of(bundle)["gate"]
     assert (gate["passed"], gate["ungated_reason"]) == (False, "a trial")
     assert "deployed because: a trial" in (bundle / "README.md").read_text()
     assert vllm(f"gate --prompts {more}").exit_code == 0
     monkeypatch.setattr(EngineConfig, "load", rewritten(version="0.31.0"))
-    assert deploy(*candidate, "--ungated", "another trial").exit_code == 0
+    assert deploy(*candidate, "--set", "ungated=another trial").exit_code == 0
     gate = settings_of(bundle)["gate"]
     assert (gate["passed"], gate["version"]) == (False, "0.32.0"), "of what is here, as not judged"
 
@@ -245,8 +261,8 @@ def test_a_choice_that_is_slower_than_the_champion_is_refused(
     accepted: Callable[..., None], vllm: Callable[..., Any], more: Path
 ) -> None:
     """It is faster than plain decoding, and would serve in place of what is faster still."""
-    accepted("--methods draft_model")
-    assert vllm("tune --limit 8 --methods ngram").exit_code == 0
+    accepted("--set methods=draft_model")
+    assert vllm("step choose --set limit=8 --set methods=ngram").exit_code == 0
     done = vllm(f"gate --prompts {more}")
     assert done.exit_code == 1, (done.output, done.exception)
     assert "regression" in done.stdout
@@ -260,14 +276,14 @@ def test_a_release_that_was_rolled_back_is_not_deployed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    accepted("--methods draft_model")
+    accepted("--set methods=draft_model")
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"draft_model": 1.2, "ngram": 2.0}))
-    accepted("--methods ngram")
-    pair = ("--engine", "vllm", "--pair", pair_file, "--device", "cpu")
-    done = run("rollback", *pair, "--reason", "answers are cut")
+    accepted("--set methods=ngram")
+    pair = ("--pair", pair_file, "--set engine=vllm --set device=cpu")
+    done = run("release rollback", *pair, "--reason", "answers are cut")
     assert "release.tiny.cpu-vllm version 1 is the champion again" in done.stdout
     assert "--device cpu --engine vllm` builds it" in done.stdout
-    assert "it was rolled back" in line(deploy("--alias 2"))
+    assert "it was rolled back" in line(deploy("--release 2"))
     assert deploy().exit_code == 0
     settings = settings_of(tmp_path / "dist" / "vllm" / "tiny" / "current")
     assert settings["speculative"]["method"] == "draft_model"
@@ -291,7 +307,7 @@ def test_a_class_of_our_plug_in_comes_with_its_wheel(
     from draftwell.registry.bundles.wheel import plugin_wheel
 
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"custom_class": 1.5}))
-    accepted("--methods cascade")
+    accepted("--set methods=cascade")
     assert deploy().exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
     wheel, settings = plugin_wheel(), settings_of(bundle)
@@ -312,8 +328,8 @@ def test_monitor_compares_what_is_served_with_the_tuning(
 ) -> None:
     def monitor(*more: Any) -> Any:
         return run(
-            f"monitor --engine vllm --pair {pair_file} --device cpu --out "
-            f"{tmp_path}/dist --spool {tmp_path}/spool",
+            f"monitor --engine vllm --pair {pair_file} --device cpu --set bundles="
+            f"{tmp_path}/dist --set spool={tmp_path}/spool",
             *more,
         )
 
@@ -345,7 +361,7 @@ def test_monitor_compares_what_is_served_with_the_tuning(
         "of what is served, not of what was tuned since"
     )
     assert "drift: the target keeps 0.333 of first draft tokens" in monitor().stdout
-    assert "--reference means nothing" in line(monitor(f"--reference {tmp_path}"))
+    assert "--set reference means nothing" in line(monitor(f"--set reference={tmp_path}"))
     manifest = tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json"
     made = json.loads(manifest.read_text())
     assert made["settings"].pop("tuned")["temperature"] == 0
@@ -374,19 +390,19 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(
 
     replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
     monkeypatch.setattr(draftwell.flows.cli.engine, "check_engine", looked)
-    assert "seen" in line(run(f"monitor --engine vllm --pair {pair_file} --spool {tmp_path}"))
+    assert "seen" in line(run(f"monitor --engine vllm --pair {pair_file} --set spool={tmp_path}"))
     assert seen == ["cpu"]
 
 
 def test_loads_that_nobody_measured_are_named(
     deploy: Callable[..., Any], accepted: Callable[..., None], folder: Path
 ) -> None:
-    accepted("--methods draft_model")
+    accepted("--set methods=draft_model")
     assert SCHEDULE not in (tuned(folder).contents.settings or {})
     said = deploy().stderr
     assert "up to 1 at once and is served with up to 64" in said
     assert "it decodes up to 64 requests at once" in said
-    assert "--levels 1,8" in said
+    assert "--set levels=1,8" in said
     assert "at once and is served" not in deploy("--set max_num_seqs=1").stderr
 
 
@@ -400,7 +416,7 @@ def test_a_drafter_that_runs_beyond_the_highest_level_is_named(
         "FAKE_ENGINE_SPEEDS",
         json.dumps({"draft_model:2": 1.6, "draft_model:2@2": 0.9, "draft_model:0@2": 1.01}),
     )
-    accepted("--methods draft_model --levels 1,2")
+    accepted("--set methods=draft_model --set levels=1,2")
     assert (tuned(folder).contents.settings or {})[SCHEDULE] == [
         [1, 1, 2],
         [2, 2, 0],
@@ -419,14 +435,14 @@ def test_options_that_do_not_fit_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "holds no version 3 of release.tiny.cpu-vllm" in line(deploy("--alias 3"))
-    assert "--sampled means nothing with --engine draftwell" in line(
-        run(f"promote --pair {pair_file} --device cpu --sampled")
+    assert "holds no version 3 of release.tiny.cpu-vllm" in line(deploy("--release 3"))
+    assert "--set sampled means nothing with --engine draftwell" in line(
+        run(f"release promote --pair {pair_file} --set device=cpu --set sampled=true")
     )
-    assert "--set means nothing with --engine draftwell" in line(
+    assert "--set serving means nothing with --engine draftwell" in line(
         run(f"deploy --pair {pair_file} --set port=1")
     )
-    assert "choose from image" in line(deploy("--set speculative=x"))
+    assert "has no setting 'speculative'" in line(deploy("--set speculative=x"))
     assert "port" in line(deploy("--set port=x"))
     assert "draftwell deploy --engine vllm" in line(
         run(f"serve --engine vllm --bundle {tmp_path}/nothing")
@@ -449,7 +465,7 @@ def test_a_method_that_vllms_image_lacks_a_package_for_is_named(
         "Metadata-Version: 2.1\nName: arctic-inference\nVersion: 1.0\n"
     )
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"suffix": 1.5}))
-    accepted("--methods suffix")
+    accepted("--set methods=suffix")
     assert "suffix needs arctic-inference, which vLLM's image has not" in deploy().stderr
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
     assert settings_of(bundle)["needs"] == ["arctic-inference"]

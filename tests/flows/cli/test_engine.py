@@ -25,8 +25,8 @@ def line(done: Any) -> str:
 def test_sampled_requests_have_a_choice_of_their_own(
     vllm: Callable[..., Any], folder: Path, more: Path
 ) -> None:
-    for options in ((), ("--temperature", 0.7)):
-        assert vllm("tune --methods draft_model --limit 8", *options).exit_code == 0
+    for options in ((), ("--set", "temperature=0.7")):
+        assert vllm("step choose --set methods=draft_model --set limit=8", *options).exit_code == 0
     greedy, sampled = tuned(folder).contents, tuned(folder, sampled=True).contents
     assert (greedy.temperature, sampled.temperature) == (0.0, 0.7)
     judged = vllm(f"gate --prompts {more}")
@@ -40,8 +40,16 @@ def test_sampled_requests_have_a_choice_of_their_own(
 def test_tune_gate_and_what_is_kept(
     vllm: Callable[..., Any], folder: Path, more: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "draftwell tune --engine vllm" in line(vllm("gate"))
-    tune = ("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2")
+    assert "draftwell step choose --engine vllm" in line(vllm("gate"))
+    tune = (
+        "step choose",
+        "--set",
+        "methods=draft_model",
+        "--set",
+        "limit=8",
+        "--set",
+        "levels=1,2",
+    )
     done = vllm(*tune)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "chosen: draft_model(k=2)" in done.stdout
@@ -85,21 +93,21 @@ def test_tune_gate_and_what_is_kept(
 def test_the_choice_is_registered_with_figures_and_parents(
     vllm: Callable[..., Any], folder: Path, more: Path
 ) -> None:
-    """One that a person marks is released in the place of a newer one; `--no-publish` registers
+    """One that a person marks is released in the place of a newer one; `publish=false` registers
     nothing."""
-    tune = ("tune", "--methods", "draft_model", "--limit")
-    assert vllm(*tune, 7, "--no-publish").exit_code == 0
+    tune = ("step choose", "--set", "methods=draft_model", "--set")
+    assert vllm(*tune, "limit=7", "--set", "publish=false").exit_code == 0
     store = Store()
     assert store.versions("engine_config", "tiny") == []
-    assert vllm(*tune, 7).exit_code == 0
-    assert vllm(*tune, 8).exit_code == 0
+    assert vllm(*tune, "limit=7").exit_code == 0
+    assert vllm(*tune, "limit=8").exit_code == 0
     first, second = store.versions("engine_config", "tiny")
     assert store.metrics(second)["speedup"] == pytest.approx(1.6)
     assert (second.tags["strategy"], second.digest) == ("draft_model(k=2)", tuned(folder).digest)
     assert released().pins == {"engine_config": 2}
     assert released().contents.device == "cpu-vllm"
     store.set_alias(first, "picked")  # as a person does in MLflow's UI
-    done = vllm(*tune, 8)
+    done = vllm(*tune, "limit=8")
     assert "engine_config.tiny version 1, marked in MLflow" in done.stderr
     assert released().pins == {"engine_config": 1}
 
@@ -108,7 +116,7 @@ def test_a_method_that_crashes_while_it_decodes_is_left_out(
     vllm: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_PEER_FAULT", "die@draft_model")
-    done = vllm("tune --methods ngram,draft_model --limit 8")
+    done = vllm("step choose --set methods=ngram,draft_model --set limit=8")
     assert done.exit_code == 0, (done.output, done.exception)
     assert (
         "left out: draft_model, the engine fails while it decodes with it: "
@@ -119,13 +127,13 @@ def test_a_method_that_crashes_while_it_decodes_is_left_out(
 
 def test_bench_and_collect(vllm: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
     done = vllm(
-        f"bench --strategies ngram:k=4:n=2,draft_model --limit 4 --json {tmp_path}/r.json",
+        f"bench --strategies ngram:k=4:n=2,draft_model --limit 4 --out {tmp_path}/r.json",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     figures = json.loads((tmp_path / "r.json").read_text())["figures"]
     assert [figure["label"] for figure in figures] == ["ngram(k=4,n=2)", "draft_model(k=2)"]
     assert figures[1]["ratio"] == pytest.approx(1.6)
-    done = vllm("collect --method ngram --limit 3 --logprobs 2")
+    done = vllm("step collect --set method=ngram --set limit=3 --set logprobs=2")
     assert done.exit_code == 0, (done.output, done.exception)
     rows = rows_of(folder / "texts.jsonl")
     assert len(rows) == 3
@@ -142,8 +150,8 @@ def test_bench_by_category_beside_a_profile_becomes_a_profile(
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_profile(tmp_path, profile_of(10, (9, 8), method="draft_model", k=2))
-    command = f"bench --strategies draft_model --limit 4 --prompts {file} --json {report}"
-    done = vllm(f"{command} --profile {tmp_path}")
+    command = f"bench --strategies draft_model --limit 4 --prompts {file} --out {report}"
+    done = vllm(f"{command} --set profile={tmp_path}")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "macro average" in done.stdout
     assert "0.90 0.80" in done.stdout
@@ -159,7 +167,7 @@ def test_bench_by_category_beside_a_profile_becomes_a_profile(
     assert all(conditions[name] for name in ("machine", "engine_version", "dtype", "dataset"))
     assert set(made.per_category or {}) == {"coding", "math"}
     (tmp_path / "none.json").write_text("{}")
-    assert "no schema_version" in line(vllm(f"{command} --profile {tmp_path}/none.json"))
+    assert "no schema_version" in line(vllm(f"{command} --set profile={tmp_path}/none.json"))
 
 
 def test_a_schedule_from_elsewhere_is_refused_before_an_engine_starts(
@@ -167,7 +175,7 @@ def test_a_schedule_from_elsewhere_is_refused_before_an_engine_starts(
 ) -> None:
     (tmp_path / "wrong.json").write_text("{}")
     (tmp_path / "nameless.json").write_text("[[1, 4, 2]]")
-    tune = "tune --levels 1,2 --methods draft_model"
-    assert "no schedule" in line(vllm(f"{tune} --schedule {tmp_path}/wrong.json"))
-    nameless = vllm(f"{tune},ngram --schedule {tmp_path}/nameless.json")
-    assert "with --methods" in line(nameless)
+    tune = "step choose --set levels=1,2 --set methods=draft_model"
+    assert "no schedule" in line(vllm(f"{tune} --set schedule={tmp_path}/wrong.json"))
+    nameless = vllm(f"{tune},ngram --set schedule={tmp_path}/nameless.json")
+    assert "with --set methods=" in line(nameless)

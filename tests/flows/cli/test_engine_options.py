@@ -3,7 +3,6 @@ needs; settings are read from them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,10 +10,10 @@ import typer
 from pydantic import ValidationError
 
 from draftwell.components.engines.port import CAPABILITIES, Capabilities, EngineName
-from draftwell.flows.cli.engine_options import NEEDED, on_other_engine, settings_of
+from draftwell.flows.cli.engine_options import NEEDED, on_other_engine
 from draftwell.flows.cli.main import all_commands
+from draftwell.flows.cli.settings_option import names_of
 from draftwell.flows.settings import PipelineSettings
-from draftwell.flows.steps.engine.recalibrate import needed_prompts
 from draftwell.flows.steps.engine.tune import engine_settings
 from tests.support.errors import raises_code
 
@@ -34,37 +33,35 @@ def test_every_engine_says_what_it_can_do() -> None:
 
 @pytest.mark.parametrize("command", sorted({one for part in NEEDED.values() for one in part}))
 def test_options_that_need_something_exist(command: str) -> None:
-    options = {one.name for one in COMMANDS[command].params}
+    options = set(names_of(COMMANDS[command]))
     assert options >= {name for part in NEEDED.values() for name in part.get(command, ())}
     assert "engine" in options
 
 
 def test_an_option_is_refused_where_the_engine_lacks_what_it_needs() -> None:
-    assert not on_other_engine(asked("tune", "--trials", "3"))
-    assert on_other_engine(asked("tune", "--engine", "vllm", "--methods", "ngram"))
+    assert not on_other_engine(asked("step choose", "--set", "trials=3"))
+    assert on_other_engine(asked("step choose", "--engine", "vllm", "--set", "methods=ngram"))
     vllm = ("--engine", "vllm")
     for words, option in (
-        (("tune", *vllm, "--trials", "3"), "--trials means nothing with --engine vllm"),
-        (("bench", *vllm, "--peer", "vllm"), "--peer means nothing with --engine vllm"),
-        (("tune", "--levels", "1,8"), "--levels means nothing with --engine draftwell"),
+        (
+            ("step choose", *vllm, "--set", "trials=3"),
+            "--set trials means nothing with --engine vllm",
+        ),
+        (("bench", *vllm, "--set", "peers=vllm"), "--set peers means nothing with --engine vllm"),
+        (("bench", *vllm, "--set", "exactness=true"), "--set exactness means nothing with"),
+        (
+            ("step choose", "--set", "levels=1,8"),
+            "--set levels means nothing with --engine draftwell",
+        ),
     ):
         with raises_code("engine_option", option):
             on_other_engine(asked(*words))
 
 
-def test_the_demos_options_are_the_loops_settings() -> None:
-    plain = PipelineSettings(engine="vllm")
-    assert settings_of(asked("demo", "--engine", "vllm"), PipelineSettings) == plain
-    words = ("--levels", "1,4", "--methods", "ngram, suffix", "--out", "there", "--minutes", "3")
-    found = settings_of(asked("demo", "--engine", "vllm", *words), PipelineSettings)
-    assert (found.levels, found.methods) == ((1, 4), ("ngram", "suffix"))
-    assert (found.out, found.minutes, needed_prompts(found)) == (Path("there"), 3.0, 52)
-
-
 def test_mistakes_in_settings_are_lines() -> None:
-    with raises_code("bad_levels", "1,x"):
-        asked("tune", "--engine", "vllm", "--levels", "1,x")
+    with raises_code("bad_setting", "1,x"):
+        asked("step choose", "--engine", "vllm", "--set", "levels=1,x")
     with raises_code("bad_method", "lookahed"):
         engine_settings(PipelineSettings(engine="vllm", methods=("ngram", "lookahed")))
-    with pytest.raises(ValidationError, match="minutes means nothing with the engine draftwell"):
-        PipelineSettings(minutes=3)
+    with pytest.raises(ValidationError, match="grid means nothing with the engine draftwell"):
+        PipelineSettings(grid=True)

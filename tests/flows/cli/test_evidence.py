@@ -33,13 +33,13 @@ def place(name: str) -> Path:
 
 
 WITH, PLAIN = place("vllm_with"), place("vllm_plain")
-FILES = ("--evidence", WITH, "--plain-evidence", PLAIN)
+FILES = ("--evidence", WITH, "--set", f"plain_evidence={PLAIN}")
 
 
 def test_files_are_judged_without_an_engine(run: Any, own_stores: Path, tmp_path: Path) -> None:
     """Nothing is stored, and Markdown and JUnit say what was not checked."""
     words, xml = tmp_path / "gate.md", tmp_path / "gate.xml"
-    done = run("gate", *FILES, "--markdown", words, "--junit", xml)
+    done = run("gate", *FILES, "--report", words, "--report", xml)
     assert done.exit_code == 0, (done.output, done.exception)
     digest = sha256_file(WITH)[:16]
     for text in (words.read_text(), xml.read_text()):
@@ -49,19 +49,24 @@ def test_files_are_judged_without_an_engine(run: Any, own_stores: Path, tmp_path
         assert "model smollm2-135m" in text
     [suite] = ElementTree.parse(xml).getroot()
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
-    sums = ("--evidence", place("vllm_with_aggregates"), "--plain-evidence", PLAIN)
+    sums = ("--evidence", place("vllm_with_aggregates"), "--set", f"plain_evidence={PLAIN}")
     assert run("gate", *sums).exit_code == 3
-    turned = ("--evidence", place("guidellm_plain"), "--plain-evidence", place("guidellm_with"))
+    turned = (
+        "--evidence",
+        place("guidellm_plain"),
+        "--set",
+        f"plain_evidence={place('guidellm_with')}",
+    )
     assert run("gate", *turned).exit_code == 1
 
 
 def test_mistakes_are_one_line(run: Any, own_stores: Path) -> None:
     calls = {
         "go together": ("--evidence", WITH),
-        "--limit means nothing": (*FILES, "--limit", 3),
-        "--levels means nothing": (*FILES, "--levels", "1,8"),
+        "--set limit means nothing": (*FILES, "--set", "limit=3"),
+        "--set levels means nothing": (*FILES, "--set", "levels=1,8"),
         "--release with --evidence needs --engine vllm": (*FILES, "--release", "candidate"),
-        "name two measurements": ("--evidence", WITH, "--plain-evidence", WITH),
+        "name two measurements": ("--evidence", WITH, "--set", f"plain_evidence={WITH}"),
     }
     for named, call in calls.items():
         done = run("gate", *call)
@@ -73,7 +78,7 @@ def test_mistakes_are_one_line(run: Any, own_stores: Path) -> None:
 def test_the_verdict_is_kept_with_the_release_that_was_named(
     vllm: Callable[..., Any], run: Any, pair_file: Path
 ) -> None:
-    assert vllm("tune --methods draft_model --limit 8").exit_code == 0
+    assert vllm("step choose --set methods=draft_model --set limit=8").exit_code == 0
     named = ("gate", "--engine", "vllm", "--pair", pair_file, "--release", "candidate", *FILES)
     assert run(*named, "--dry-run").exit_code == 0
     assert verdict() is None
@@ -88,7 +93,7 @@ def test_the_verdict_is_kept_with_the_release_that_was_named(
     sides = json.loads(kept)["sides"]
     assert sides["plain"]["digests"] == {sha256_file(PLAIN): PLAIN.name}
     assert "requests" not in sides["plain"]["runs"][0]
-    other = run(*named[:-4], "--evidence", PLAIN, "--plain-evidence", WITH)
+    other = run(*named[:-4], "--evidence", PLAIN, "--set", f"plain_evidence={WITH}")
     assert other.exit_code == 2, "its plain decoding drafted"
 
 

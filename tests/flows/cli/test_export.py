@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> Path:
 
 def test_a_config_as_a_document(run: Any, pair_file: Path, config: Path, tmp_path: Path) -> None:
     done = run(
-        f"export --to vllm --pair {pair_file} --config {config} --out {tmp_path}/vllm.json",
+        f"export --to vllm --pair {pair_file} --set config={config} --out {tmp_path}/vllm.json",
     )
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / "vllm.json").read_text())
@@ -59,10 +59,11 @@ def test_a_head_that_the_settings_do_not_use_is_not_written(
     run: Any, pair_file: Path, config: Path, tmp_path: Path
 ) -> None:
     done = run(
-        f"export --to vllm --pair {pair_file} --config {config} --save-head {tmp_path}/head",
+        f"export --to vllm --pair {pair_file} --set config={config} --set "
+        f"save_head={tmp_path}/head",
     )
     assert done.exit_code == 2, done.output
-    assert "use no head: leave --save-head out" in done.output
+    assert "use no head: leave save_head out" in done.output
     assert not (tmp_path / "head").exists()
 
 
@@ -76,11 +77,13 @@ def test_both_revisions_of_a_pair_on_the_hub_are_named_and_main_is_not(
     )
     body += "  revision: {}\n"
     file.write_text(body.format("v1", "abc"))
-    document = json.loads(run(f"export --to vllm --pair {file} --config {config}").stdout)
+    document = json.loads(run(f"export --to vllm --pair {file} --set config={config}").stdout)
     assert document["usage"].startswith("vllm serve org/target --revision v1 ")
     assert document["settings"]["revision"] == "abc"
     own = json.loads(
-        run(f"export --to vllm --pair {file} --config {config} --target-model ./mine").stdout
+        run(
+            f"export --to vllm --pair {file} --set config={config} --set target_model=./mine"
+        ).stdout
     )
     assert own["usage"].startswith("vllm serve ./mine --speculative-config"), (
         "the revision is not that of another model"
@@ -88,7 +91,9 @@ def test_both_revisions_of_a_pair_on_the_hub_are_named_and_main_is_not(
     file.write_text(body.format("main", "main"))
     assert (
         "revision"
-        not in json.loads(run(f"export --to vllm --pair {file} --config {config}").stdout)["usage"]
+        not in json.loads(run(f"export --to vllm --pair {file} --set config={config}").stdout)[
+            "usage"
+        ]
     )
 
 
@@ -107,12 +112,14 @@ def test_a_releases_config(
     create_release(
         store, "tiny", "cpu", {"decoding_config": pinned.version}, model_records(spec, files), {}
     )
-    done = run(f"export --to transformers --pair {pair_file} --alias candidate")
+    done = run(f"export --to transformers --pair {pair_file} --release candidate")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["settings"] == {
         "prompt_lookup_num_tokens": 6,
         "max_matching_ngram_size": 3,
     }
+    both = run(f"export --to vllm --pair {pair_file} --release 1 --set config={tmp_path}/c.json")
+    assert both.stderr == "Error: --release means nothing with --set config: leave it out\n"
     missing = run(f"export --to transformers --pair {pair_file} --release champion")
     assert missing.exit_code == 2
     assert "champion" in missing.stderr
@@ -121,7 +128,7 @@ def test_a_releases_config(
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ('{"strategy": "svip"}', "--draft-tokens"),
+        ('{"strategy": "svip"}', "--set draft_tokens="),
         ('{"strategy": "pyramid_fuzzy"}', "pyramid_fuzzy"),
         ("[]", "config.json"),
         ("{", "JSON"),
@@ -133,7 +140,7 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
 ) -> None:
     (tmp_path / "config.json").write_text(written)
     done = run(
-        f"export --to sglang --pair {pair_file} --config {tmp_path}/config.json --out "
+        f"export --to sglang --pair {pair_file} --set config={tmp_path}/config.json --out "
         f"{tmp_path}/out.json",
     )
     assert done.exit_code == 2
@@ -144,9 +151,9 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
 
 def test_a_distilled_draft_is_asked_for(run: Any, config: Path) -> None:
     """The default pair's draft is stored in Draftwell's own form."""
-    done = run(f"export --to sglang --config {config} --target-model smollm2")
+    done = run(f"export --to sglang --set config={config} --set target_model=smollm2")
     assert done.exit_code == 2
-    assert "--save-draft" in done.stderr
+    assert "--set save_draft=" in done.stderr
 
 
 def distilled(folder: Path, into: Path, seed: int) -> Path:
@@ -206,7 +213,7 @@ def test_the_draft_that_a_release_pins_is_saved_and_not_the_pairs_present_one(
     from draftwell.serving.artifacts.pair_files import weights_digest
 
     done = run(
-        f"export --to vllm --pair {released} --release candidate --save-draft {tmp_path}/saved",
+        f"export --to vllm --pair {released} --release candidate --set save_draft={tmp_path}/saved",
     )
     assert done.exit_code == 0, done.output
     expected, other = (
@@ -231,7 +238,7 @@ def test_what_was_measured_of_a_draft_goes_beside_it(
         json.dumps({**document, "figures": [figure("draft_model(k=2)", 10, 7, 3)]})
     )
     command = f"export --to vllm --pair {released} --release candidate"
-    done = run(f"{command} --save-draft {tmp_path}/saved --measured {tmp_path}/bench.json")
+    done = run(f"{command} --set save_draft={tmp_path}/saved --set measured={tmp_path}/bench.json")
     if not mine:
         assert (done.exit_code, (tmp_path / "saved").exists()) == (2, False)
         assert "figures of another draft_model" in done.stderr
@@ -241,9 +248,9 @@ def test_what_was_measured_of_a_draft_goes_beside_it(
     assert profile.expected == (0.7, 0.3)
     assert (profile.draft_checkpoint or {})["digest"] == own
     assert str(tmp_path) not in json.dumps(profile.written()), "a path says nothing elsewhere"
-    nowhere = run(f"{command} --measured {tmp_path}/bench.json")
+    nowhere = run(f"{command} --set measured={tmp_path}/bench.json")
     assert nowhere.exit_code == 2
-    assert "--save-head or --save-draft" in nowhere.stderr
+    assert "add save_head or save_draft" in nowhere.stderr
 
 
 def test_a_draft_is_not_saved_where_the_models_are_not_those_of_the_release(
@@ -253,15 +260,15 @@ def test_a_draft_is_not_saved_where_the_models_are_not_those_of_the_release(
     tokenizer = tmp_path / "target" / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + "\n")
     done = run(
-        f"export --to vllm --pair {released} --release candidate --save-draft {tmp_path}/saved",
+        f"export --to vllm --pair {released} --release candidate --set save_draft={tmp_path}/saved",
     )
     assert done.exit_code == 2
     assert "release.tiny.cpu" in done.stderr
     assert not (tmp_path / "saved").exists()
     (tmp_path / "own.json").write_text('{"strategy": "vanilla_sd"}')
     done = run(
-        f"export --to vllm --pair {released} --config {tmp_path}/own.json --save-draft "
-        f"{tmp_path}/saved",
+        f"export --to vllm --pair {released} --set config={tmp_path}/own.json "
+        f"--set save_draft={tmp_path}/saved",
     )
     assert done.exit_code == 0, done.output
 
@@ -275,7 +282,7 @@ def test_a_release_with_a_draft_of_its_own_does_not_name_the_pairs(
     )
     done = run(f"export --to vllm --pair {released} --release candidate")
     assert done.exit_code == 2
-    assert "--save-draft" in done.stderr
+    assert "--set save_draft=" in done.stderr
 
 
 def test_a_distilled_draft_as_a_folder_that_transformers_reads(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def answer(run: Any, pair_file: Path, *more: Any) -> dict[str, Any]:
 
 
 def test_generate_json(run: Any, pair_file: Path) -> None:
-    made = answer(run, pair_file, "--set num_speculative_tokens=3")
+    made = answer(run, pair_file, "--set vanilla_sd.num_speculative_tokens=3")
     assert {
         "pair",
         "strategy",
@@ -67,7 +67,7 @@ def test_greedy_generate_is_the_targets_own(run: Any, pair_file: Path) -> None:
 
 def test_the_seed_alone_decides(run: Any, pair_file: Path) -> None:
     first, again, other = (
-        answer(run, pair_file, f"--temperature 1.0 --seed {seed}")["token_ids"]
+        answer(run, pair_file, f"--temperature 1.0 --set seed={seed}")["token_ids"]
         for seed in (1, 1, 2)
     )
     assert first == again
@@ -103,17 +103,17 @@ def report(
             str(prompts_file),
             "--limit",
             "3",
-            "--max-tokens",
-            "12",
-            "--dtype",
-            "float32",
-            "--threads",
-            "1",
-            "--peer",
-            "transformers",
-            "--artifacts",
-            str(artifacts(pair_file)),
-            "--json",
+            "--set",
+            "max_tokens=12",
+            "--set",
+            "dtype=float32",
+            "--set",
+            "threads=1",
+            "--set",
+            "peers=transformers",
+            "--set",
+            f"artifacts={artifacts(pair_file)}",
+            "--out",
             str(out),
         ],
     )
@@ -163,8 +163,8 @@ def test_bench_settings_reach_their_strategy(
     out = tmp_path / "out.json"
     done = run(
         f"bench --pair {pair_file} --strategies prompt_lookup,vanilla_sd --prompts "
-        f"{prompts_file} --limit 1 --max-tokens 8 --set "
-        f"vanilla_sd.num_speculative_tokens=2 --json {out}",
+        f"{prompts_file} --limit 1 --set max_tokens=8 --set "
+        f"vanilla_sd.num_speculative_tokens=2 --out {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     found = json.loads(out.read_text())["strategies"]
@@ -179,7 +179,7 @@ def test_bench_of_concurrent_requests(
     out = tmp_path / "out.json"
     done = run(
         f"bench --pair {pair_file} --strategies vanilla_sd --prompts {prompts_file} "
-        f"--limit 3 --max-tokens 8 --dtype float32 --concurrency 3 --json {out}",
+        f"--limit 3 --set max_tokens=8 --set dtype=float32 --set concurrency=3 --out {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "tokens/s, 3 at once" in done.stdout

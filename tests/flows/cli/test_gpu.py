@@ -1,5 +1,5 @@
-"""`draftwell gpu` with a fake card: every part runs, tiny, on the CPU; and what becomes of a part
-that fails, of a second run, of another card, and without CUDA."""
+"""`draftwell reproduce gpu` with a fake card: every part runs, tiny, on the CPU; and what
+becomes of a part that fails, of a second run, of another card, and without CUDA."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def whole(place: Path, pair_file: Path, prompts_file: Path) -> Iterator[tuple[Pa
     page.write_text(f"# On a GPU\n\n{BEGIN}\nold\n{END}\nafter\n")
     with pytest.MonkeyPatch.context() as patch:
         put_card(patch, CARD, prompts_file)
-        done = run_command(f"gpu --pair {pair_file} --out {place}/results --page {page}")
+        done = run_command(
+            f"reproduce gpu --set pair={pair_file} --set out={place}/results --set page={page}"
+        )
         assert done.exit_code == 0, (done.output, done.exception)
         yield place / "results", done
 
@@ -138,7 +140,7 @@ def test_the_page_has_every_answer(whole: tuple[Path, Any]) -> None:
 def test_nothing_of_this_code_and_card_is_measured_twice(
     whole: tuple[Path, Any], pair_file: Path, results: GpuResults
 ) -> None:
-    asked = f"gpu --pair {pair_file} --out {whole[0]} --only plain-7b,gate"
+    asked = f"reproduce gpu --set pair={pair_file} --set out={whole[0]} --set only=plain-7b,gate"
     again = run_command(asked)
     assert again.exit_code == 0, (again.output, again.exception)
     assert again.stderr.splitlines()[-2:] == ["plain-7b: measured before", "gate: measured before"]
@@ -165,7 +167,9 @@ def test_what_was_tuned_on_another_machine_can_be_gated_on_the_next(
 
 
 def test_an_unknown_part_is_named(whole: tuple[Path, Any], pair_file: Path) -> None:
-    done = run_command(f"gpu --pair {pair_file} --out {whole[0]} --only plain")
+    done = run_command(
+        f"reproduce gpu --set pair={pair_file} --set out={whole[0]} --set only=plain"
+    )
     assert done.exit_code == 2
     assert "no such part" in done.stderr
 
@@ -176,7 +180,7 @@ def test_without_cuda_one_line_says_so_and_the_table_stays(
     monkeypatch.setattr(command, "cuda_problem", lambda: "torch is a build without CUDA")
     page = tmp_path / "gpu.md"
     page.write_text(f"{BEGIN}what was measured{END}")
-    done = run_command(f"gpu --pair {pair_file} --page {page}")
+    done = run_command(f"reproduce gpu --set pair={pair_file} --set page={page}")
     assert done.exit_code == 0, (done.output, done.exception)
     assert done.stderr.splitlines()[0].startswith("nothing was measured: torch is")
     assert len(done.stderr.splitlines()) == 2

@@ -31,7 +31,7 @@ from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.bundle.bundle import open_bundle
-from tests.support.commands import run_command
+from tests.support.commands import run_command, split_name
 from tests.support.loop.thresholds import ANY_SPEED
 
 CLASS = "cuda-fake-1"
@@ -54,8 +54,8 @@ def place(place: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def measured(place: Path, pair_file: Path, prompts_file: Path) -> Path:
-    """Results as `draftwell gpu` writes them, of a card that nobody has: a choice that was tuned
-    there, and what the gate measured of it."""
+    """Results as `draftwell reproduce gpu` writes them, of a card that nobody has: a choice that
+    was tuned there, and what the gate measured of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTWELL_HOME", str(place / "there"))
         space = Workspace(str(pair_file), None, device="cuda")
@@ -94,7 +94,7 @@ def call(measured: Path, pair_file: Path) -> Callable[[str], Any]:
     """Run a command on the tiny pair for CUDA."""
 
     def called(command: str) -> Any:
-        name, _, options = command.partition(" ")
+        name, options = split_name(command)
         return run_command(f"{name} --pair {pair_file} {options}")
 
     return called
@@ -105,8 +105,8 @@ def imported(call: Callable[[str], Any], measured: Path) -> str:
     """The first import's line."""
     before = call("deploy --device cuda")
     assert before.exit_code == 2
-    assert "draftwell import-results" in before.stderr, "what is missing is said"
-    done = call(f"import-results {measured}")
+    assert "draftwell reproduce import" in before.stderr, "what is missing is said"
+    done = call(f"reproduce import {measured}")
     assert done.exit_code == 0, (done.output, done.exception)
     return str(done.stdout)
 
@@ -127,8 +127,8 @@ def test_it_is_judged_promoted_and_deployed_without_the_card(
     refused = call("gate --device cuda --dry-run")
     assert refused.exit_code == 3, "its bundle has not been started"
     assert "there is no cuda device here" in refused.stdout
-    gate = "gate --device cuda --unmeasured 'no card here'"
-    for command in (gate, "promote --device cuda", "deploy --device cuda"):
+    gate = "gate --device cuda --set 'unmeasured=no card here'"
+    for command in (gate, "release promote --set device=cuda", "deploy --device cuda"):
         done = call(command)
         assert done.exit_code == 0, (command, done.output, done.exception)
     release = find_release(Store(), "tiny", "cuda", "champion")
@@ -146,7 +146,9 @@ def test_it_is_judged_promoted_and_deployed_without_the_card(
 def test_a_kit_carries_the_bundle_without_what_the_checkout_has(
     imported: str, call: Callable[[str], Any], place: Path, pair_file: Path
 ) -> None:
-    done = call("deploy --device cuda --ungated trial --alias 1 --with-weights --out whole")
+    done = call(
+        "deploy --device cuda --set ungated=trial --release 1 --set with_weights=true --out whole"
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     bundle, space = place / "whole" / "tiny" / "current", Workspace(str(pair_file), device="cuda")
     (space.artifacts / "verifier").mkdir(parents=True)
@@ -166,14 +168,14 @@ def test_a_champion_that_the_card_did_not_measure_needs_a_reason(
     imported: str, call: Callable[[str], Any], measured: Path, tmp_path: Path
 ) -> None:
     if "champion" not in Store().get_aliases("release", "tiny.cuda"):
-        assert call("gate --device cuda --unmeasured 'no card here'").exit_code == 0
-        assert call("promote --device cuda").exit_code == 0
+        assert call("gate --device cuda --set 'unmeasured=no card here'").exit_code == 0
+        assert call("release promote --set device=cuda").exit_code == 0
     write_results(tmp_path / "later.json", tuned_again(read_results(measured), tmp_path))
-    assert call(f"import-results {tmp_path / 'later.json'}").exit_code == 0
+    assert call(f"reproduce import {tmp_path / 'later.json'}").exit_code == 0
     refused = call("gate --device cuda --dry-run")
     assert refused.exit_code == 3
     assert "regression" in refused.stdout
-    passed = call("gate --device cuda --dry-run --unmeasured 'the same choice'")
+    passed = call("gate --device cuda --dry-run --set 'unmeasured=the same choice'")
     assert passed.exit_code == 0, (passed.output, passed.exception)
 
 
@@ -266,7 +268,7 @@ def test_foreign_results_are_one_line_and_change_nothing(
 ) -> None:
     write_results(tmp_path / "other.json", change(read_results(measured)))
     before = len(Store().versions("release", "tiny.cuda"))
-    done = call(f"import-results {tmp_path / 'other.json'}")
+    done = call(f"reproduce import {tmp_path / 'other.json'}")
     assert done.exit_code == 2
     [line] = done.stderr.strip().splitlines()
     assert words in line
@@ -277,6 +279,6 @@ def test_a_file_that_was_changed_is_refused(
     call: Callable[[str], Any], measured: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "changed.json").write_text(measured.read_text().replace("321.5", "921.5"))
-    done = call(f"import-results {tmp_path / 'changed.json'}")
+    done = call(f"reproduce import {tmp_path / 'changed.json'}")
     assert done.exit_code == 2
     assert "digest differs" in done.stderr

@@ -3,6 +3,7 @@ of an engine as it runs."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from draftwell.components.export.launch_options import launch_options
 from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.engine_config import EngineConfig
+from tests.support.commands import split_name
 from tests.support.launching.ports import two_free_ports
 from tests.support.paths import REPO
+from tests.support.peers.releases import write_requests
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="groups of processes of Linux")
 
@@ -42,8 +45,8 @@ def at(
     port = two_free_ports()
 
     def called(command: str, *more: Any, url: str = f"http://127.0.0.1:{port}") -> Any:
-        name, _, options = command.partition(" ")
-        fixed = f"--engine {url} --pair {pair_file} --prompts {prompts_file} --max-tokens 8"
+        name, options = split_name(command)
+        fixed = f"--engine {url} --pair {pair_file} --prompts {prompts_file} --set max_tokens=8"
         done = run(f"{name} {fixed} {options}", *more)
         assert not listens(url) or url != f"http://127.0.0.1:{port}"
         return done
@@ -61,7 +64,7 @@ def test_tune_gate_and_promote_at_an_address(
     at: Callable[..., Any], run: Any, pair_file: Path, more: Path, own_stores: Path
 ) -> None:
     """Slow: two dozen starts of a server."""
-    done = at("tune --methods ngram --limit 8", "--launcher", COMMAND)
+    done = at("step choose --set methods=ngram --set limit=8", "--launcher", COMMAND)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "chosen: ngram(k=" in done.stdout, "plain decoding is slower by much"
     assert "options for vllm: --speculative-config" in done.stdout
@@ -72,17 +75,62 @@ def test_tune_gate_and_promote_at_an_address(
     assert config.contents.settings is not None
     assert f"ngram(k={config.contents.settings['num_speculative_tokens']}" in done.stdout
     assert COMMAND not in config.contents.model_dump_json()
-    judged = at(f"gate --prompts {more}", "--launcher", COMMAND)
+    judged = at(f"gate --prompts {more}", "--set", f"launcher={COMMAND}")
     assert judged.exit_code == 0, (judged.output, judged.exception)
     assert Store().get_aliases("release", "tiny.cpu-vllm")["challenger"] == release.version
-    promoted = run(f"promote --engine vllm --pair {pair_file}")
+    promoted = run(f"release promote --set engine=vllm --pair {pair_file}")
     assert promoted.exit_code == 0, (promoted.output, promoted.exception)
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    return write_requests(tmp_path / "chats.jsonl")
+
+
+@pytest.mark.slow
+def test_the_one_command_ends_in_a_card_at_an_address(
+    run: Any, pair_file: Path, chats: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow: some starts of a server. The launcher is in a file, as it is too long for a line."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
+    file = chats.with_name("launcher")
+    file.write_text(COMMAND)
+    words = f"tune --engine http://127.0.0.1:{two_free_ports()} --pair {pair_file}"
+    few = "--set methods=ngram --set tune_tokens=8 --json --device cpu"
+    done = run(f"{words} --prompts {chats} {few}", "--launcher", file)
+    assert done.exit_code == 0, (done.output, done.exception)
+    card = json.loads(done.stdout)
+    assert card["engine"].startswith("vllm 0.32.0 at http")
+    assert card["strategy"].startswith("ngram(")
+    assert card["speed"]["prompts"] >= 16
+    assert (card["verdict"], card["release"]) == ("passed", 1)
+    release = find_release(Store(), "tiny", "cpu-vllm", "candidate")
+    assert Store().read_file(release.published, "card/card.json")
+
+
+def test_the_card_of_an_engine_as_it_runs_is_of_no_release(
+    run: Any, pair_file: Path, chats: Path, own_stores: Path, tmp_path: Path
+) -> None:
+    with running(tmp_path / "engines", NGRAM, None) as (url, plain):
+        done = run(
+            f"tune --engine {url} --pair {pair_file} --prompts {chats} --device cpu --json "
+            f"--set plain={plain} --set tune_tokens=8"
+        )
+    assert done.exit_code == 0, (done.output, done.exception)
+    card = json.loads(done.stdout)
+    assert (card["strategy"], card["release"], card["bundle"]) == ("as it runs", None, None)
+    assert [one["name"] for one in card["by_requests"]] == ["1", "4"]
+    assert card["speed"]["ratio"] > 1
 
 
 @pytest.mark.slow
 def test_the_grid_says_what_the_choice_lost_and_a_tuning_resumes(at: Callable[..., Any]) -> None:
     """Slow: a dozen starts of a server."""
-    tune = ("tune --methods ngram --limit 8 --no-publish --grid", "--launcher", COMMAND)
+    tune = (
+        "step choose --set methods=ngram --set limit=8 --set publish=false --grid",
+        "--launcher",
+        COMMAND,
+    )
     done = at(*tune)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "the best of the others of 3 settings" in done.stdout
@@ -107,15 +155,15 @@ def test_an_engine_is_judged_as_it_runs_beside_a_plain_one(
 ) -> None:
     report = tmp_path / "verdict.md"
     with running(tmp_path / "engines", NGRAM, None) as (url, plain):
-        faster = at(f"gate --prompts {more} --plain {plain} --markdown {report}", url=url)
-        slower = at(f"gate --prompts {more} --plain {url}", url=plain)
-        few = at(f"gate --prompts {more} --limit 4 --plain {plain}", url=url)
+        faster = at(f"gate --prompts {more} --set plain={plain} --report {report}", url=url)
+        slower = at(f"gate --prompts {more} --set plain={url}", url=plain)
+        few = at(f"gate --prompts {more} --set limit=4 --set plain={plain}", url=url)
         alone = at(f"gate --prompts {more}", url=url)
     assert faster.exit_code == 0, (faster.output, faster.exception)
     assert "speed over plain decoding" in report.read_text()
     assert slower.exit_code == 1
     assert few.exit_code == 3
-    for remedy in ("--plain", "switch speculation off", "--launcher"):
+    for remedy in ("--set plain=", "switch speculation off", "--set launcher="):
         assert remedy in line(alone)
 
 
@@ -123,7 +171,7 @@ def test_other_outputs_than_plain_decodings_fail(
     at: Callable[..., Any], more: Path, tmp_path: Path
 ) -> None:
     with running(tmp_path / "engines", NGRAM, None, more="--lossy") as (url, plain):
-        done = at(f"gate --prompts {more} --plain {plain}", url=url)
+        done = at(f"gate --prompts {more} --set plain={plain}", url=url)
     assert done.exit_code == 1, (done.output, done.exception)
     assert "outputs differ" in done.output
 
@@ -131,13 +179,19 @@ def test_other_outputs_than_plain_decodings_fail(
 @pytest.mark.parametrize(
     ("command", "more", "named"),
     [
-        ("tune", (), "--launcher"),
-        ("tune", ("--launcher", "serve {prot}"), "{prot}"),
-        ("tune --trials 3", ("--launcher", COMMAND), "--trials"),
-        ("gate --plain http://127.0.0.1:1", ("--launcher", COMMAND), "--plain"),
-        ("gate --release candidate", (), "--launcher"),
-        ("gate --start-minutes 2", (), "--start-minutes"),
-        ("tune --methods ngram", ("--launcher", "exit 3; {speculation_options}"), "exit code 3"),
+        ("step choose", (), "--launcher"),
+        ("step choose", ("--launcher", "serve {prot}"), "{prot}"),
+        ("step choose", ("--launcher", "launch.txt"), "no file launch.txt"),
+        ("gate", ("--set", "launcher=launch.txt"), "no file launch.txt"),
+        ("step choose --set trials=3", ("--launcher", COMMAND), "--set trials"),
+        ("gate --set plain=http://127.0.0.1:1", ("--set", f"launcher={COMMAND}"), "leave plain"),
+        ("gate --release candidate", (), "--set launcher="),
+        ("gate --set start_minutes=2", (), "--set start_minutes"),
+        (
+            "step choose --set methods=ngram",
+            ("--launcher", "exit 3; {speculation_options}"),
+            "exit code 3",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -146,19 +200,32 @@ def test_a_mistake_is_one_line(
     assert named in line(at(command, *more))
 
 
+def test_each_command_reads_the_launcher_from_a_file(
+    at: Callable[..., Any], run: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "launch.txt").write_text("serve {prot}\n")
+    file = str(tmp_path / "launch.txt")
+    assert "{prot}" in line(at("step choose", "--launcher", file))
+    assert "{prot}" in line(at("gate", "--set", f"launcher={file}"))
+    tune = run("tune --engine http://127.0.0.1:1 --pair default --launcher", file)
+    assert "{prot}" in line(tune)
+
+
 @pytest.mark.slow
 def test_llama_cpp_is_told_by_its_own_options_and_has_releases_of_its_own(
     at: Callable[..., Any], run: Any, pair_file: Path, more: Path
 ) -> None:
     """Slow: eight starts of a server."""
     launcher = ("--launcher", f"{COMMAND} --llama")
-    done = at("tune --limit 8", *launcher)
+    done = at("step choose --set limit=8", *launcher)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "left out: draft_model, the pair has no draft" in done.stderr
     assert "options for llama.cpp: --spec-type ngram-simple" in done.stdout
     assert "--spec-ngram-simple-size-m 3" in done.stdout
     assert at(f"gate --prompts {more}", *launcher).exit_code == 0
     assert Store().get_aliases("release", "tiny.cpu-llamacpp") == {"candidate": 1, "challenger": 1}
-    promoted = run(f"promote --engine llama.cpp --pair {pair_file}")
+    promoted = run(f"release promote --set engine=llama.cpp --pair {pair_file}")
     assert promoted.exit_code == 0, (promoted.output, promoted.exception)
-    assert line(at("tune --limit 8 --levels 1,4", *launcher)).startswith("Error: llama.cpp has one")
+    assert line(at("step choose --set limit=8 --set levels=1,4", *launcher)).startswith(
+        "Error: llama.cpp has one"
+    )

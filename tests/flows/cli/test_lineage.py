@@ -1,5 +1,5 @@
-"""`draftwell lineage`: from a row or a version back to the traces, over the registry and over what
-lies on this machine."""
+"""`draftwell release show`: from a row or a version back to the traces, over the registry and
+over what lies on this machine."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def write(name: str, **entries: dict[str, Any]) -> Path:
 
 
 def walked(run: Any, what: object) -> list[dict[str, Any]]:
-    done = run(f"lineage {what} --json")
+    done = run(f"release show {what} --json")
     assert done.exit_code == 0, (done.output, done.exception)
     return list(json.loads(done.stdout))
 
 
 def refused(run: Any, what: object, *words: str) -> None:
     before = snapshot(Path.cwd())
-    done = run("lineage", what)
+    done = run("release show", what)
     assert (done.exit_code, done.stdout) == (2, ""), (done.output, done.exception)
     (line,) = done.stderr.strip().splitlines()
     for word in words:
@@ -108,7 +108,7 @@ def test_a_row_leads_over_config_and_table_to_the_traces(
     ] * 2
     assert of_config["digest"] == traces.digest()
 
-    shown = run("lineage", report).stdout
+    shown = run("release show", report).stdout
     order = [
         shown.index(words)
         for words in (
@@ -146,7 +146,7 @@ def test_what_the_registry_lacks_is_found_in_the_workspace_or_said_not_to_be_her
         ("verifier", "not here"),
         ("trace", "not here"),
     ]
-    assert "verifier 999999999999 (not here)" in run("lineage", report).stdout
+    assert "verifier 999999999999 (not here)" in run("release show", report).stdout
 
 
 @pytest.mark.parametrize("what", ["decoding_config.tiny@champion", "decoding_config.tiny/1"])
@@ -171,7 +171,7 @@ def test_of_a_release_it_says_who_made_which_champion(
         made = create_release(store, "tiny", "cpu", {"acceptance_table": number}, {}, {})
         promote(store, "tiny", "cpu", number, verdict(made, beside=number - 1 or None))
     rollback(store, "tiny", "cpu", "answers are cut")
-    shown = run("lineage release.tiny.cpu/2").stdout.splitlines()
+    shown = run("release show release.tiny.cpu/2").stdout.splitlines()
     assert "release 1 instead of 2, rollback by anna@" in shown[-3]
     assert shown[-3].endswith(": answers are cut")
     assert "release 1, promotion by anna@" in shown[-1]

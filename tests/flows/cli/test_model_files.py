@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
 }
 
 
-COMMANDS = ("generate --prompt hello", "bench", "collect", "calibrate", "tune")
+COMMANDS = ("generate --prompt hello", "bench", "step collect", "step calibrate", "step choose")
 
 
 @pytest.mark.parametrize(

@@ -266,9 +266,8 @@ def test_old_traffic_that_has_changed_is_a_drift_all_the_same(
 @pytest.fixture
 def monitor(step: StepContext, run: Any, pair_file: Path, tmp_path: Path) -> Any:
     return lambda table, *more: run(
-        f"monitor --pair {pair_file} --spool",
-        traffic.spool(tmp_path / "spool", table),
-        f"--report {tmp_path}/report",
+        f"monitor --pair {pair_file} --out {tmp_path}/report --set",
+        f"spool={traffic.spool(tmp_path / 'spool', table)}",
         *more,
     )
 
@@ -280,9 +279,13 @@ def test_no_drift_is_exit_code_0(monitor: Any, pool: pa.Table, tmp_path: Path) -
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         "drift.json",
         "drift.md",
+        "drift_history.json",
         "drift_confidence.png",
         "drift_acceptance.png",
     }
+    # the second check of other traffic is drawn over time
+    assert monitor(traffic.elsewhere(traffic.some(pool, 40, seed=3))).exit_code == DRIFT
+    assert (tmp_path / "report" / "drift_over_time.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_drift_has_an_exit_code_of_its_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> None:
@@ -307,10 +310,10 @@ def test_limits_of_ones_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> Non
     file = tmp_path / "limits.yaml"
     text = (Path(monitor_step.registry.__file__).parent / "drift.yaml").read_text()
     file.write_text(text.replace("min_prompts: 24", "min_prompts: 100"))
-    told = monitor(traffic.some(pool, 40, seed=3), f"--limits {file}").stdout
+    told = monitor(traffic.some(pool, 40, seed=3), f"--set limits={file}").stdout
     assert "40 different prompts, 100 are needed" in " ".join(told.split())
     file.write_text(text.replace("resamples: 9999", "resamples: 99"))
-    done = monitor(traffic.some(pool, 40, seed=3), f"--limits {file}")
+    done = monitor(traffic.some(pool, 40, seed=3), f"--set limits={file}")
     assert done.exit_code == 2
     assert "resamples must be at least 5000" in done.stderr
 
@@ -320,10 +323,10 @@ def test_what_cannot_be_compared(
 ) -> None:
     some = f"monitor --pair {pair_file}"
     for arguments, told in (
-        (f"{some} --spool {tmp_path}/nowhere", "holds no traces"),
-        (f"{some} --spool {tmp_path} --reference {tmp_path}/nowhere", "holds no trace:"),
+        (f"{some} --set spool={tmp_path}/nowhere", "holds no traces"),
+        (f"{some} --set spool={tmp_path} --set reference={tmp_path}/nowhere", "holds no trace:"),
         (
-            f"{some} --spool {tmp_path} --dtype bfloat16",
+            f"{some} --set spool={tmp_path} --set dtype=bfloat16",
             "neither a champion on cpu nor calibrated artifacts",
         ),
     ):
@@ -345,7 +348,7 @@ def test_a_new_collection_does_not_lose_the_reference(
         traffic.spool(step.workspace.traces, traffic.some(pool, 5, seed=1))
         assert monitor_step.check(step.workspace, spool=folder)[0].digest == first.digest
         shutil.rmtree(kept_reference(step.workspace, first.reference.digest))
-        with raises_code("no_reference", "--reference"):
+        with raises_code("no_reference", "--set reference="):
             monitor_step.check(step.workspace, spool=folder)
         named, _ = monitor_step.check(step.workspace, spool=folder, reference=away)
         assert named.checks == first.checks

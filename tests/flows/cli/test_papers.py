@@ -1,4 +1,4 @@
-"""`draftwell papers`: measured, resumed and rendered on a tiny pair."""
+"""`draftwell reproduce papers`: measured, resumed and rendered on a tiny pair."""
 
 from __future__ import annotations
 
@@ -63,15 +63,16 @@ def test_a_run_is_measured_once_and_ends_on_a_page(
     run: Callable[..., Any], prompts: Path, tmp_path: Path
 ) -> None:
     arguments = (
-        f"papers --quick --only spide --data {prompts} --out {tmp_path}/run "
-        "--dtype float32 --threads 1"
+        f"reproduce papers --set quick=true --set only=spide --data {prompts} --set "
+        f"out={tmp_path}/run "
+        "--set dtype=float32 --set threads=1"
     )
     first = run(arguments)
     assert first.exit_code == 0, (first.output, first.exception)
     files = list((tmp_path / "run" / "quick").glob("tiny-code-*.json"))
     assert len(files) == 1
     before = files[0].stat().st_mtime_ns
-    again = run(arguments, f"--page {tmp_path}/page.md")
+    again = run(arguments, f"--set page={tmp_path}/page.md")
     assert again.exit_code == 0
     assert "measured before" in again.stderr
     assert files[0].stat().st_mtime_ns == before
@@ -80,12 +81,13 @@ def test_a_run_is_measured_once_and_ends_on_a_page(
     assert "HumanEval, 2 prompts" in text
     assert "](images/papers-tiny-1.png)" in text
     assert (
-        "Made by `draftwell papers --quick --only spide --data data --dtype float32 "
-        "--device cpu --threads 1`."
+        "Made by `draftwell reproduce papers --set quick=true --set only=spide --data data "
+        "--set dtype=float32 "
+        "--set device=cpu --set threads=1`."
     ) in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
     assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
-    other = run(arguments, "--render --dtype bfloat16")
+    other = run(arguments, "--set render=true --set dtype=bfloat16")
     assert "cells: 0 of 1 measured in this run" in other.stderr, (
         "another number format is another run"
     )
@@ -103,7 +105,8 @@ def test_a_full_run_times_passes_between_texts(
 
     monkeypatch.setattr(papers_run, "run_cells", begin)
     done = run(
-        f"papers --only spide --data {prompts} --out {tmp_path}/run --dtype float32 --threads 1",
+        f"reproduce papers --set only=spide --data {prompts} --set out={tmp_path}/run --set "
+        f"dtype=float32 --set threads=1",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert seen[0].times == FULL.times > 0
@@ -130,14 +133,18 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(
         )
 
     monkeypatch.setattr(catalogue, "PAPERS", {"spide": Paper("spide", "Tiny paper", padded)})
-    arguments = f"papers --quick --data {prompts} --out {tmp_path}/run --dtype float32 --threads 1"
-    done = run(arguments, "--pad-target 200000")
+    arguments = (
+        f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run "
+        f"--set dtype=float32 --set threads=1"
+    )
+    done = run(arguments, "--set pad_target=200000")
     assert done.exit_code == 0, (done.output, done.exception)
     text = (tmp_path / "run" / "papers-padded-0.0002b-quick.md").read_text()
     assert "a target of 0.0002 B parameters" in text
     assert (
-        "--quick --only spide --data data --dtype float32 --device cpu --threads 1 "
-        "--pad-target 200000`"
+        "--set quick=true --set only=spide --data data --set dtype=float32 --set device=cpu "
+        "--set threads=1 "
+        "--set pad_target=200000`"
     ) in text
     assert "](images/papers-padded-0.0002b-tiny-1.png)" in text
     assert (tmp_path / "run" / "images" / "papers-padded-0.0002b-tiny-1.png").is_file()
@@ -149,7 +156,7 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(
     assert "cells: 1 of 1 measured in this run" in done.stderr
     assert (
         "cells: 0 of 1 measured in this run"
-        in run(arguments, "--pad-target 300000 --render").stderr
+        in run(arguments, "--set pad_target=300000 --set render=true").stderr
     )
 
 
@@ -163,7 +170,7 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(
         raise DraftwellError("the models are too large", code="pair_too_large")
 
     monkeypatch.setattr(papers_run, "open_cells", refuse)
-    done = run(f"papers --quick --out {tmp_path}/run --dtype float32")
+    done = run(f"reproduce papers --set quick=true --set out={tmp_path}/run --set dtype=float32")
     assert done.exit_code == 1
     assert (
         "Not measured: the models are too large"
@@ -176,7 +183,10 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(papers_run, "run_cells", lambda *_, **__: pytest.fail("measured"))
-    done = run(f"papers --quick --out {tmp_path}/run --page {tmp_path}/nowhere/page.md")
+    done = run(
+        f"reproduce papers --set quick=true --set out={tmp_path}/run --set "
+        f"page={tmp_path}/nowhere/page.md"
+    )
     assert done.exit_code == 2
     assert "nowhere does not exist" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -192,7 +202,12 @@ def test_the_page_is_there_after_every_cell(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(papers_run, "open_cells", interrupted)
-    assert run(f"papers --quick --out {tmp_path}/run --dtype float32").exit_code != 0
+    assert (
+        run(
+            f"reproduce papers --set quick=true --set out={tmp_path}/run --set dtype=float32"
+        ).exit_code
+        != 0
+    )
     assert "Not measured yet" in (tmp_path / "run" / "papers-quick.md").read_text()
 
 
@@ -213,14 +228,17 @@ def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(
 ) -> None:
     from draftwell.registry.connection import SQLITE, connect, default_uri
 
-    arguments = f"papers --quick --data {prompts} --out {tmp_path}/run --dtype float32 --threads 1"
+    arguments = (
+        f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run "
+        f"--set dtype=float32 --set threads=1"
+    )
     done = run(arguments)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "MLflow" not in done.stderr, "no registry is made for it"
     database = Path(default_uri().removeprefix(SQLITE))
     database.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(empty_database, database)
-    assert "MLflow" not in run(arguments, "--no-publish").stderr
+    assert "MLflow" not in run(arguments, "--set", "publish=false").stderr
     assert "draftwell/papers" in run(arguments).stderr
     client = connect(default_uri())
     experiment = client.get_experiment_by_name("draftwell/papers")
@@ -303,12 +321,12 @@ def test_shipped_artifacts_of_other_files_are_left_out_and_named(shipping_pair: 
 
 
 def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:
-    done = run("papers --only eagle")
+    done = run("reproduce papers --set only=eagle")
     assert done.exit_code == 2
     assert "choose from spide, sprinter, csd, pyramidsd, duodecoding" in done.stderr
-    assert "there is no folder" in run(f"papers --data {tmp_path}/datsets").stderr
+    assert "there is no folder" in run(f"reproduce papers --data {tmp_path}/datsets").stderr
     (tmp_path / "file").write_text("")
-    done = run(f"papers --out {tmp_path}/file")
+    done = run(f"reproduce papers --set out={tmp_path}/file")
     assert done.exit_code == 2
     assert "name another folder" in done.stderr
 
@@ -319,7 +337,7 @@ def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(
 ) -> None:
     """Nothing is measured or fetched for it, on whatever machine: values do not turn into
     "open"."""
-    done = run("papers --render --dtype float32 --threads 1")
+    done = run("reproduce papers --set render=true --set dtype=float32 --set threads=1")
     assert done.exit_code == 0, (done.output, done.exception)
     page = own_stores / "draftwell" / "papers" / "papers-shipped.md"
     text = page.read_text()
@@ -342,7 +360,7 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(
     monkeypatch.setattr(catalogue, "PAPERS", {"csd": csd})
     folder = own_stores / "draftwell" / "papers"
     folder.mkdir(parents=True)
-    show_kept = f"papers --kept --page {folder}/docs.md --dtype float32"
+    show_kept = f"reproduce papers --set kept=true --set page={folder}/docs.md --set dtype=float32"
     assert run(show_kept).exit_code == 0
     before = (folder / "docs.md").read_text()
     kept = committed_cells([table.cell for table in csd.tables(FULL)])["csd-code"]
@@ -350,7 +368,7 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(
         update={"seconds": 1.0, "source": "shipped prompts of the kind `code`, 12 prompts"}
     )
     monkeypatch.setattr(papers_run, "measured_cells", lambda cells, run: {"csd-code": own})
-    assert run("papers --render --dtype float32").exit_code == 0
+    assert run("reproduce papers --set render=true --set dtype=float32").exit_code == 0
     text = (folder / "papers-shipped.md").read_text()
     assert STAND_IN in text
     assert own.source in text
@@ -406,6 +424,6 @@ def test_a_replay_needs_no_profile(
 
 @pytest.mark.usefixtures("tiny_paper")
 def test_one_cell_can_be_named(run: Callable[..., Any], tmp_path: Path) -> None:
-    done = run("papers --quick --cell", "other-*", f"--out {tmp_path}")
+    done = run("reproduce papers --set quick=true --set", "cell=other-*", f"--set out={tmp_path}")
     assert done.exit_code == 2
     assert "no cell is named other-*: choose from tiny-code" in done.stderr

@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from draftwell.components.engines.process_group import free_port
-from draftwell.flows.cli.demo import run_loop
+from draftwell.flows.orchestration.whole import run_loop
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.engine import recalibrate as step
 from draftwell.flows.steps.engine.serve import server_environment
@@ -105,7 +105,7 @@ def loop(
     made = Loop(pair_file, own_stores / "draftwell", tmp_path / "dist", monkeypatch)
     made.engine({"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1})
     prompts = write_requests(tmp_path / "first.jsonl", "the")
-    done = run(f"{short_demo(pair_file, prompts, made.out)} --levels 1 --threads 2")
+    done = run(f"{short_demo(pair_file, prompts, made.out)} --set levels=1 --set threads=2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert made.served() == ("1-cpu", "draft_model", 2)
     return made
@@ -164,7 +164,7 @@ def test_other_traffic_brings_another_method_and_length_which_are_then_served(
     write_requests(loop.spool / "gateway-1.jsonl", "a")
     loop.counts("tiny/1-cpu", 30, "draft_model", 2)
     loop.engine({"ngram:8": 1.9, "ngram": 1.3, "draft_model": 0.8}, "[1, 0]")
-    with raises_code("nothing_restarted", "2-cpu is ready", "--restart"):
+    with raises_code("nothing_restarted", "2-cpu is ready", "--set restart="):
         loop.run()
     assert service.bundle() == "tiny/1-cpu", "nobody has restarted it"
     done = loop.run(restart=service.command)
@@ -311,9 +311,10 @@ def test_the_command(
     words = f"monitor --engine vllm --pair {pair_file}"
     done = run(
         words,
-        f"--recalibrate --prompts {tmp_path} --restart true --levels 1,4 --methods",
-        "ngram, suffix",
-        f"--minutes 5 --out {tmp_path}",
+        f"--set recalibrate=true --set prompts={tmp_path} --set restart=true --set levels=1,4",
+        "--set",
+        "methods=ngram, suffix",
+        f"--set minutes=5 --set bundles={tmp_path}",
     )
     assert (done.exit_code, done.stdout.strip()) == (1, "refused: the gate failed"), (
         done.output,
@@ -331,12 +332,12 @@ def test_the_command(
         methods=("ngram", "suffix"),
     )
     outcome["state"] = "steady"
-    assert run(words, f"--recalibrate --out {tmp_path}").exit_code == 0
+    assert run(words, f"--set recalibrate=true --set bundles={tmp_path}").exit_code == 0
     for wrong, said in (
-        (f"{words} --minutes 5", "--minutes means nothing without --recalibrate"),
+        (f"{words} --set minutes=5", "--set minutes means nothing without recalibrate=true"),
         (
-            f"monitor --pair {pair_file} --recalibrate",
-            "--recalibrate means nothing with --engine draftwell",
+            f"monitor --pair {pair_file} --set recalibrate=true",
+            "--set recalibrate means nothing with --engine draftwell",
         ),
     ):
         refused = run(wrong)

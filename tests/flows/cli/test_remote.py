@@ -47,7 +47,7 @@ def served_by(pair_file: Path, own_stores: Path) -> Iterator[Serve]:
 def ask(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     """Runs a command of an engine at a URL."""
     return lambda command, url, *more: run(
-        f"{command} --engine {url} --pair {pair_file} --prompts {prompts_file} --max-tokens 12",
+        f"{command} --engine {url} --pair {pair_file} --prompts {prompts_file} --set max_tokens=12",
         *more,
     )
 
@@ -57,7 +57,7 @@ def test_bench_beside_a_plain_address(
 ) -> None:
     plain = served_by(accepts=(), step_seconds=0.004)
     fast = served_by(step_seconds=0.004)
-    done = ask("bench", fast, f"--plain {plain} --concurrency 1,3 --json {tmp_path}/b.json")
+    done = ask("bench", fast, f"--set plain={plain} --set concurrency=1,3 --out {tmp_path}/b.json")
     assert done.exit_code == 0, (done.output, done.exception)
     made = json.loads((tmp_path / "b.json").read_text())
     assert (made["engine"], made["address"], made["remarks"]) == ("vllm", fast, [])
@@ -85,8 +85,9 @@ def test_collect_resumes_and_keeps_no_key(
 ) -> None:
     (tmp_path / "key").write_text(KEY)
     url, file = served_by(key=KEY), tmp_path / "texts.jsonl"
-    options = f"--engine-key-file {tmp_path}/key --logprobs 2 --concurrency 1 --out {file}"
-    done = ask("collect", url, options, "--limit 4")
+    options = f"--set engine_key_file={tmp_path}/key --set logprobs=2 --set concurrency=1"
+    options += f" --set out={file}"
+    done = ask("step collect", url, options, "--set limit=4")
     assert done.exit_code == 0, (done.output, done.exception)
     whole = file.read_bytes()
     assert [len(row["tokens"]) for row in rows_of(file)] == [12] * 4
@@ -94,15 +95,15 @@ def test_collect_resumes_and_keeps_no_key(
     assert all(len(row["top_logprobs"]) == 12 for row in rows_of(file))
     lines = whole.splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed in the third text
-    done = ask("collect", url, options, "--limit 4")
+    done = ask("step collect", url, options, "--set limit=4")
     assert done.exit_code == 0, (done.output, done.exception)
     assert [row["tokens"] for row in rows_of(file)[:2]] == [
         json.loads(line)["value"]["tokens"] for line in lines[1:3]
     ]
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    done = ask("collect", url, f"--concurrency 1 --out {file}", "--limit 3")
+    done = ask("step collect", url, f"--set concurrency=1 --set out={file}", "--set limit=3")
     assert done.exit_code == 2
-    assert "--fresh" in done.stderr
+    assert "--set fresh=true" in done.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "key"]
     assert not [path for path in written if KEY.encode() in path.read_bytes()]
 
@@ -112,20 +113,25 @@ def test_mistakes_are_one_line(ask: Callable[..., Any], run: Any, served_by: Ser
         ("bench", served_by(split=lambda text: [1, 2]), "", "--pair"),
         ("bench", served_by("openai"), "", "without token ids"),
         ("bench", served_by(key=KEY), "", KEY_VARIABLE),
-        ("bench", served_by(), "--plain ftp://host", "http://HOST:PORT"),
+        ("bench", served_by(), "--set plain=ftp://host", "http://HOST:PORT"),
         ("bench", served_by(), "--strategies spide", "--strategies means nothing"),
-        ("collect", served_by(), "--kinds target", "--kinds means nothing"),
+        (
+            "step collect",
+            served_by(),
+            "--set prefix_kinds=target",
+            "--set prefix_kinds means nothing",
+        ),
     ):
-        done = ask(command, url, options, "--limit 2")
+        limit = "--limit 2" if command == "bench" else "--set limit=2"
+        done = ask(command, url, options, limit)
         assert done.exit_code == 2, (command, options, done.output, done.exception)
         last = done.stderr.strip().splitlines()[-1]
         assert last.startswith("Error: ")
         assert told in last
         assert KEY not in done.output
     for words, told in (
-        ("demo --engine http://host:1", "asks no engine at an address"),
-        ("bench --plain http://host:1", "--plain means nothing with --engine draftwell"),
-        ("bench --concurrency 1,8", "one number from 2"),
+        ("bench --set plain=http://host:1", "--set plain means nothing with --engine draftwell"),
+        ("bench --set concurrency=1,8", "one number from 2"),
     ):
         done = run(words)
         assert done.exit_code == 2

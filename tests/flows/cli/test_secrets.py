@@ -25,10 +25,15 @@ from pathlib import Path
 from draftwell.flows.orchestration.loop_flow import draftwell
 from draftwell.flows.settings import PipelineSettings
 
-done = draftwell(PipelineSettings(pair=sys.argv[1], prompts=Path(sys.argv[2]), collect_prompts=8, collect_tokens=16, calibrate_prompts=2,
-                                 tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2, bench_tokens=8, threads=1))
+done = draftwell(
+    PipelineSettings(
+        pair=sys.argv[1], prompts=Path(sys.argv[2]), collect_prompts=8, collect_tokens=16,
+        calibrate_prompts=2, tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2,
+        bench_tokens=8, threads=1,
+    )
+)
 print("deployed" if done["bundle"] else "refused")
-"""  # noqa: E501
+"""
 
 
 def test_the_search_finds_what_is_planted(tmp_path: Path) -> None:

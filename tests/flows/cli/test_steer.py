@@ -49,7 +49,7 @@ def test_an_alias_moved_by_hand_is_deployed_and_monitored_once_current_has_moved
     space: Workspace, run: Any, tmp_path: Path
 ) -> None:
     store, (_, two) = two_gated(space, tmp_path)
-    command = ("sync", "--pair", space.name)
+    command = ("release sync", "--pair", space.name)
     assert "(unchanged)" in run(*command).stdout
     store.set_alias(two.published, "champion")  # as a person does in MLflow's UI
     serving = serving_release(space, "cpu", OUT)
@@ -94,11 +94,17 @@ def test_an_alias_moved_while_a_release_is_deployed_says_what_serves(
 
 
 def test_an_alias_on_a_release_that_may_not_serve_changes_nothing_and_is_named(
-    space: Workspace, tmp_path: Path
+    space: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (_, two) = two_gated(space, tmp_path)
+    told: list[Any] = []
+    monkeypatch.setattr(deploy, "tell_refused", lambda *said, **more: told.append(said))
 
     def refused() -> None:
+        before = len(told)
+        with raises_code("champion_not_deployable"):
+            sync_champion(space, "cpu", OUT, dry_run=True)
+        assert len(told) == before, "only looked at"
         with raises_code(
             "champion_not_deployable", "release.tiny.cpu version 2", "release 1 stays"
         ):
@@ -152,7 +158,7 @@ def test_manual_promotion_leaves_the_challenger_to_a_person(
     store, (_, two) = two_gated(space, tmp_path)
     assert promote_and_deploy(space, "cpu", two.version, OUT, "manual") is None
     said = capfd.readouterr().err
-    assert "draftwell promote" in said
+    assert "draftwell release promote" in said
     assert "--release 2" in said
     assert store.get_aliases("release", "tiny.cpu") == {
         "candidate": 2,
@@ -177,7 +183,7 @@ def test_the_command_says_what_it_pinned_and_what_it_will_not_change(
     mark = fingerprint(space.files(), "float32")
     publish(store, verifier(mark), tmp_path / "verifier")
     publish(store, table(mark, accepted=4), tmp_path / "table")
-    done = run(f"release --pair {pair_file} --pin verifier=1 --pin acceptance_table=2")
+    done = run(f"release create --pair {pair_file} --pin verifier=1 --pin acceptance_table=2")
     assert done.exit_code == 0, done.output
     assert "release.tiny.cpu version 2" in done.stdout
     assert "does not read verifier" in done.stdout
@@ -188,8 +194,8 @@ def test_the_command_says_what_it_pinned_and_what_it_will_not_change(
         "champion": 1,
     }
     assert store.get_aliases("verifier", "tiny") == {"candidate-cpu": 1}
-    again = run(f"release --pair {pair_file} --pin verifier=1 --pin acceptance_table=2")
+    again = run(f"release create --pair {pair_file} --pin verifier=1 --pin acceptance_table=2")
     assert "release.tiny.cpu version 2" in again.stdout  # the same versions are the same release
-    refused = run(f"release --pair {pair_file} --pin verifier=9")
+    refused = run(f"release create --pair {pair_file} --pin verifier=9")
     assert refused.exit_code == 2
     assert len(refused.stderr.splitlines()) == 1

@@ -43,7 +43,9 @@ def answer(run: Any, file: Path, strategy: str, *more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", ["pyramid_assisted", "pyramid_fuzzy"])
 def test_generate_with_three_models(run: Any, three: Path, strategy: str) -> None:
-    made = answer(run, three, strategy, "--set tau_target=0.5 --set divergence=tv")
+    made = answer(
+        run, three, strategy, f"--set {strategy}.tau_target=0.5 --set {strategy}.divergence=tv"
+    )
     assert made["parameters"]["divergence"] == "tv"
     stats = made["stats"]
     assert stats["emitted"] == len(made["token_ids"])
@@ -56,8 +58,8 @@ def test_generate_with_three_models(run: Any, three: Path, strategy: str) -> Non
         run,
         three,
         strategy,
-        "--set tau_target=0",
-        *(["--set", "tau_qualifier=0"] if strategy == "pyramid_fuzzy" else []),
+        f"--set {strategy}.tau_target=0",
+        *(["--set", "pyramid_fuzzy.tau_qualifier=0"] if strategy == "pyramid_fuzzy" else []),
     )
     assert strict["token_ids"] == plain["token_ids"], (
         "a threshold of zero leaves nothing but the target's own tokens"
@@ -77,7 +79,7 @@ def test_bench_with_three_models(run: Any, three: Path, prompts_file: Path, tmp_
     done = run(
         f"bench --pair {three} --strategies "
         f"vanilla_sd,pyramid_assisted,pyramid_fuzzy,mentored --prompts {prompts_file} "
-        f"--limit 2 --max-tokens 12 --set pyramid_fuzzy.tau_target=0.4 --json {out}",
+        f"--limit 2 --set max_tokens=12 --set pyramid_fuzzy.tau_target=0.4 --out {out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads(out.read_text())["strategies"]
@@ -103,14 +105,15 @@ def test_a_pair_without_a_qualifier_is_refused(run: Any, pair_file: Path) -> Non
     done = run(f"generate --pair {pair_file} --strategy pyramid_assisted --prompt then")
     assert "needs a qualifier model" in done.output
     done = run(
-        f"generate --pair {pair_file} --strategy pyramid_fuzzy --set tau_qualifier=0.9 "
+        f"generate --pair {pair_file} --strategy pyramid_fuzzy --set "
+        f"pyramid_fuzzy.tau_qualifier=0.9 "
         "--prompt then",
     )
     assert "must not exceed tau_target" in done.output
 
 
 def test_the_lists_name_models_and_choices(run: Any) -> None:
-    rows = {row["name"]: row for row in json.loads(run("strategies --json").stdout)}
+    rows = {row["name"]: row for row in json.loads(run("list strategies --json").stdout)}
     assert rows["pyramid_fuzzy"]["models"] == ["target", "draft", "qualifier"]
     assert rows["fuzzy_sd"]["parameters"]["divergence"]["choices"] == [
         "tv",
@@ -120,7 +123,7 @@ def test_the_lists_name_models_and_choices(run: Any) -> None:
         "fsd_js",
     ]
     assert rows["fuzzy_sd"]["parameters"]["tau"]["choices"] is None
-    table = run("strategies").stdout
+    table = run("list strategies").stdout
     assert "[tv, kl, js, logit_gap, fsd_js]" in table
     assert "qualifier" in table
-    assert "qualifier" in run("pairs").stdout
+    assert "qualifier" in run("list pairs").stdout

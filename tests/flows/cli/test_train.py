@@ -1,5 +1,5 @@
-"""`draftwell train`: a test trace of its own, what it leaves behind, and that wrong input leaves
-everything as it was."""
+"""`draftwell step train`: a test trace of its own, what it leaves behind, and that wrong input
+leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -67,17 +67,18 @@ def traces(pair_file: Path, isolated_stores: Path) -> dict[str, Path]:
             [
                 str(word)
                 for word in (
+                    "step",
                     "collect",
                     "--pair",
                     pair_file,
                     "--prompts",
                     file,
-                    "--max-tokens",
-                    16,
-                    "--rollout",
-                    1,
-                    "--out",
-                    made[name],
+                    "--set",
+                    "max_tokens=16",
+                    "--set",
+                    "rollout=1",
+                    "--set",
+                    f"out={made[name]}",
                 )
             ],
         )
@@ -90,7 +91,12 @@ def train(
     run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path
 ) -> Callable[..., Any]:
     return lambda *more: run(
-        f"train --pair {pair_file} --traces", traces["learn"], "--no-publish", *more
+        f"step train --pair {pair_file}",
+        "--set",
+        f"traces={traces['learn']}",
+        "--set",
+        "publish=false",
+        *more,
     )
 
 
@@ -105,9 +111,9 @@ def test_a_test_trace_of_its_own(
     from draftwell.serving.artifacts.verifier import Verifier
 
     done = train(
-        "--test",
-        traces["test"],
-        "--ratio 1.5 --eta-fp 0.2 --features scalars,before --seed 3",
+        "--set",
+        f"test={traces['test']}",
+        "--set ratio=1.5 --set eta_fp=0.2 --set features=scalars,before --set seed=3",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "verifier.json").read_text())
@@ -136,7 +142,7 @@ def test_a_test_trace_of_its_own(
 def test_a_head_with_its_reliability(
     train: Callable[..., Any], space: Path, traces: dict[str, Path]
 ) -> None:
-    done = train(f"--kind {KIND} --test", traces["test"])
+    done = train(f"--kind {KIND} --set", f"test={traces['test']}")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "acceptance_head.json").read_text())
     assert len(report["prompts"]["train"]) == len(report["prompts"]["test"]) == 20
@@ -158,7 +164,7 @@ def test_a_head_with_its_reliability(
 def test_medusa_heads_that_then_draft(
     train: Callable[..., Any], run: Any, pair_file: Path, space: Path, traces: dict[str, Path]
 ) -> None:
-    done = train("--kind medusa_heads --test", traces["test"])
+    done = train("--kind medusa_heads --set", f"test={traces['test']}")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "medusa_heads.json").read_text())
     assert (
@@ -176,7 +182,9 @@ def test_medusa_heads_that_then_draft(
         for name in ("medusa", "autoregressive")
     ]
     assert texts[0] == texts[1]
-    refused(train("--kind medusa_heads --ratio 1.5"), "--ratio", "medusa_heads")
+    refused(
+        train("--kind medusa_heads --set ratio=1.5"), "--set ratio: not for --kind medusa_heads"
+    )
 
 
 def test_what_is_known_is_published_with_it(
@@ -187,11 +195,11 @@ def test_what_is_known_is_published_with_it(
 
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run(
-        f"train --pair {pair_file} --traces",
-        traces["learn"],
-        "--test",
-        traces["test"],
-        "--features scalars",
+        f"step train --pair {pair_file} --set",
+        f"traces={traces['learn']}",
+        "--set",
+        f"test={traces['test']}",
+        "--set features=scalars",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     store = Store()
@@ -216,13 +224,13 @@ def test_what_is_known_is_published_with_it(
 @pytest.fixture
 def old(train: Callable[..., Any], space: Path) -> dict[str, str]:
     """What was trained and reported before."""
-    for more in (("--features", "scalars"), ("--kind", KIND)):
+    for more in (("--set", "features=scalars"), ("--kind", KIND)):
         done = train(*more)
         assert done.exit_code == 0, (done.output, done.exception)
     return contents(space)
 
 
-@pytest.mark.parametrize("place", ["--traces", "--test"])
+@pytest.mark.parametrize("place", ["traces", "test"])
 def test_a_bad_trace_changes_nothing(
     old: dict[str, str],
     train: Callable[..., Any],
@@ -236,9 +244,11 @@ def test_a_bad_trace_changes_nothing(
     for number, (name, (spoil, words)) in enumerate(BAD.items()):
         bad = spoil(traces["test"], tmp_path / f"bad{number}")
         given = (
-            ("--traces", traces["learn"], "--test", bad) if place == "--test" else ("--traces", bad)
+            ("--set", f"traces={traces['learn']}", "--set", f"test={bad}")
+            if place == "test"
+            else ("--set", f"traces={bad}")
         )
-        done = run(f"train --pair {pair_file} --no-publish", *given)
+        done = run(f"step train --pair {pair_file} --set publish=false", *given)
         try:
             refused(done, *words)
             assert contents(space) == old
@@ -275,7 +285,10 @@ def test_a_bad_trace_is_refused_for_a_head_too(
     }
     for bad, words in cases.items():
         refused(
-            run(f"train --pair {pair_file} --no-publish --kind {KIND} --traces {bad}"),
+            run(
+                f"step train --pair {pair_file} --set publish=false --kind {KIND} --set "
+                f"traces={bad}"
+            ),
             *words,
         )
         assert contents(space) == old
@@ -294,7 +307,7 @@ def test_scores_that_are_not_finite_change_nothing(
         return self
 
     monkeypatch.setattr(LogisticRegression, "fit", diverges)
-    refused(train("--features scalars"), "scores of the verifier are NaN")
+    refused(train("--set features=scalars"), "scores of the verifier are NaN")
     assert contents(space) == old
 
 
@@ -302,17 +315,17 @@ def test_wrong_options_change_nothing(
     old: dict[str, str], train: Callable[..., Any], space: Path, traces: dict[str, Path]
 ) -> None:
     for more, words in (
-        (("--kind", KIND, "--ratio", 1.5), ("--ratio", "not for --kind")),
-        (("--features", "befor"), ("befor", "before")),
-        (("--test", traces["learn"]), ("every prompt of the test trace",)),
-        (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",)),
+        (("--kind", KIND, "--set", "ratio=1.5"), ("--set ratio: not for --kind",)),
+        (("--set", "features=befor"), ("befor", "before")),
+        (("--set", f"test={traces['learn']}"), ("every prompt of the test trace",)),
+        (("--kind", KIND, "--set", f"test={traces['learn']}"), ("every prompt of the test trace",)),
     ):
         refused(train(*more), *words)
         assert contents(space) == old
-    for option, value in (("--eta-fp", 1.5), ("--ratio", -1)):
-        done = train(option, value)
+    for key, value in (("eta_fp", 1.5), ("ratio", -1)):
+        done = train("--set", f"{key}={value}")
         assert (done.exit_code, done.stdout) == (2, "")
-        assert option in done.stderr
+        assert f"--set {key}: " in done.stderr
         assert contents(space) == old
 
 
@@ -332,8 +345,8 @@ def test_a_datastore_of_the_targets_texts(
     assert made.provenance.trace_digest == TraceSet(traces["learn"]).digest()
     assert len(made.provenance.training_prompts or ()) == 20
     before = contents(space)
-    refused(train("--kind datastore --test", traces["test"]), "--test", "remove this")
-    refused(train("--kind datastore --ratio 1.5"), "--ratio", "not for --kind datastore")
+    refused(train("--kind datastore --set", f"test={traces['test']}"), "--set test: not for")
+    refused(train("--kind datastore --set ratio=1.5"), "--set ratio: not for --kind datastore")
     assert contents(space) == before
     for strategy in ("rest", "suffix"):
         done = run(

@@ -1,5 +1,5 @@
-"""`draftwell train --kind eagle3_head`: from prompts to a head that strategies draft with, and what
-is refused before any work."""
+"""`draftwell step train --kind eagle3_head`: from prompts to a head that strategies draft with,
+and what is refused before any work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from draftwell.serving.errors import DraftwellError
 from tests.support.models.heads import random_eagle3
 from tests.support.patching import replace_everywhere
 
-QUICK = ("--tokens", 3000, "--no-publish")
+QUICK = ("--set", "tokens=3000", "--set", "publish=false")
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,12 @@ def test_a_head_that_was_trained_elsewhere_is_taken_over(
     del config["eagle_aux_hidden_state_layer_ids"], config["eagle_config"]
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
 
-    command = f"train --kind eagle3_head --pair {deep_pair} --published {tmp_path / 'theirs'}"
+    command = (
+        f"step train --kind eagle3_head --pair {deep_pair} --set published={tmp_path / 'theirs'}"
+    )
     refused = run(f"{command} --minutes 5")
     assert refused.exit_code == 2
-    assert "--minutes: not with --published" in refused.stderr
+    assert "--minutes: not with published=" in refused.stderr
     done = run(command)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "a head of 40 tokens" in done.stdout
@@ -81,9 +83,9 @@ def test_a_head_that_was_trained_elsewhere_is_taken_over(
         assert done.exit_code == 0, (done.output, done.exception)
         outputs[strategy] = done.stdout
     assert outputs["eagle3"] == outputs["autoregressive"]
-    refused = run(f"train --kind verifier --published {tmp_path} --pair {deep_pair}")
+    refused = run(f"step train --kind verifier --set published={tmp_path} --pair {deep_pair}")
     assert refused.exit_code == 2
-    assert "--published: not for --kind verifier" in refused.stderr
+    assert "--set published: not for --kind verifier" in refused.stderr
 
 
 def test_code_of_a_target_is_never_run_for_a_head(
@@ -98,7 +100,7 @@ def test_code_of_a_target_is_never_run_for_a_head(
         json.dumps(json.loads(settings.read_text()) | {"model_type": "own", "auto_map": code})
     )
     pair = tmp_path / "own" / deep_pair.name
-    refused = run(f"train --kind eagle3_head --pair {pair} --published {tmp_path}")
+    refused = run(f"step train --kind eagle3_head --pair {pair} --set published={tmp_path}")
     assert refused.exit_code == 2, refused.exception
     assert "which is never run" in refused.stderr
 
@@ -120,7 +122,8 @@ def test_a_head_is_trained_registered_and_drafted_with(
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run(
-        f"train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file} --tokens 3000",
+        f"step train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file} --set "
+        f"tokens=3000",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "acceptance on held-out texts" in done.stdout
@@ -149,7 +152,7 @@ def test_a_head_is_trained_registered_and_drafted_with(
 
     outputs = {}
     for strategy in ("autoregressive", "eagle3", "hybrid"):
-        more = ("--set", "drafter=head") if strategy == "hybrid" else ()
+        more = ("--set", "hybrid.drafter=head") if strategy == "hybrid" else ()
         done = run(
             f"generate --pair {deep_pair} --strategy {strategy} --prompt",
             "the inn",
@@ -164,7 +167,9 @@ def test_a_head_is_trained_registered_and_drafted_with(
     )
     assert profile["t_head"] > 0, "the head's step is measured with the others"
 
-    again = run(f"train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file}", *QUICK)
+    again = run(
+        f"step train --kind eagle3_head --pair {deep_pair} --prompts {prompts_file}", *QUICK
+    )
     assert again.exit_code == 0, (again.output, again.exception)
     assert "tokens by the target" not in again.stderr, "the corpus is there already"
     assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest == head.digest, (
@@ -177,8 +182,8 @@ def test_a_head_is_trained_registered_and_drafted_with(
     }.keys() >= {"loss", "sample_acceptance_depth_1"}, "what a later release draws"
     more = own_stores / "more.jsonl"
     more.write_text(prompts_file.read_text() + '{"prompt": "the inn"}\n{"prompt": "the inn"}\n')
-    for changed in (("--prompts", prompts_file, "--seed", 1), ("--prompts", more)):
-        other = run(f"train --kind eagle3_head --pair {deep_pair}", *changed, *QUICK)
+    for changed in (("--prompts", prompts_file, "--set", "seed=1"), ("--prompts", more)):
+        other = run(f"step train --kind eagle3_head --pair {deep_pair}", *changed, *QUICK)
         assert other.exit_code == 0, (other.output, other.exception)
         assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest != head.digest, (
             "another training, not a finished one"
@@ -188,7 +193,12 @@ def test_a_head_is_trained_registered_and_drafted_with(
         "a repeated prompt is learned once"
     )
     assert curves_of(space, tmp_head(own_stores, head)) == {}, "the report is of another head now"
-    settings = ("--config", config_file(own_stores), "--save-head", own_stores / "for_vllm")
+    settings = (
+        "--set",
+        f"config={config_file(own_stores)}",
+        "--set",
+        f"save_head={own_stores / 'for_vllm'}",
+    )
     exported = run(f"export --to vllm --pair {deep_pair}", *settings)
     assert exported.exit_code == 0, (exported.output, exported.exception)
     assert json.loads(exported.stdout)["settings"]["model"] == str(own_stores / "for_vllm")
@@ -212,24 +222,30 @@ def config_file(folder: Path) -> Path:
         (("--kind", "verifier", "--minutes", 1), "--minutes: not for --kind verifier"),
         (("--kind", "eagle3_head", "--prompts", "x.jsonl"), "has only 2"),
         *(
-            (("--kind", "eagle3_head", option, value), f"{option}: not for --kind eagle3_head")
-            for option, value in (
-                ("--traces", "traces"),
-                ("--test", "traces"),
-                ("--label", "ratio"),
-                ("--ratio", 1),
-                ("--eta-fp", 0.1),
-                ("--features", "before"),
-                ("--device", "cuda"),
+            (
+                ("--kind", "eagle3_head", "--set", f"{key}={value}"),
+                f"--set {key}: not for --kind eagle3_head",
+            )
+            for key, value in (
+                ("traces", "traces"),
+                ("test", "traces"),
+                ("label", "ratio"),
+                ("ratio", "1"),
+                ("eta_fp", "0.1"),
+                ("features", "before"),
             )
         ),
+        (("--kind", "eagle3_head", "--device", "cuda"), "--device: not for --kind eagle3_head"),
         (
-            ("--kind", "eagle3_head", "--traces", "a", "--label", "soft"),
-            "--label, --traces: not for",
+            ("--kind", "eagle3_head", "--set", "traces=a", "--set", "label=soft"),
+            "--set label, --set traces: not for",
         ),
-        (("--kind", "medusa_heads", "--ratio", 1), "--ratio: not for --kind medusa_heads"),
-        (("--kind", "datastore", "--seed", 1), "--seed: not for --kind datastore"),
-        (("--kind", "datastore", "--test", "traces"), "--test: not for --kind datastore"),
+        (
+            ("--kind", "medusa_heads", "--set", "ratio=1"),
+            "--set ratio: not for --kind medusa_heads",
+        ),
+        (("--kind", "datastore", "--set", "seed=1"), "--set seed: not for --kind datastore"),
+        (("--kind", "datastore", "--set", "test=traces"), "--set test: not for --kind datastore"),
     ],
 )
 def test_what_is_refused(
@@ -244,7 +260,7 @@ def test_what_is_refused(
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     monkeypatch.chdir(own_stores)
     shutil.copyfile(prompts_file, own_stores / "x.jsonl")
-    refused = run(f"train --pair {pair_file}", *options, "--no-publish")
+    refused = run(f"step train --pair {pair_file}", *options, "--set", "publish=false")
     assert refused.exit_code == 2
     assert words in refused.stderr
     assert refused.stderr.splitlines()[-1].startswith("Error: ")
@@ -270,6 +286,6 @@ def test_the_recipe_is_given_the_seed(
         monkeypatch, "draftwell.components.distil.eagle3.distil.distil_head", distil_head
     )
     monkeypatch.chdir(own_stores)
-    for seed in ((), ("--seed", 7)):
-        run(f"train --kind eagle3_head --pair {pair_file} --device cpu", *seed)
+    for seed in ((), ("--set", "seed=7")):
+        run(f"step train --kind eagle3_head --pair {pair_file} --device cpu", *seed)
     assert asked == [0, 7]

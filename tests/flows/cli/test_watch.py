@@ -37,7 +37,7 @@ def engine(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played
 
 def asked(run: Any, engine: PlayedEngine, own_stores: Path, more: str = "") -> Any:
     """A run of the command."""
-    return run(f"monitor --engine {engine.url} --limits {own_stores / 'limits.yaml'} {more}")
+    return run(f"monitor --engine {engine.url} --set limits={own_stores / 'limits.yaml'} {more}")
 
 
 def test_the_exit_code_says_whether_an_alarm_stands(
@@ -49,7 +49,7 @@ def test_the_exit_code_says_whether_an_alarm_stands(
     metrics = own_stores / "engine.prom"
     for minute in range(39, 46):
         engine.minute = minute
-        found = asked(run, engine, own_stores, f"--json --metrics-file {metrics}")
+        found = asked(run, engine, own_stores, f"--json --set metrics_file={metrics}")
     assert found.exit_code == 3
     report = json.loads(found.stdout)
     assert [alarm["cause"] for alarm in report["alarms"]] == ["dead_draft"]
@@ -63,13 +63,19 @@ def test_the_exit_code_says_whether_an_alarm_stands(
     ("words", "said"),
     [
         ("monitor --engine http://127.0.0.1:9", "cannot be reached"),
-        ("monitor --engine http://127.0.0.1:9 --reference traces", "--reference means nothing"),
-        ("monitor --every 5", "--every means nothing with --engine draftwell"),
         (
-            "monitor --engine vllm --probes-per-hour 5",
-            "--probes-per-hour means nothing with --engine vllm",
+            "monitor --engine http://127.0.0.1:9 --set reference=traces",
+            "--set reference means nothing",
         ),
-        ("monitor --engine http://127.0.0.1:9 --baseline none.json", "none.json holds no baseline"),
+        ("monitor --set every=5", "--set every means nothing with --engine draftwell"),
+        (
+            "monitor --engine vllm --set probes_per_hour=5",
+            "--set probes_per_hour means nothing with --engine vllm",
+        ),
+        (
+            "monitor --engine http://127.0.0.1:9 --set baseline=none.json",
+            "none.json holds no baseline",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(run: Any, own_stores: Path, words: str, said: str) -> None:

@@ -1,5 +1,5 @@
-"""`draftwell webhook` with a real MLflow server: an alias that is set there, as its UI does, is
-deployed by the webhook."""
+"""`draftwell release webhook` with a real MLflow server: an alias that is set there, as its UI
+does, is deployed by the webhook."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECONDS = 10.0
 def mlflow(
     own_stores: Path, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """A server as docs/registry.md sets one up for webhooks on one machine; the environment names
+    """A server as docs/webhooks.md sets one up on one machine; the environment names
     it."""
     folder = tmp_path / "mlflow"
     folder.mkdir()
@@ -61,8 +61,8 @@ def mlflow(
 def receiving(pair: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The command in a process of its own, from when it has looked once: it has imported MLflow
     then."""
-    command = [sys.executable, "-m", "draftwell.flows.cli.main", "webhook"]
-    options = ["--pair", str(pair), "--device", "cpu", "--port", str(port)]
+    command = [sys.executable, "-m", "draftwell.flows.cli.main", "release", "webhook"]
+    options = ["--pair", str(pair), "--set", "device=cpu", "--set", f"port={port}"]
     lines = len(log.read_text().splitlines()) if log.exists() else 0
 
     def ready() -> bool:
@@ -101,7 +101,14 @@ def test_an_alias_set_in_mlflow_is_deployed_and_a_wrong_signature_does_nothing(
     space, store, port = Workspace(str(pair_file)), Store(), free_port()
     log, home = tmp_path / "receiver.log", Path("dist/tiny")
     url = f"http://127.0.0.1:{port}/mlflow"
-    register = ("webhook", "--pair", pair_file, "--device", "cpu", "--register", url)
+    register = (
+        "release webhook",
+        "--pair",
+        pair_file,
+        "--set device=cpu",
+        "--set",
+        f"register_at={url}",
+    )
 
     def current() -> str:
         return (home / "current").resolve().name
@@ -158,9 +165,11 @@ def test_wrong_calls_are_refused_before_anything_listens(
     run: Any, pair_file: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SECRET, raising=False)
-    command = f"webhook --pair {pair_file} --device cpu"
+    command = f"release webhook --pair {pair_file} --set device=cpu"
     refused(run(command), "openssl rand")
     monkeypatch.setenv(SECRET, OURS)
-    refused(run(f"{command} --register nonsense"), "http://host")
-    refused(run(f"{command} --register http://127.0.0.1:8100/mlflow"), "draftwell ui")
-    assert OURS not in run(f"{command} --register nonsense").output
+    refused(run(f"{command} --set register_at=nonsense"), "http://host")
+    refused(
+        run(f"{command} --set register_at=http://127.0.0.1:8100/mlflow"), "draftwell release ui"
+    )
+    assert OURS not in run(f"{command} --set register_at=nonsense").output

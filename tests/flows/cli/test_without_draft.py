@@ -35,7 +35,7 @@ def alone(pair_file: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: Path) -> None:
-    done = run(f"calibrate --pair {alone} --no-publish")
+    done = run(f"step calibrate --pair {alone} --set publish=false")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "head step" in done.stdout
     space = Workspace(str(alone))
@@ -59,12 +59,13 @@ def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: 
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--traces", "traces"), ("--temperature", 1), ("--prompts", "x.jsonl")]
+    ("option", "value"),
+    [("--set traces", "=traces"), ("--set temperature", "=1"), ("--prompts", " x.jsonl")],
 )
 def test_options_that_read_traces_are_refused_without_a_draft(
     run: Any, alone: Path, option: str, value: Any
 ) -> None:
-    refused = run(f"calibrate --pair {alone} {option} {value}")
+    refused = run(f"step calibrate --pair {alone} {option}{value}")
     assert refused.exit_code == 2
     assert f"{option}: only for pairs with a draft model" in refused.stderr
 
@@ -96,11 +97,11 @@ def test_a_pair_whose_draft_has_another_vocabulary_does_what_needs_none(
         assert done.exit_code == 0, (done.output, done.exception)
         outputs[strategy] = done.stdout
     assert len(set(outputs.values())) == 1
-    for command in ("generate --strategy vanilla_sd --prompt the", "collect --limit 2"):
+    for command in ("generate --strategy vanilla_sd --prompt the", "step collect --set limit=2"):
         refused = run(f"{command} --pair {foreign}")
         assert refused.exit_code == 2
         assert "cannot draft for target" in refused.stderr
-        assert "`draftwell distill`" in refused.stderr
-    done = run(f"calibrate --pair {foreign} --no-publish")
+        assert "`draftwell step distil`" in refused.stderr
+    done = run(f"step calibrate --pair {foreign} --set publish=false")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "no draft model: the hardware profile alone" in done.stdout

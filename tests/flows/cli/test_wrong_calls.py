@@ -14,25 +14,37 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import pytest
 from typer.testing import CliRunner
 
-from draftwell.flows.cli.main import COMMANDS, all_commands, app
+from draftwell.flows.cli.main import all_commands, app
+from draftwell.flows.cli.settings_option import WORDS
 from draftwell.serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_pair
 from tests.support.patching import replace_everywhere
 
 NEEDED = {
     "generate": ["--prompt", "hello"],
-    "rollback": ["--reason", "slow"],
-    "lineage": ["release.tiny.cpu@champion"],
-    "import-results": ["results.json"],
+    "release rollback": ["--reason", "slow"],
+    "release show": ["release.tiny.cpu@champion"],
+    "reproduce import": ["results.json"],
     "export": ["--to", "vllm"],
 }
 """What a command asks for beside the option that is wrong."""
-WITHOUT_PAIR = ("doctor", "pairs", "strategies", "lineage", "import-results", "ui", "papers", "gpu")
+WITHOUT_PAIR = (
+    *(
+        "doctor",
+        "release forget",
+        "step distil",
+        "list pairs",
+        "list strategies",
+        "release show",
+        "reproduce import",
+    ),
+    *("release ui", "reproduce papers", "reproduce gpu"),
+)
 ODD = ("", " ", "nope", "../..", "/", "x" * 5000, "a\nb", "ünï☃", "a b'\"%$", "-1", "\x1b[31m")
 WRONG: dict[str, tuple[str, ...]] = {
     "int": ("x", "", "-1", "0", "1.5", "nan", "9" * 40, "1e3", "٣"),
@@ -46,29 +58,39 @@ WRONG: dict[str, tuple[str, ...]] = {
 BEGAN = "the call was accepted"
 
 
-def kind_of(option: Any) -> str:
-    """Which wrong values an option gets."""
-    names = {int: "int", float: "float", Path: "file"}
-    named_as_text = ("prompts", "pair", "traces")
-    given = option.type_descriptor.annotation
-    return "file" if option.name in named_as_text else names.get(given, "text")
+NAMED_AS_TEXT = ("prompts", "pair", "traces")
+"""Names of files that are options of text."""
+
+
+def kind_of(name: str, given: Any) -> str:
+    """Which wrong values an option, or a setting, of a type gets."""
+    kinds = {int: "int", float: "float", Path: "file"}
+    parts = [one for one in (given, *get_args(given)) if one in kinds]
+    return "file" if name in NAMED_AS_TEXT else kinds[parts[0]] if parts else "text"
 
 
 def calls() -> list[list[str]]:
-    """Every option of every command with every wrong value."""
+    """Every option and every setting of every command with every wrong value."""
     found: list[list[str]] = []
     for name, command in all_commands().items():
-        if name not in COMMANDS:
-            continue
-        base = [name, *([] if name in WITHOUT_PAIR else ["--pair", "tiny.yaml"])]
+        base = [*name.split(), *([] if name in WITHOUT_PAIR else ["--pair", "tiny.yaml"])]
         for option in command.params:
             if option.name == "help" or getattr(option, "is_flag", False):
                 continue
-            for value in WRONG[kind_of(option)]:
+            if option.name == WORDS:
+                continue
+            for value in WRONG[kind_of(option.name, option.type_descriptor.annotation)]:
                 if option.param_type_name == "argument":
-                    found.append([name, "--", value])
+                    found.append([*name.split(), "--", value])
                 else:
                     found.append([*base, option.opts[0], value, *NEEDED.get(name, [])])
+        for key, field in command.settings.model_fields.items():
+            for value in WRONG[kind_of(key, field.annotation)]:
+                found.append([*base, "--set", f"{key}={value}", *NEEDED.get(name, [])])
+        if any(option.name == WORDS for option in command.params):
+            for word in ODD:
+                found.append([*base, "--set", word, *NEEDED.get(name, [])])
+                found.append([*base, "--set", f"{word}=1", *NEEDED.get(name, [])])
         found += [[*base, "--no-such-option"], [*base, *NEEDED.get(name, []), "one", "too many"]]
     return found
 
@@ -105,7 +127,7 @@ def nothing_begins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in (
         "draftwell.registry.pairs.fetch",
-        "draftwell.flows.cli.demo.run_loop",
+        "draftwell.flows.orchestration.whole.run_loop",
         "draftwell.flows.orchestration.deployments.get_client",
         "draftwell.flows.cli.gpu_run.measure_card",
         "draftwell.flows.cli.papers_run.run_of",
@@ -150,7 +172,7 @@ def faults(words: list[str], folder: Path) -> Iterator[str]:
 @pytest.mark.slow  # minutes: every option of every command
 def test_every_option_with_every_wrong_value(folder: Path, nothing_begins: None) -> None:
     every = calls()
-    assert len(every) >= 500
+    assert len(every) >= 1500
     wrong = [fault for words in every for fault in faults(words, folder)]
     assert wrong == [], "\n".join([f"{len(wrong)} of {len(every)} calls", *wrong])
 
@@ -161,13 +183,16 @@ def test_a_home_that_cannot_be(
 ) -> None:
     monkeypatch.setenv("DRAFTWELL_HOME", home)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    commands = (["promote"], ["sync"], ["collect"], ["train"], ["generate", "--prompt", "hello"])
+    commands = (
+        *(["release", "promote"], ["release", "sync"], ["step", "collect"], ["step", "train"]),
+        ["generate", "--prompt", "hello"],
+    )
     every = [[*words, "--pair", "tiny.yaml"] for words in commands]
     assert [fault for words in every for fault in faults(words, folder)] == []
 
 
 @pytest.mark.slow  # two processes
-@pytest.mark.parametrize("words", ["--help", "strategies --json"])
+@pytest.mark.parametrize("words", ["--help", "list strategies --json"])
 def test_a_full_disk_behind_stdout_is_one_line(words: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")

@@ -277,13 +277,13 @@ def test_a_pair_of_ones_own_is_named_by_its_absolute_path(
     [
         ("--device tpu", ("device",)),
         ("--pair smolm2-135m", ("unknown pair",)),
-        ("--file nowhere.yaml", ("nowhere.yaml", "checkout")),
+        ("--settings nowhere.yaml", ("nowhere.yaml", "checkout")),
     ],
 )
 def test_mistakes_are_told_before_anything_is_deployed(
     run: Any, place: Path, arguments: str, words: tuple[str, ...]
 ) -> None:
-    refused(run(f"schedule --file {FILE}", arguments), *words)
+    refused(run(f"schedule --settings {FILE}", arguments), *words)
 
 
 def test_no_server_is_told_with_the_mend_and_without_a_password(
@@ -292,7 +292,7 @@ def test_no_server_is_told_with_the_mend_and_without_a_password(
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: "http://user:secret@127.0.0.1:9/api"}):
-        done = run(f"schedule --pair {pair_file} --file {FILE}")
+        done = run(f"schedule --pair {pair_file} --settings {FILE}")
     said = ("no Prefect server answers at http://127.0.0.1:9/api", "make prefect-server")
     refused(done, *said, "PREFECT_API_URL")
     assert "secret" not in done.output
@@ -315,7 +315,7 @@ def test_a_server_that_turns_us_away_is_told_without_a_password(
 
     monkeypatch.setattr(httpx.Client, "send", answer)
     with temporary_settings({PREFECT_API_URL: "http://user:secret@127.0.0.1:9/api"}):
-        done = run(f"schedule --pair {pair_file} --file {FILE}")
+        done = run(f"schedule --pair {pair_file} --settings {FILE}")
     refused(done, "//127.0.0.1:9", "PREFECT_API_AUTH_STRING")
     assert "secret" not in done.output
 
@@ -961,6 +961,35 @@ def test_not_enough_evidence_is_called_that_in_the_outcome(
         done = loop.release_choice(settings, CHOICE)
         assert (done["state"], done["verdict"], done["bundle"]) == (state, verdict_of, None)
         assert words == [f"release {made.version}: the gate {word}, release 7, the champion, stays"]
+
+
+def test_a_greedy_choice_is_not_measured_again_where_the_sampled_one_gives_way(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def gated(name: str, report: Any, *, passed: bool = False) -> dict[str, Any]:
+        check = vars(Check(name, 1.1, 1.0, passed, "1.1", enough=passed))
+        return {"report": report, "passed": passed, "checks": [check], "champion": None}
+
+    later = [gated("speedup", "the first report"), gated("speedup", "two prompts", passed=True)]
+
+    def gate(*of: Any, greedy: Any, **given: Any) -> dict[str, Any]:
+        asked.append(greedy)
+        return later.pop(0)
+
+    monkeypatch.setattr(loop, "timed", lambda settings, step: step)
+    monkeypatch.setattr(loop, "publish", lambda settings: 2)
+    monkeypatch.setattr(loop, "gate", gate)
+    monkeypatch.setattr(loop, "open_from_settings", lambda settings: None)
+    plain = {"strategy": "autoregressive", "parameters": {}, "reason": "not enough evidence"}
+    monkeypatch.setattr(loop.tune_step, "choose_plain", lambda *of, **given: plain)
+    first = gated("sampled speedup", "the first report")
+    choice, _, found = loop.give_way_to_plain(settings, CHOICE, 1, first)
+    assert asked == ["the first report", None]
+    assert (found["report"], found["passed"]) == ("the first report", True)
+    assert (choice["strategy"], choice["refused"]["strategy"]) == ("autoregressive", "spide")
+    assert choice["refused"]["verdict"] == "not enough evidence"
 
 
 def test_another_engines_check_is_part_of_the_flow(

@@ -151,12 +151,12 @@ def test_gate_and_promote_again(
     refused_once: dict[str, Any], run: Any, pair_file: Path, prompts_file: Path
 ) -> None:
     """By hand, for a pair of one's own, which no baseline is recorded for."""
-    few = f"--pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 8"
+    few = f"--pair {pair_file} --prompts {prompts_file} --set limit=2 --set max_tokens=8"
     done = run("gate", few)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "no recorded baseline" in done.stderr
     assert "release 3" in done.stdout
-    done = run(f"promote --pair {pair_file} --release 3")
+    done = run(f"release promote --pair {pair_file} --release 3")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "is the champion" in done.stdout
 
@@ -195,7 +195,7 @@ def test_registers_every_kind(made: dict[str, Any]) -> None:
 def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) -> None:
     """Row → config → table → traces, by digests alone."""
     space = draftwell_home() / "pairs" / "tiny" / "float32"
-    done = run(f"lineage {space}/cpu/reports/bench.json --json")
+    done = run(f"release show {space}/cpu/reports/bench.json --json")
     assert done.exit_code == 0, (done.output, done.exception)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     digest = TraceSet(space / "traces").digest()
@@ -216,7 +216,7 @@ def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) 
         "git_commit": None,
         "made_from": [],
     }
-    top = run("lineage", "release.tiny.cpu@champion")
+    top = run("release show", "release.tiny.cpu@champion")
     assert top.exit_code == 0, (top.output, top.exception)
     assert digest[:12] in top.stdout
 

@@ -215,7 +215,7 @@ class Place:
             "schedule",
             "--pair",
             str(self.pair),
-            "--file",
+            "--settings",
             str(self.deployments_file()),
         ]
         done = subprocess.run(

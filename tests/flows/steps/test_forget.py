@@ -192,7 +192,13 @@ def test_one_tenant_is_forgotten_and_the_other_stays(
     assert {Path(name).name for name in names} >= {"prompts.jsonl", "odd.md", PLAN}
     assert kinds(left) == dict.fromkeys(TEXT_KINDS, 2)
     changes, judged = history(Store(), "tiny", "cpu"), gate_record(left.release)
-    command = ("forget", "--key-file", str(own_stores / "one"), "--state-dir", str(left.state))
+    command = (
+        "release forget",
+        "--set",
+        f"key_file={own_stores / 'one'}",
+        "--set",
+        f"state_dir={left.state}",
+    )
 
     said = run(*command, "--dry-run").output
     assert everything(own_stores) == before
@@ -365,16 +371,17 @@ def test_what_others_hold_is_refused_before_anything_is_deleted(
     keys = own_stores / "keys"
     keys.write_text("one-of-them\nanother-of-them\n")
     for options, code in (
-        ((), "one of --key-file"),
-        (("--tenant", "a", "--key-file", str(keys)), "one of --key-file"),
-        (("--key-file", str(keys)), "2 tenants"),
+        ((), "key_file="),
+        (("a", "--set", f"key_file={keys}"), "key_file="),
+        (("--set", f"key_file={keys}"), "2 tenants"),
     ):
-        refused = run("forget", *options)
+        refused = run("release forget", *options)
         assert refused.exit_code == 2
         assert code in refused.output
     assert recorded.is_file()
     assert (
-        "give its --key-file" in run("forget", "--tenant", "0" * 12, "--spool", str(spool)).output
+        "give its keys: key_file="
+        in run("release forget", "0" * 12, "--set", f"spool={spool}").output
     )
     done = forget(KEYLESS, spool=spool)
     assert done.removed == [str(recorded)]

@@ -40,7 +40,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def collect(
     home: Path, pair: Path, prompts: Path, limit: Callable[[], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`draftwell collect` in a process of its own."""
+    """`draftwell step collect` in a process of its own."""
     environment = {**os.environ, "DRAFTWELL_HOME": str(home), "PYTHONPATH": str(REPO)}
     command = [
         sys.executable,
@@ -51,10 +51,10 @@ def collect(
         str(pair),
         "--prompts",
         str(prompts),
-        "--max-tokens",
-        "16",
-        "--threads",
-        "1",
+        "--set",
+        "max_tokens=16",
+        "--set",
+        "threads=1",
     ]
     return subprocess.run(
         command,

@@ -28,7 +28,7 @@ from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.bundle.verdict import Check, GateVerdict
 from draftwell.serving.runtime.strategies import STRATEGIES
-from tests.support.commands import run_command
+from tests.support.commands import run_command, split_name
 from tests.support.errors import raises_code
 from tests.support.loop.thresholds import ANY_SPEED
 from tests.support.patching import replace_everywhere
@@ -50,7 +50,7 @@ def call(place: Path, pair_file: Path) -> Callable[..., Any]:
     """Run a command of `draftwell` on the tiny pair."""
 
     def called(command: str, *more: Any) -> Any:
-        name, _, options = command.partition(" ")
+        name, options = split_name(command)
         return run_command(f"{name} --pair {pair_file} {options}", *more)
 
     return called
@@ -58,17 +58,17 @@ def call(place: Path, pair_file: Path) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def few(prompts_file: Path) -> str:
-    return f"--prompts {prompts_file} --limit 2 --max-tokens 8"
+    return f"--prompts {prompts_file} --set limit=2 --set max_tokens=8"
 
 
 @pytest.fixture(scope="module")
 def tuned(call: Callable[..., Any], prompts_file: Path, few: str) -> Path:
     """Stations one by one, as README tells them; the workspace."""
     for words in (
-        f"collect --prompts {prompts_file} --limit 5 --max-tokens 16",
+        f"step collect --prompts {prompts_file} --set limit=5 --set max_tokens=16",
         "train",
-        f"calibrate --prompts {prompts_file} --limit 2",
-        f"tune {few} --trials 2",
+        f"step calibrate --prompts {prompts_file} --set limit=2",
+        f"step choose {few} --set trials=2",
     ):
         done = call(words)
         assert done.exit_code == 0, (done.output, done.exception)
@@ -118,14 +118,14 @@ def champion(tuned: Path, call: Callable[..., Any], few: str, place: Path) -> Pa
     run before starts no process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwell.components.gate.footprint.CHILD", "pass")
-        done = call("gate", few, f"--dry-run --markdown {place}/dry.md")
+        done = call("gate", few, f"--dry-run --report {place}/dry.md")
     assert done.exit_code == 0, (done.output, done.exception)
     assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
     assert gate_record(find_release(Store(), "tiny", "cpu", 1)) is None, (
         "a dry run keeps no verdict"
     )
     for words in (
-        f"gate {few} --markdown {place}/gate.md --junit {place}/gate.xml",
+        f"gate {few} --report {place}/gate.md --report {place}/gate.xml",
         "promote",
         "deploy",
     ):
@@ -262,14 +262,14 @@ def test_a_table_turned_round_is_refused_and_the_champion_stays(
     AcceptanceTable([10 * total for total in table.total], rejected, table.provenance).save(folder)
     try:
         number = release_now()
-        done = call("gate", few, f"--junit {place}/gate.xml --markdown {place}/gate.md")
+        done = call("gate", few, f"--report {place}/gate.xml --report {place}/gate.md")
     finally:
         table.save(folder)
     assert number == 2
     assert done.exit_code == 1, (done.output, done.exception)
     assert suites(place / "gate.xml") == {"release 2": ["acceptance_table predicts"]}
     assert "**Gate: failed**" in (place / "gate.md").read_text()
-    done = call("promote --release 2")
+    done = call("release promote --release 2")
     assert done.exit_code == 2
     assert "its gate failed (acceptance_table predicts)" in done.stderr
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
@@ -290,7 +290,7 @@ def test_a_lossy_config_called_lossless_is_refused(
     monkeypatch.setattr(STRATEGIES["lossy_sd"], "lossless", True)
     try:
         number = release_now()
-        done = call("gate", few, f"--junit {place}/gate.xml")
+        done = call("gate", few, f"--report {place}/gate.xml")
     finally:
         config.save(folder)
     assert done.exit_code == 1, (done.output, done.exception)
@@ -330,7 +330,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
     ).save(folder)
     try:
         number = release_now()
-        done = call("gate", few, f"--junit {place}/gate.xml")
+        done = call("gate", few, f"--report {place}/gate.xml")
     finally:
         table.save(folder)
     assert done.exit_code == 1, (done.output, done.exception)
@@ -338,7 +338,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
         "deterministic counts, float32": ["vanilla_sd: target calls"],
         f"release {number}": [],
     }
-    done = call(f"promote --release {number}")
+    done = call(f"release promote --release {number}")
     assert done.exit_code == 2
     assert "its gate failed (vanilla_sd: target calls)" in done.stderr
 
@@ -371,7 +371,7 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(
                 "draftwell.flows.steps.publish.check_temperatures", lambda *arguments: None
             )
             number = release_now()
-        done = call("gate", few, f"--junit {place}/gate.xml --markdown {place}/gate.md")
+        done = call("gate", few, f"--report {place}/gate.xml --report {place}/gate.md")
         assert done.exit_code == 1, (done.output, done.exception)
         assert suites(place / "gate.xml") == {f"release {number}": ["sampled temperature"]}, (
             "the greedy choice is not to blame"
@@ -384,7 +384,7 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(
             config.strategy, config.parameters, config.evidence, config.provenance, sampled
         ).save(folder)
         number = release_now()
-        done = call("gate", few, f"--markdown {place}/gate.md --junit {place}/gate.xml")
+        done = call("gate", few, f"--report {place}/gate.md --report {place}/gate.xml")
     finally:
         config.save(folder)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -419,7 +419,7 @@ def test_a_host_with_cuda_does_not_pass_over_a_candidate_for_the_cpu(
     """Whether the device was named or picked; without this the counts alone would be judged, and
     the gate be green."""
     replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
-    done = call("gate", words, f"--junit {place}/none.xml")
+    done = call("gate", words, f"--report {place}/none.xml")
     assert done.exit_code == 2
     assert "release.tiny.cuda has no candidate" in done.stderr
     assert "--device cpu" in done.stderr
@@ -477,7 +477,7 @@ def test_a_release_that_was_tuned_on_the_gates_prompts_is_refused_by_name(
     try:
         number = release_now()
         done = call(
-            f"gate --prompts {own} --max-tokens 8 --junit {place}/gate.xml --markdown "
+            f"gate --prompts {own} --set max_tokens=8 --report {place}/gate.xml --report "
             f"{place}/gate.md",
         )
     finally:
@@ -488,7 +488,7 @@ def test_a_release_that_was_tuned_on_the_gates_prompts_is_refused_by_name(
         "judged on its own training prompts: 2 of 2 were used to make decoding_config"
         in (place / "gate.md").read_text()
     )
-    done = call(f"promote --release {number}")
+    done = call(f"release promote --release {number}")
     assert done.exit_code == 2
     assert "its gate failed (untouched prompts)" in done.stderr
 
@@ -503,7 +503,7 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(
     """Exit code 2, an error in JUnit, and no verdict of an earlier gate left to be read."""
     import draftwell.flows.steps.gate
 
-    files = f"--junit {place}/gate.xml --markdown {place}/gate.md"
+    files = f"--report {place}/gate.xml --report {place}/gate.md"
     done = call("gate", few, "--release 99", files)
     assert done.exit_code == 2
     assert suites(place / "gate.xml") == {"gate": ["verdict"]}
@@ -523,7 +523,7 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
     from draftwell.registry.promotion import promote
     from tests.support.loop.publishing import verdict
 
-    done = call("rollback --reason", "a trial")
+    done = call("release rollback --reason", "a trial")
     assert done.exit_code == 2
     assert "has no previous champion" in done.stderr
     store = Store()
@@ -540,16 +540,17 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
     )
     assert call("deploy").exit_code == 0
     assert (place / "dist" / "tiny" / "current").resolve().name == f"{number}-cpu"
-    done = call("rollback --reason", "answers in French are cut")
+    done = call("release rollback --reason", "answers in French are cut")
     assert done.exit_code == 0, (done.output, done.exception)
     assert f"version {number} was rolled back: answers in French are cut" in done.stdout
     assert (place / "dist" / "tiny" / "current").resolve().name == "1-cpu"
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
-    done = call(f"promote --release {number}")
+    done = call(f"release promote --release {number}")
     assert done.exit_code == 2
     assert "answers in French are cut" in done.stderr
-    assert call(f"promote --release {number} --reason", "they were whole").exit_code == 0
-    done = call(f"rollback --reason no --out {place}/elsewhere")
+    why = ("--set", "reason=they were whole")
+    assert call(f"release promote --release {number}", *why).exit_code == 0
+    done = call(f"release rollback --reason no --set bundles={place}/elsewhere")
     assert "`draftwell deploy" in done.stdout
 
 

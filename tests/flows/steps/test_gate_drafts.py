@@ -158,5 +158,5 @@ def test_predictions_that_cannot_be_measured_do_not_pass_the_gate(
     table = {"acceptance_table": AcceptanceTable.empty()}
     [lacking] = prediction_check(step, table, {}, LIMIT).skipped
     assert (lacking.name, lacking.applies) == ("acceptance_table predicts", True)
-    assert "`draftwell collect --pair drafted`" in lacking.why
+    assert "`draftwell step collect --pair drafted`" in lacking.why
     assert str(step.workspace.root) not in lacking.why

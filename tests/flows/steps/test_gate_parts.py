@@ -19,7 +19,7 @@ from draftwell.components.gate.losslessness import identity_entry
 from draftwell.components.gate.settings import GateSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext
-from draftwell.flows.steps.gate_parts import checks
+from draftwell.flows.steps.gate_parts import checks, judged as parts
 from draftwell.flows.steps.gate_parts.bench import (
     SHOWN,
     BenchJudge,
@@ -40,7 +40,7 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from draftwell.serving.artifacts.verifier import Verifier
-from draftwell.serving.bundle.verdict import FAILED, PASSED, Thresholds
+from draftwell.serving.bundle.verdict import FAILED, PASSED, GateVerdict, Thresholds
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
@@ -102,7 +102,7 @@ def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext)
     collect(step, 0.0)
     [lacking] = prediction_check(step, verifier(0.7), {}, LIMIT).skipped
     assert (lacking.name, lacking.applies) == ("verifier predicts", True)
-    assert "`draftwell collect --pair tiny --temperature 0.7` collects them" in lacking.why
+    assert "`draftwell step collect --pair tiny --set temperature=0.7` collects them" in lacking.why
     assert [one.name for one in prediction_check(step, verifier(0.0), {}, LIMIT).checks] == [
         "verifier predicts"
     ]
@@ -127,7 +127,7 @@ def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) ->
     ):
         [lacking] = prediction_check(step, artifacts, {}, LIMIT).skipped
         assert lacking.name == f"{next(iter(artifacts))} predicts"
-        assert "`draftwell collect --pair tiny` collects them" in lacking.why
+        assert "`draftwell step collect --pair tiny` collects them" in lacking.why
         assert str(step.workspace.root) not in lacking.why
 
 
@@ -182,7 +182,7 @@ def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not
     [lacking] = prediction_check(
         step, {"acceptance_table": AcceptanceTable.empty(made)}, {}, LIMIT
     ).skipped
-    assert "`draftwell calibrate`" in lacking.why
+    assert "`draftwell step calibrate`" in lacking.why
 
 
 def config(
@@ -290,6 +290,24 @@ def test_other_strategies_are_measured_in_the_run_that_is_judged(step: StepConte
         GateSettings(max_tokens=6),
     )
     assert len(alone.strategies) == 4
+
+
+def test_a_greedy_choice_that_was_just_measured_is_judged_by_that(
+    step: StepContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, resources = config("prompt_lookup"), fixed_resources(step.pair)
+    judging, wanted = BenchJudge(mine.strategy, {}, ANY_SPEED), GateSettings(max_tokens=6)
+    known, _ = measured(step, ROWS[:2], judging, resources, ChampionComparison(), wanted)
+    space: Any = step.workspace
+    space.files = lambda: SimpleNamespace(draft=None)
+    monkeypatch.setattr(parts, "measured", lambda *of, **given: pytest.fail("measured"))
+    monkeypatch.setattr(parts, "load_check", lambda *of: GateVerdict(()))
+    monkeypatch.setattr(parts, "prediction_check", lambda *of: GateVerdict(()))
+    candidate = parts.Candidate({"decoding_config": mine}, resources)
+    rival, limits = ChampionComparison(), ANY_SPEED
+    found = parts.judged(step, ROWS, candidate, rival, limits, wanted, None, known)
+    assert found.report is known
+    assert "speedup" in {check.name for check in found.verdict.checks}
 
 
 def test_a_sampled_bench_measures_no_cost_ratio(step: StepContext) -> None:
@@ -405,7 +423,7 @@ def test_sampled_requests_that_are_decoded_plainly_are_a_note(
 def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(
     step: StepContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it was pinned past `draftwell release`, which refuses it, too."""
+    """Also where it was pinned past `draftwell release create`, which refuses it, too."""
     release = SimpleNamespace(
         name="release.tiny.cuda version 3", device="cuda", fingerprint=step.pair.fingerprint
     )

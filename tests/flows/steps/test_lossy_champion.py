@@ -179,7 +179,7 @@ def test_a_reference_that_is_named_is_compared_with_as_before(
     )
     lossy = check(traffic.some(pool, 40, seed=4), reference=traces)
     assert lossy.verdict == NOT_ENOUGH
-    assert "leave --reference out" in lossy.reasons[0]
+    assert "leave reference out" in lossy.reasons[0]
 
 
 def test_a_recalibrations_release_is_kept_in_the_pairs_own_workspace(

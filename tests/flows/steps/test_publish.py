@@ -1,4 +1,5 @@
-"""Collecting, training and calibrating from the command line, and what `--fresh` may throw away."""
+"""Collecting, training and calibrating from the command line, and what `fresh` may throw
+away."""
 
 from __future__ import annotations
 
@@ -18,27 +19,28 @@ from tests.support.loop.tiny_files import snapshot
 @pytest.fixture
 def collect(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     return lambda *more: run(
-        f"collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 8",
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set "
+        f"max_tokens=8",
         *more,
     )
 
 
 def test_the_same_collection_is_not_done_twice(collect: Callable[..., Any], tmp_path: Path) -> None:
-    first = collect(f"--out {tmp_path}/traces")
+    first = collect(f"--set out={tmp_path}/traces")
     assert first.exit_code == 0, first.output
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "traces").iterdir()}
-    assert collect(f"--out {tmp_path}/traces").stdout == first.stdout
+    assert collect(f"--set out={tmp_path}/traces").stdout == first.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "traces").iterdir()} == before
 
 
 def test_only_fresh_replaces_another_trace(collect: Callable[..., Any], tmp_path: Path) -> None:
-    collect(f"--out {tmp_path}/traces")
+    collect(f"--set out={tmp_path}/traces")
     before = snapshot(tmp_path / "traces")
-    done = collect(f"--out {tmp_path}/traces --max-tokens 9")
+    done = collect(f"--set out={tmp_path}/traces --set max_tokens=9")
     assert done.exit_code == 2
     assert "other inputs" in done.stderr
     assert snapshot(tmp_path / "traces") == before
-    done = collect(f"--out {tmp_path}/traces --max-tokens 9 --fresh")
+    done = collect(f"--set out={tmp_path}/traces --set max_tokens=9 --set fresh=true")
     assert done.exit_code == 0, done.output
     assert snapshot(tmp_path / "traces") != before
 
@@ -48,12 +50,12 @@ def test_fresh_keeps_what_is_no_trace(collect: Callable[..., Any], tmp_path: Pat
     mine = tmp_path / "traces" / "mine.txt"
     mine.parent.mkdir()
     mine.write_text("keep")
-    assert collect(f"--out {mine.parent}").exit_code == 0
+    assert collect(f"--set out={mine.parent}").exit_code == 0
     before = snapshot(mine.parent)
-    done = collect(f"--out {mine.parent} --max-tokens 9999 --fresh")
+    done = collect(f"--set out={mine.parent} --set max_tokens=9999 --set fresh=true")
     assert done.exit_code == 2
     assert snapshot(mine.parent) == before
-    assert collect(f"--out {mine.parent} --max-tokens 9 --fresh").exit_code == 0
+    assert collect(f"--set out={mine.parent} --set max_tokens=9 --set fresh=true").exit_code == 0
     assert mine.read_text() == "keep"
 
 
@@ -62,14 +64,15 @@ def test_stations_one_by_one(
     collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path, own_stores: Path
 ) -> None:
     """Without the registry; what is made lies in the workspace, where the next command finds it."""
-    assert collect("--limit 8 --max-tokens 16").exit_code == 0
-    some = f"--pair {pair_file} --no-publish"
+    assert collect("--set limit=8 --set max_tokens=16").exit_code == 0
+    some = f"--pair {pair_file} --set publish=false"
     for arguments, told in (
         (f"train {some}", "auc"),
         (f"train {some} --kind acceptance_head", "constant_loss"),
-        (f"calibrate {some} --prompts {prompts_file} --limit 2", "memory:"),
+        (f"step calibrate {some} --prompts {prompts_file} --set limit=2", "memory:"),
         (
-            f"tune {some} --prompts {prompts_file} --limit 2 --max-tokens 8 --trials 2",
+            f"step choose {some} --prompts {prompts_file} --set limit=2 --set max_tokens=8 "
+            f"--set trials=2",
             "chosen:",
         ),
     ):
@@ -98,7 +101,7 @@ def test_stations_one_by_one(
         done = run(
             f"generate --pair {pair_file} --strategy {strategy} --prompt",
             "the inn",
-            "--max-tokens 8",
+            "--set max_tokens=8",
         )
         assert done.exit_code == 0, done.output
     assert not (own_stores / "mlflow.db").exists()
@@ -139,7 +142,8 @@ def test_the_pipeline_collects_what_the_command_line_collects(
         )
     )
     done = run(
-        f"collect --pair {pair_file} --prompts {rows} --max-tokens 8 --out {tmp_path}/traces",
+        f"step collect --pair {pair_file} --prompts {rows} --set max_tokens=8 --set "
+        f"out={tmp_path}/traces",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     space = Workspace(str(pair_file))
@@ -173,7 +177,10 @@ def test_calibration_decodes_several_prompts_at_once(
         ),
     )
     assert collect().exit_code == 0
-    done = run(f"calibrate --pair {pair_file} --no-publish --prompts {prompts_file} --limit 3")
+    done = run(
+        f"step calibrate --pair {pair_file} --set publish=false --prompts {prompts_file} --set "
+        f"limit=3"
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert at_once == [8], "as many as it is told to"
 
@@ -191,9 +198,9 @@ def test_baseline_of_a_pair_named_by_its_file(
     shutil.copyfile(gates.HERE / "gates.yaml", own_stores / "gates.yaml")
     monkeypatch.setattr(gates, "HERE", own_stores)
     monkeypatch.setattr(prompts, "DEMO", prompts_file)
-    judge = f"gate --pair {pair_file} --baseline"
+    judge = f"gate --pair {pair_file} --set counts_only=true"
     assert run(judge).exit_code == 2
-    done = run(f"gate --pair {pair_file} --record")
+    done = run(f"gate --pair {pair_file} --set record_counts=true")
     assert done.exit_code == 0, (done.output, done.exception)
     done = run(judge)
     assert done.exit_code == 0, (done.output, done.exception)

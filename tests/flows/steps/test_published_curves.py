@@ -1,5 +1,5 @@
 """A release draws how the head that it publishes was trained, also where training registered
-nothing (`train --no-publish`)."""
+nothing (`train`, publish=false)."""
 
 from __future__ import annotations
 

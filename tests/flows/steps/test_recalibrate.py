@@ -293,7 +293,7 @@ def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], step: StepCont
 
 
 def test_lineage_finds_the_traces_of_a_recalibration(deployed: dict[str, Any], run: Any) -> None:
-    done = run("lineage release.tiny.cpu@champion --json")
+    done = run("release show release.tiny.cpu@champion --json")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "recalibrations" in done.stdout
     assert "not here" not in done.stdout

@@ -101,7 +101,7 @@ def test_a_drift_names_the_command_for_each_head_that_is_drafted_with() -> None:
         lines("autoregressive", SampledChoice(1.0, "eagle3", {})),
     ):
         [line] = found
-        assert "`draftwell train --kind eagle3_head --pair mine`" in line
+        assert "`draftwell step train --kind eagle3_head --pair mine`" in line
     assert "medusa_heads" in lines("medusa", kind="medusa_heads")[0]
     assert lines("vanilla_sd") == []
     assert heads_left(Served("the workspace", "f" * 64, {"eagle3_head": head}), "mine") == []

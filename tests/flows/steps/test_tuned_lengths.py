@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from draftwell.components.collect.settings import CollectionSettings
+from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.levels import Level
 from draftwell.components.tune.settings import TuneSettings
 from draftwell.flows.context import StepContext
-from draftwell.flows.steps import collect as collect_step, tune as tune_step
+from draftwell.flows.steps import at_once, collect as collect_step, tune as tune_step
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.runtime.strategies import StrategyChoice
@@ -59,6 +61,38 @@ def test_each_class_of_temperatures_keeps_the_table_that_was_measured_of_its_cho
     tune_step.choose_plain(step, "it is slower")
     plain = DecodingConfig.load(step.workspace.folder("decoding_config"))
     assert (plain.strategy, plain.draft_length_by_batch) == ("autoregressive", {})
+
+
+def test_several_at_once_are_measured_on_prompts_that_nothing_learnt_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [Prompt(f"p{i}", None, [f"question {i}"]) for i in range(20)]
+    made_of = Provenance(
+        pair="tiny", fingerprint="f" * 64, training_prompts=tuple(hashes_of(rows[:4]))
+    )
+    DecodingConfig("prompt_lookup", {}, {}, made_of).save(tmp_path)
+    space = SimpleNamespace(
+        folder=lambda kind: tmp_path,
+        found=lambda pair, kind: None,
+        files=lambda: SimpleNamespace(draft=None),
+    )
+    pair: Any = SimpleNamespace(
+        fingerprint="f" * 64, device="cpu", engine=lambda: None, sampling=lambda **given: None
+    )
+    sent: list[Any] = []
+
+    def beside(pair: Any, sides: Any, groups: Any, *given: Any) -> dict[str, Any]:
+        sent.extend(tuple(ids) for group in groups for ids in group)
+        return {}
+
+    monkeypatch.setattr(at_once, "room", lambda engine, most: most)
+    monkeypatch.setattr(at_once, "ids_of", lambda pair, prompt: [int(prompt.id[1:])])
+    monkeypatch.setattr(at_once, "built", lambda step, choice: choice)
+    monkeypatch.setattr(at_once, "peak_during", lambda run, device: None)
+    monkeypatch.setattr(at_once, "beside_plain", beside)
+    at_once.measure_at_once(StepContext(space, pair), rows)  # type: ignore[arg-type]
+    assert sent
+    assert not {(i,) for i in range(4)} & set(sent)
 
 
 @pytest.mark.parametrize(("other", "kept"), [({}, True), ({"fingerprint": "e" * 64}, False)])

@@ -158,13 +158,12 @@ def shards_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 def collect(
     run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path
 ) -> Callable[..., tuple[Any, TraceSet]]:
-    """Runs `draftwell collect` into a folder of its own."""
+    """Runs `draftwell step collect` into a folder of its own."""
 
     def collect(name: str, *more: Any) -> tuple[Any, TraceSet]:
         done = run(
-            f"collect --pair {pair_file} --prompts {prompts_file} --max-tokens 12 "
-            "--threads 1 --out",
-            tmp_path / name,
+            f"step collect --pair {pair_file} --prompts {prompts_file} --set max_tokens=12 "
+            f"--set threads=1 --set out={tmp_path / name}",
             *more,
         )
         return done, TraceSet(tmp_path / name)
@@ -198,7 +197,7 @@ def test_threads_write_the_trace_of_one_process(
                 working[0] -= 1
 
     monkeypatch.setitem(runners.worker_jobs.WORK, SHARD, write)
-    done, spread = collect("spread", "--workers 3")
+    done, spread = collect("spread", "--set workers=3")
     assert done.exit_code == 0, (done.output, done.exception)
     assert len(spread.shards) == 6
     assert [path.read_bytes() for path in spread.shards] == [
@@ -226,14 +225,14 @@ def test_a_shard_that_fails_is_told_and_the_others_stand(
 
     with monkeypatch.context() as patch:
         patch.setitem(runners.worker_jobs.WORK, SHARD, write)
-        done, spread = collect("spread", "--workers 2")
+        done, spread = collect("spread", "--set workers=2")
     assert done.exit_code == 2
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("Error: 1 of 6 parts failed, the first with: [Errno 5]")
     assert line.endswith("run the same command again, it resumes with what is missing")
     assert {index: tries.count(index) for index in range(6)} == dict.fromkeys(range(6), 1)
     assert len(spread.shards) == 5
-    done, spread = collect("spread", "--workers 2")
+    done, spread = collect("spread", "--set workers=2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert spread.digest() == collect("alone")[1].digest()
 
@@ -252,7 +251,7 @@ def test_a_full_disk_under_a_worker_is_told_as_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(runners.worker_jobs.WORK, SHARD, write)
-    done, _ = collect("spread", "--workers 2")
+    done, _ = collect("spread", "--set workers=2")
     assert done.exit_code == 2
     assert done.stderr.strip().splitlines()[-1].startswith("Error: no room left to write")
     assert sorted(tries) == list(range(6)), "there is no more room the second time"
@@ -270,15 +269,16 @@ def test_replays_by_workers_choose_the_same_configs(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     few = f"--pair {pair_file} --prompts {prompts_file}"
-    assert run("collect", few, "--limit 6 --max-tokens 12").exit_code == 0
+    assert run("step collect", few, "--set limit=6 --set max_tokens=12").exit_code == 0
     space = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
     reports = []
-    for more in ("", f"--runner {runner} --workers 2"):
+    for more in ("", f"--set runner={runner} --set workers=2"):
         study = own_stores / f"study{len(reports)}.jsonl"
         done = run(
-            "tune",
+            "step choose",
             few,
-            f"--limit 2 --max-tokens 8 --trials 24 --no-publish --threads 1 --study {study}",
+            f"--set limit=2 --set max_tokens=8 --set trials=24 --set publish=false --set "
+            f"threads=1 --set study={study}",
             more,
         )
         assert done.exit_code == 0, (done.output, done.exception)
@@ -319,7 +319,7 @@ def test_a_ray_worker_is_killed_midway_and_nothing_is_lost(
 
     killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
-    done, spread = collect("spread", "--runner ray --workers 2")
+    done, spread = collect("spread", "--set runner=ray --set workers=2")
     killer.join(1)
     assert done.exit_code == 0, (done.output, done.exception)
     assert killed, "no worker was caught at work: the test proved nothing"

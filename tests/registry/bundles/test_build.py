@@ -382,7 +382,7 @@ def test_an_ungated_release_needs_a_reason(
 ) -> None:
     made = make_release("release")
     store.set_alias(made.published, "champion")  # by hand, in the UI
-    with raises_code("not_deployable", "version 1", "no gate record", "--ungated REASON"):
+    with raises_code("not_deployable", "version 1", "no gate record", "--set ungated=REASON"):
         build()
     assert not (tmp_path / "dist").exists()
     built = build(ungated_reason="a trial")
@@ -421,7 +421,8 @@ def test_what_was_rolled_back_is_not_deployed_by_naming_it_again(
     promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
     rollback(champion, "tiny", "cpu", "too slow")
     champion.set_alias(made.published, "champion")
-    with raises_code("not_deployable", "version 2", "rolled back on 20", "(too slow)"):
+    fix = "draftwell release promote --pair tiny --set device=cpu --release 2 --set reason=…"
+    with raises_code("not_deployable", "version 2", "rolled back on 20", "(too slow)", fix):
         build()
     built = build(ungated_reason="for an experiment")
     assert open_bundle(built).manifest.ungated_reason == "for an experiment"

@@ -36,5 +36,5 @@ def test_the_oldest_go_and_what_is_served_stays(home: Path, keep: int, removed: 
 
 def test_a_folder_that_is_not_there_and_keeping_none(home: Path, tmp_path: Path) -> None:
     assert prune(tmp_path / "none") == []
-    with raises_code("bad_value", "--keep 0"):
+    with raises_code("bad_value", "keep 0"):
         prune(home, 0)

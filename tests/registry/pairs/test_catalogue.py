@@ -50,9 +50,9 @@ def test_the_default_comes_first_and_the_papers_pairs_are_there() -> None:
 
 
 def test_an_unknown_pair_offers_close_names() -> None:
-    with raises_code("unknown_pair", "defalt", "did you mean default?", "`draftwell pairs`"):
+    with raises_code("unknown_pair", "defalt", "did you mean default?", "`draftwell list pairs`"):
         find_pair("defalt")
-    with raises_code("unknown_pair", "pair §§§: see", "`draftwell pairs`"):
+    with raises_code("unknown_pair", "pair §§§: see", "`draftwell list pairs`"):
         find_pair("§§§")
 
 
@@ -81,7 +81,7 @@ def test_a_pair_of_ones_own_by_path_and_in_the_users_folder(
         (("{path: models/small}", "{}"), r"draft: give exactly one of .* \(found none\)"),
         (("models/small}", "models/small, revision: main}"), "draft: revision belongs to hub only"),
         (("name: mine", "name: My Pair"), "name: String should match"),
-        (("licence: mine\n", ""), "licence: Field required"),
+        (("licence: mine", "licence: ''"), "licence: String should have at least 1 character"),
         (("licence: mine", "licence: mine\ndtype: int4"), "dtype: Input should be"),
         (("licence: mine", "licence: [mine"), "line 4 is not valid YAML"),
     ],
@@ -95,6 +95,12 @@ def test_a_wrong_pair_file_is_one_line(
         find_pair(str(file))
     assert str(caught.value).startswith(str(file))
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_pair_is_and_its_licence_may_be_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\ntarget: {path: models/big}\n")
+    assert find_pair(str(file)).licence == "not stated"
 
 
 def test_two_pairs_cannot_have_one_name(tmp_path: Path) -> None:

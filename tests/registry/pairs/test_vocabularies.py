@@ -168,5 +168,5 @@ def test_further_pairs_that_people_use(name: str) -> None:
 
 @pytest.mark.parametrize("other", [QWEN3, PUBLISHED["EleutherAI/pythia-12b"], LLAMA1, GPT2])
 def test_other_families_are_refused(other: Facts) -> None:
-    with raises_code("vocabulary_mismatch", "draft d", "target t", "`draftwell distill`"):
+    with raises_code("vocabulary_mismatch", "draft d", "target t", "`draftwell step distil`"):
         differing(LLAMA32, other)

@@ -147,7 +147,7 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    with raises_code("no_traces", "nowhere", "`draftwell collect`"):
+    with raises_code("no_traces", "nowhere", "`draftwell step collect`"):
         TraceSet(tmp_path / "nowhere").read()
     pq.write_table(pa.table({"a": [1]}), tmp_path / "shard-00000.parquet")
     with raises_code("no_trace_header", "shard-00000.parquet"):

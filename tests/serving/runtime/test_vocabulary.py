@@ -367,7 +367,7 @@ def test_a_draft_of_another_vocabulary_is_left_out(
         pair = load_pair(case.save(tmp_path), LoadSettings(dtype="float32", onnx_draft=True))
     assert set(pair.models) == {"target"}
     (line,) = [one.getMessage() for one in caplog.records]
-    assert "`draftwell distill`" in line
+    assert "`draftwell step distil`" in line
     assert "draft draft cannot draft for target target" in line
     engine, asked = pair.engine(), pair.sampling(max_tokens=24)
     for name in NO_DRAFT:
@@ -378,7 +378,7 @@ def test_a_draft_of_another_vocabulary_is_left_out(
     for name, parameters in WITH_DRAFT:
         if name not in NO_DRAFT:
             strategy = build_strategy(name, parameters, table_resources(HIDDEN))
-            with raises_code("model_missing", "needs a draft model", "`draftwell distill`"):
+            with raises_code("model_missing", "needs a draft model", "`draftwell step distil`"):
                 engine.submit(case.prompt, asked, strategy)
 
 

@@ -420,7 +420,7 @@ def test_a_missing_artifact_is_found_before_the_first_request(
 ) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", leave_out="acceptance_table")
     with pytest.raises(
-        DraftwellError, match=r"^.*spide.*acceptance_table.*draftwell calibrate.*[^\n]$"
+        DraftwellError, match=r"^.*spide.*acceptance_table.*draftwell step calibrate.*[^\n]$"
     ):
         load_bundle(bundle)
 
@@ -434,7 +434,7 @@ def test_a_profile_of_another_machine_is_refused_where_it_matters(
     tmp_path: Path, tiny_models: dict[Role, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle = make_bundle(tmp_path / "spide", tiny_models, "spide", machine="abacus")
-    refused(bundle, "profile_of_another_machine", "abacus", "cpu-", "draftwell calibrate")
+    refused(bundle, "profile_of_another_machine", "abacus", "cpu-", "draftwell step calibrate")
     plain = make_bundle(tmp_path / "plain", tiny_models, "vanilla_sd", machine="abacus")
     assert load_bundle(plain, slots=1).strategy.name == "vanilla_sd"
     assert "tuned on abacus" in caplog.text
@@ -446,7 +446,7 @@ def test_a_profile_of_torchs_layers_is_not_used_with_the_librarys(
     """The machine is the same, so the names of machines alone would let it pass."""
     by_torch = device_class("cpu") + "+torch-target"
     bundle = make_bundle(tmp_path / "spide", tiny_models, "spide", machine=by_torch)
-    refused(bundle, "profile_of_another_machine", "+torch-target", "draftwell calibrate")
+    refused(bundle, "profile_of_another_machine", "+torch-target", "draftwell step calibrate")
     plain = make_bundle(tmp_path / "plain", tiny_models, "vanilla_sd", machine=by_torch)
     served = load_bundle(plain, slots=1)
     assert "spide" not in served.strategies.names(), "what reads the profile is not offered"

@@ -97,9 +97,9 @@ def foreign(folder: Path, into: Path) -> Path:
 BAD: dict[str, tuple[Callable[[Path, Path], Path], tuple[str, ...]]] = {
     "empty": (
         lambda folder, into: changed(folder, into, lambda rows: rows.slice(0, 0)),
-        ("no rows", "draftwell collect"),
+        ("no rows", "draftwell step collect"),
     ),
-    "no shards": (lambda folder, into: into, ("no traces", "draftwell collect")),
+    "no shards": (lambda folder, into: into, ("no traces", "draftwell step collect")),
     "one class": (
         lambda folder, into: changed(
             folder, into, lambda rows: with_values(rows, "ratio", [0.5] * len(rows))
@@ -107,8 +107,8 @@ BAD: dict[str, tuple[Callable[[Path, Path], Path], tuple[str, ...]]] = {
         ("are acceptable", "collect more prompts"),
     ),
     "another pair": (foreign, ("stranger", "e" * 12, "collect one with this pair")),
-    "truncated": (truncated, ("shard-0000", "truncated", "draftwell collect")),
-    "holes": (holed, ("shard-0000", "truncated or no Parquet", "draftwell collect")),
+    "truncated": (truncated, ("shard-0000", "truncated", "draftwell step collect")),
+    "holes": (holed, ("shard-0000", "truncated or no Parquet", "draftwell step collect")),
     "NaN state": (
         lambda folder, into: changed(folder, into, with_nan_state),
         ("NaN", "hidden_before", "collect it again"),

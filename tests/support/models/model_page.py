@@ -6,9 +6,10 @@ timed beside it.
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,26 +35,24 @@ INTRODUCTION = """# Models
 <!-- Written by `python -m tests.support.models.model_page`: change matrix.yaml beside it, not this
 page. -->
 
-Every architecture below was tried as a tiny random model in float32: `exact` means that plain
+Every architecture here was tried as a tiny random model in float32. *Exact* means that plain
 decoding and vanilla speculative decoding, of several requests at once, write the tokens of
 transformers' greedy `generate`, on texts longer than windows and original lengths. All others are
-refused when they are loaded, by the line that is given here; so is every model type that the table
-does not name.
+refused when they are loaded, by the line that is given here, and so is every model type that this
+page does not name. `…` stands for the model type.
 
-| path | what computes |
-| --- | --- |
-| native | compiled layers on CPUs, CUDA graphs on GPUs; torch's without a compiler |
-| transformers, packed | transformers' modules; all requests of a step in one pass |
-| transformers, row by row | transformers' modules and caches; one pass for each request |
-
-Speed is that of plain decoding over transformers' `generate`, of models that are so small that
-what surrounds the products counts most: the median of processor time in {turns} turns of {tokens}
-tokens on {machine}, one thread, torch {torch}, transformers {transformers}.
+The number is the speed of plain decoding over transformers' `generate`, of models that are so
+small that what surrounds the products counts most: the median of processor time in {turns} turns
+of {tokens} tokens on {machine}, one thread, torch {torch}, transformers {transformers}.
 Some may be slower than `generate` there, by a tenth at most: {slower}.
-
-| architecture | model type | result | path | speed |
-| --- | --- | --- | --- | --- |
 """
+COMPUTES = {
+    "native": "Compiled layers on CPUs, CUDA graphs on GPUs; torch's without a compiler.",
+    "transformers, packed": "Transformers' modules; all requests of a step in one pass.",
+    "transformers, row by row": "Transformers' modules and caches; one pass for each request.",
+}
+"""The path of an exact model, and what computes there."""
+ENTRY = re.compile(r"(.+) (`[^`]+`)(?: ([0-9.]+))?")
 
 
 def cells(row: Row, outcome: Outcome) -> tuple[str, ...]:
@@ -62,11 +61,40 @@ def cells(row: Row, outcome: Outcome) -> tuple[str, ...]:
     return row.name, f"`{row.kind}`", result, outcome.way
 
 
+def chapter(row: tuple[str, ...]) -> str:
+    """The heading under which a row stands: its path, or why it is refused."""
+    _, kind, result, way, _ = row
+    name = kind.strip("`")
+    return f"Exact: {way}" if way else "R" + result[1:].replace(f"{name} models", "… models")
+
+
+def render_page(rows: Iterable[tuple[str, ...]]) -> str:
+    """The page behind its introduction: a chapter for each path and each refusal."""
+    chapters: dict[str, list[str]] = {f"Exact: {way}": [] for way in COMPUTES}
+    for row in rows:
+        name, kind, _, _, ratio = row
+        chapters.setdefault(chapter(row), []).append(f"{name} {kind} {ratio}".rstrip())
+    parts = []
+    for heading, entries in chapters.items():
+        computes = COMPUTES.get(heading.removeprefix("Exact: "))
+        parts += [f"## {heading}", *([computes] if computes else []), " · ".join(entries)]
+    return "\n" + "\n\n".join(parts) + "\n"
+
+
 def read_page() -> dict[str, tuple[str, ...]]:
     """Name of each architecture in the committed page → all its cells."""
-    lines = PAGE.read_text(encoding="utf-8").partition("| architecture |")[2].splitlines()[2:]
-    rows = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines]
-    return {row[0]: row for row in rows}
+    found = {}
+    for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
+        heading, *_, entries = part.strip().splitlines()
+        for entry in entries.split(" · "):
+            match = ENTRY.fullmatch(entry)
+            assert match is not None, entry
+            name, kind, ratio = match.groups(default="")
+            refusal = ("r" + heading[1:]).replace("…", kind.strip("`"))
+            path = heading.removeprefix("Exact: ")
+            result, path = ("exact", path) if path != heading else (refusal, "")
+            found[name] = (name, kind, result, path, ratio)
+    return found
 
 
 def speed(row: Row, pair: LoadedPair) -> float:
@@ -95,13 +123,13 @@ def write_page() -> None:
     import transformers
 
     torch.set_num_threads(1)
-    lines = []
+    rows = []
     for row in ROWS:
         with TemporaryDirectory() as folder:
             outcome = check(row, Path(folder))
             ratio = "" if outcome.pair is None else f"{speed(row, outcome.pair):.1f}"
-        lines.append("| " + " | ".join((*cells(row, outcome), ratio)) + " |")
-        print(lines[-1], flush=True)
+        rows.append((*cells(row, outcome), ratio))
+        print(*rows[-1], flush=True)
     words = {
         "slower": ", ".join(SLOWER),
         "turns": TURNS,
@@ -110,7 +138,7 @@ def write_page() -> None:
         "torch": torch.__version__.partition("+")[0],
         "transformers": transformers.__version__,
     }
-    PAGE.write_text(INTRODUCTION.format(**words) + "\n".join(lines) + "\n", encoding="utf-8")
+    PAGE.write_text(INTRODUCTION.format(**words) + render_page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -41,10 +41,15 @@ def write_requests(file: Path, words: str = "the", count: int = 42) -> Path:
 def short_demo(pair: Path, prompts: Path, out: Path) -> str:
     """The command of a whole loop, small enough for seconds."""
     return (
-        f"demo --engine vllm --pair {pair} --prompts {prompts} --device cpu --max-tokens 8 "
-        "--tune-prompts 8 --bench-prompts 8 --serve-seconds 1 "
-        f"--out {out} --methods ngram,draft_model"
+        f"tune --engine vllm --pair {pair} --prompts {prompts} --device cpu "
+        f"{tokens_of(8)} --set tune_prompts=8 --set bench_prompts=8 --set serve_seconds=1 "
+        f"--set out={out} --set methods=ngram,draft_model"
     )
+
+
+def tokens_of(count: int) -> str:
+    """The settings for answers of so many tokens."""
+    return " ".join(f"--set {step}_tokens={count}" for step in ("collect", "tune", "bench"))
 
 
 def settings_of(bundle: Path) -> dict[str, Any]:

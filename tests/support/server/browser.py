@@ -20,6 +20,25 @@ from websockets.sync.client import ClientConnection, connect
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
 PATIENCE = 60
+# Contrast of what every element with text of its own shows, by WCAG's formula; what lies behind is
+# the nearest opaque ground.
+CONTRASTS = """(() => {
+  const rgb = (c) => c.match(/[\\d.]+/g).map(Number);
+  const light = (c) => { const [r, g, b] = rgb(c).map((v) => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const ground = (e) => { for (; e; e = e.parentElement) {
+      const c = getComputedStyle(e).backgroundColor; if ((rgb(c)[3] ?? 1) === 1) return c; }
+    return 'rgb(255, 255, 255)'; };
+  const low = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || e.matches('input, textarea, select');
+    if (!own || !e.checkVisibility()) continue;
+    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+    const ratio = (a + .05) / (b + .05);
+    if (ratio < 4.5) low.push([e.tagName, e.className, e.textContent.slice(0, 20), ratio]);
+  }
+  return low;
+})()"""  # noqa: E501
 
 
 def find_browser() -> str | None:

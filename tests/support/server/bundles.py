@@ -41,6 +41,7 @@ def make_bundle(
     leave_out: str = "",
     sampled: SampledChoice | None = None,
     as_greedy: bool = True,
+    chat: bool = False,
     more: Callable[[Provenance], list[Artifact]] = lambda provenance: [],
 ) -> Path:
     """A bundle with weights; its profile and its config were made on `machine`; `more` gives
@@ -77,6 +78,7 @@ def make_bundle(
         pair="tiny",
         device="cpu",
         dtype="float32",
+        chat=chat,
         fingerprint=mark,
         release_version=1,
         release_digest="r",

@@ -13,7 +13,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from draftwell.serving.server.http.page import page_router
+from draftwell.components.card.card import Card
+from draftwell.components.card.page import card_html
+from draftwell.serving.bundle.card import CARD_JSON, CARD_PAGE
+from draftwell.serving.server.http.page import card_router, page_router
 from tests.support.server.served_pair import running
 
 NUMBER = {
@@ -114,12 +117,14 @@ class Fake:
     key: str | None = None
     allow_parameters: bool = True
     busy: bool = False
+    card: Card | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
     def reset(self) -> None:
         self.key, self.allow_parameters, self.busy = None, True, False
+        self.card = None
         self.bodies, self.paths, self.cancelled = [], [], []
 
 
@@ -138,9 +143,17 @@ def refusal(status: int, message: str, **headers: str) -> JSONResponse:
     )
 
 
+def card_files(card: Card | None) -> dict[str, bytes]:
+    """A card as a bundle has it; empty without one."""
+    if card is None:
+        return {}
+    return {CARD_JSON: card.model_dump_json().encode(), CARD_PAGE: card_html(card).encode()}
+
+
 def fake_app(fake: Fake) -> FastAPI:
     app = FastAPI()
     app.include_router(page_router())
+    app.include_router(card_router(lambda: card_files(fake.card)))
 
     def lacks_key(request: Request) -> bool:
         return fake.key is not None and request.headers.get("authorization") != f"Bearer {fake.key}"
@@ -150,7 +163,9 @@ def fake_app(fake: Fake) -> FastAPI:
         return (
             refusal(401, "a key is needed")
             if lacks_key(request)
-            else JSONResponse(OFFER | {"allow_parameters": fake.allow_parameters})
+            else JSONResponse(
+                OFFER | {"allow_parameters": fake.allow_parameters, "card": fake.card is not None}
+            )
         )
 
     @app.get("/health")

@@ -73,7 +73,7 @@ class Collected:
         if count < wanted:
             raise DraftwellError(
                 f"{client.url} answered {count} tokens of {wanted}: is its own limit lower, or "
-                "does a proxy shorten answers? Ask for fewer with --max-tokens",
+                "does a proxy shorten answers? Ask for fewer with max_tokens",
                 code="engine_fewer_tokens",
             )
         most = min(sampling.max_tokens, self.claimed or sampling.max_tokens)
@@ -86,7 +86,7 @@ class Collected:
         if rated and len(self.top) != count:
             raise DraftwellError(
                 f"{client.url} gave log-probabilities of {len(self.top)} of {count} tokens: leave "
-                "--logprobs out",
+                "logprobs out",
                 code="engine_no_logprobs",
             )
         return Answer(

@@ -76,11 +76,11 @@ def served_model(client: EngineClient) -> Json:
             return {"id": wanted}
     if not models:
         raise DraftwellError(
-            f"{client.url} lists no model at {MODELS}: name one with --engine-model",
+            f"{client.url} lists no model at {MODELS}: name one with --set engine_model=…",
             code="engine_model",
         )
     raise DraftwellError(
-        f"{client.url} serves {', '.join(names[:8])}: name one of them with --engine-model"
+        f"{client.url} serves {', '.join(names[:8])}: name one of them with --set engine_model=…"
         + (f", not {wanted}" if wanted else ""),
         code="engine_model",
     )
@@ -150,7 +150,7 @@ def id_of(token: str) -> int:
     digits = token.removeprefix(ID_PREFIX)
     if token == digits or not digits.isdecimal():
         raise DraftwellError(
-            "the engine names tokens by their texts, not by their ids: leave --logprobs out",
+            "the engine names tokens by their texts, not by their ids: leave logprobs out",
             code="engine_no_logprobs",
         )
     return int(digits)

@@ -39,7 +39,7 @@ def cores(threads: int | None) -> str:
     if threads is not None and here < threads:
         print(
             f"draftwell: {threads} compute threads were measured and {here} cores are "
-            f"here: tune and gate again with --threads {here}, "
+            f"here: tune and gate again with --set threads={here}, "
             "or give it more cores",
             file=sys.stderr,
         )

@@ -1,11 +1,17 @@
 """The page at `/`: static files of this folder, under a policy that lets it fetch from its own
-server and nowhere else."""
+server and nowhere else; and the bundle's card at `/card`, under one that lets it fetch nothing."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Response
+
+from draftwell.serving.bundle.card import CARD_JSON, CARD_PAGE
 
 FOLDER = Path(__file__).parent
 TYPES = {
@@ -25,6 +31,11 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+CARD_POLICY = (
+    "default-src 'none'; style-src {styles}; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; sandbox"
+)
+"""No script, no picture, no address; of styles those alone that are in the page."""
 
 
 def page_router(root: str = "") -> APIRouter:
@@ -60,3 +71,37 @@ def page_router(root: str = "") -> APIRouter:
         return Response(content, headers=HEADERS | {"Content-Type": kind})
 
     return router
+
+
+def card_router(card: Callable[[], Mapping[str, bytes]]) -> APIRouter:
+    """`GET /card` and `GET /card.json`: how the bundle that serves now was tuned; 404 where it does
+    not say.
+
+    Args:
+        card: name → content of the files of that bundle's card; empty without one.
+    """
+    router = APIRouter(include_in_schema=False)
+
+    def found(name: str) -> bytes:
+        if name not in (files := card()):
+            raise HTTPException(404, "the bundle that is served has no card")
+        return files[name]
+
+    @router.get("/card")
+    async def page() -> Response:
+        content = found(CARD_PAGE)
+        headers = HEADERS | {"Content-Security-Policy": policy_of(content)}
+        return Response(content, headers=headers | {"Content-Type": TYPES[".html"]})
+
+    @router.get("/card.json")
+    async def data() -> Response:
+        return Response(found(CARD_JSON), headers=HEADERS | {"Content-Type": "application/json"})
+
+    return router
+
+
+def policy_of(page: bytes) -> str:
+    """The policy of a page that has its styles in its head, each named by its hash."""
+    styles = re.findall(rb"<style>(.*?)</style>", page, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(style).digest()).decode() for style in styles]
+    return CARD_POLICY.format(styles=" ".join(f"'sha256-{one}'" for one in hashes) or "'none'")

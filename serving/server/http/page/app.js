@@ -208,9 +208,23 @@ async function start() {
     controls.show(offer);
     $("model").textContent = `${offer.model} · ${offer.default}`;
     say("");
+    if (offer.card) await showCard();
   } catch (error) {
     explain(error);
   }
+}
+
+// How the bundle was tuned. A link carries no key: where the server needs one, it would be refused.
+async function showCard() {
+  const { speed, strategy, exact, loses, needs } = await get("/card.json", controls.key);
+  const range = speed?.low == null ? "" : ` [${speed.low.toFixed(2)}, ${speed.high.toFixed(2)}]`;
+  const sure = needs ? ` Not yet sure: ${needs}.` : "";
+  $("card-ratio").textContent = speed ? `${speed.ratio.toFixed(2)} ×` : "Plain decoding";
+  $("card-text").textContent = speed
+    ? `the speed of plain decoding with ${strategy}${range} on ${speed.prompts} prompt${speed.prompts === 1 ? "" : "s"}; ${loses ?? (exact ? "exact" : "exact but for near-ties")}.${sure}`
+    : "was chosen when this model was tuned.";
+  $("card-link").hidden = controls.key !== "";
+  $("card").hidden = false;
 }
 
 $("ask").addEventListener("submit", (event) => {

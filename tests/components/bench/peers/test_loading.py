@@ -83,7 +83,7 @@ def test_a_peer_that_is_not_installed_names_the_task(
     [
         ({"device": "cuda"}, "--device cpu"),
         ({"temperature": 0.7}, "--temperature 0"),
-        ({"padded": True}, "--pad-target"),
+        ({"padded": True}, "pad_target"),
     ],
 )
 def test_a_bench_that_they_could_not_repeat_is_refused(
@@ -265,7 +265,7 @@ def test_a_model_that_gguf_would_not_describe_is_refused(
         num_attention_heads=4,
         **settings,
     )
-    with raises_code("no_gguf", "--peer llama.cpp"):
+    with raises_code("no_gguf", "llama.cpp out of peers"):
         write_gguf(LlamaForCausalLM(config), tmp_path / "m.gguf")
     with raises_code("no_gguf", "gpt_neo"):
         write_gguf(module_of("gpt_neo"), tmp_path / "n.gguf")

@@ -3,6 +3,7 @@ tokens, counters; and what each of them cannot say."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.components.engines.remote.conftest import EngineAt
 from tests.support.engines.server import EngineServer, serving
 from tests.support.engines.simulated import SimulatedEngine, letters
 from tests.support.errors import raises_code
+from tests.support.own_plugin import installed, write_distribution
 
 PROMPTS = [[5, 9, 3], [7, 1], [2, 2, 2, 8]]
 TOKENS = 24
@@ -43,6 +45,30 @@ def test_each_is_found_and_says_its_version(speaks: str, engine_at: EngineAt) ->
         assert ("9.8.7" in about.version) == (speaks != "openai")
         told = engine.dialect.tokens_of(engine.client, "abc")
         assert told == (None if speaks == "openai" else letters("abc"))
+
+
+OWN = """
+    from draftwell.components.engines.remote.dialects.vllm import VllmDialect
+
+
+    class OwnDialect(VllmDialect):
+        name = "own"
+
+
+    def recognise(client):
+        version = (client.find("/version") or {}).get("version", "")
+        return OwnDialect() if version.startswith("own-") else None
+    """
+
+
+def test_an_engine_of_a_plugin_is_asked_first(tmp_path: Path, engine_at: EngineAt) -> None:
+    points = {"draftwell.engines": {"own": "own_engine:recognise"}}
+    with installed(write_distribution(tmp_path, points, {"own_engine": OWN})):
+        for version, name in (("own-1", "own"), ("0.20", "vllm")):
+            with serving(EngineServer(SimulatedEngine(version=version), "vllm")) as url:
+                engine = engine_at(url)
+                assert engine.dialect.name == name
+                assert engine.decode(PROMPTS, Sampling(max_tokens=4)).tokens == 12
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -108,7 +134,7 @@ def test_plain_decoding_by_request(engine_at: EngineAt) -> None:
         with serving(plays) as url:
             assert engine_at(url).dialect.switches_off == off
             if not off:
-                with raises_code("engine_always_speculates", "--plain", url):
+                with raises_code("engine_always_speculates", "--set plain=", url):
                     engine_at(url, speculate=False)
                 continue
             [answer] = engine_at(url, speculate=False).decode(PROMPTS[:1], sampling).answers

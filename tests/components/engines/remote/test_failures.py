@@ -148,7 +148,7 @@ def test_keys(engine_at: EngineAt, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_unknown_model_and_several(engine_at: EngineAt) -> None:
     with serving(EngineServer(SimulatedEngine(), models=("one", "two"))) as url:
-        with raises_code("engine_model", "one, two", "--engine-model"):
+        with raises_code("engine_model", "one, two", "--set engine_model="):
             engine_at(url)
         address = parse_address(url, model="three")
         with raises_code("engine_model", "three", "one, two"):
@@ -178,7 +178,7 @@ def test_tls(engine_at: EngineAt, tmp_path: Path, certificate: tuple[Path, Path]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     with serving(EngineServer(SimulatedEngine()), tls=context) as url:
-        with raises_code("engine_tls", "--engine-ca"):
+        with raises_code("engine_tls", "--set engine_ca="):
             engine_at(url)
         with raises_code("engine_unreachable", "https instead"):
             engine_at(url.replace("https", "http"))

@@ -220,7 +220,7 @@ def test_replays_that_are_estimates_are_reported_with_the_fix() -> None:
     for part in ("3 of 10 replays", "of 16 tokens", "2 of pearl, 1 of vanilla_sd", "--rollout"):
         assert part in text
     enough = LOSSLESS | {"rollouts": {**rollouts, "beyond": {}, "inexact": 0}}
-    assert "collect --rollout" not in page_of(enough).text
+    assert "step collect --rollout" not in page_of(enough).text
 
 
 def test_evidence_of_another_shape_is_refused_by_name() -> None:
@@ -229,7 +229,7 @@ def test_evidence_of_another_shape_is_refused_by_name() -> None:
         {"reason": "no choice"},
         {**LOSSLESS, "rungs": 3},
     ):
-        with raises_code("evidence_unreadable", "tuning.json", "draftwell tune"):
+        with raises_code("evidence_unreadable", "tuning.json", "draftwell step choose"):
             TuningEvidence.read(broken, "tuning.json")
 
 

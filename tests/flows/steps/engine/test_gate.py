@@ -106,3 +106,34 @@ def test_loads_at_which_neither_drafts_are_not_compared(monkeypatch: pytest.Monk
     served = released(1, SERVED, levels)
     found = beside(monkeypatch, Method("suffix", 9), [], served=served, levels=levels)
     assert [check.name for check in found.checks] == ["regression, 1 at once"]
+
+
+def test_a_gate_that_passed_already_gives_its_figures_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not none: a card would say figures that the choice was chosen by."""
+    kept = {"gates/7/figures.json": b'[{"label": "ngram(k=5)"}]'}
+    record = SimpleNamespace(judged="these prompts")
+    played: dict[str, Any] = {
+        "deployment_of": SimpleNamespace(temperature=0.0),
+        "find_engine_release": released(2, SERVED),
+        "untouched": [],
+        "standing_record": record,
+        "champion_number": 1,
+        "judged_digest": "these prompts",
+        "objection": None,
+        "outdated": None,
+        "reports_folder": "gates/7",
+        "gate_on_engine": (SimpleNamespace(passed=True, checks=[]), []),
+    }
+    for name, value in played.items():
+        monkeypatch.setattr(gate, name, Mock(return_value=value))
+    gate.find_engine_release.return_value.release.published = None
+    store = SimpleNamespace(read_file=lambda published, file: kept.get(file))
+    monkeypatch.setattr(gate, "Store", lambda: store)
+    settings: Any = SimpleNamespace(fresh=False, bench_tokens=8)
+    space: Any = SimpleNamespace(workspace=SimpleNamespace(say=lambda line: None))
+    assert gate.gate_as(settings, space, 2, [])["figures"] == [{"label": "ngram(k=5)"}]
+    kept.clear()
+    assert gate.gate_as(settings, space, 2, [])["figures"] == []
+    gate.gate_on_engine.assert_called_once()  # it is judged again where they are gone

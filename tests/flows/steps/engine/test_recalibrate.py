@@ -170,7 +170,7 @@ def test_several_gpus_are_refused_before_anything_is_tuned(case: Case) -> None:
     manifest = json.loads(file.read_text())
     manifest["settings"]["gpus"] = 2
     file.write_text(json.dumps(manifest))
-    with raises_code("bad_setting", "1-cpu serves on 2 GPUs", "measured on one", "--ungated"):
+    with raises_code("bad_setting", "1-cpu serves on 2 GPUs", "measured on one", "--set ungated="):
         case.run()
     assert (case.loops, list(case.folder.glob("recalib*"))) == ([], [])
 
@@ -184,7 +184,7 @@ def test_what_a_person_has_taken_back_stays_taken_back(case: Case) -> None:
     assert (again["state"], len(case.loops)) == ("answered", 1)
     assert (
         again["why"]
-        == "2-cpu was taken back by hand, and 1-cpu is served again: --fresh tunes again"
+        == "2-cpu was taken back by hand, and 1-cpu is served again: --set fresh=true tunes again"
     )
     assert case.run(fresh=True)["state"] == "deployed"
     assert (case.home / "current").resolve().name == "3-cpu"
@@ -196,7 +196,7 @@ def test_what_was_restarted_nowhere_is_not_called_deployed(case: Case) -> None:
     case.restarted = False
     case.count("tiny/1-cpu")
     for _ in range(2):
-        with raises_code("nothing_restarted", "2-cpu is ready", "--restart"):
+        with raises_code("nothing_restarted", "2-cpu is ready", "--set restart="):
             case.run()
         assert (case.state(), (case.home / "current").resolve().name, len(case.loops)) == (
             "begun",
@@ -314,7 +314,7 @@ def test_plain_decoding_without_recorded_prompts_is_no_error(case: Case) -> None
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"restart": " "}, "bad_setting", "--restart is empty"),
+        ({"restart": " "}, "bad_setting", "names no command"),
         ({"collect_prompts": 200}, "bad_setting", "add up to 228, and only the newest 200"),
     ],
 )

@@ -289,7 +289,7 @@ def test_the_gates_record_becomes_the_settings() -> None:
     ):
         with raises_code("bad_value", said):
             gated_serving({**record, **changed}, **made)
-    with raises_code("bad_value", "gpus 4", "measured on one", "--ungated"):
+    with raises_code("bad_value", "gpus 4", "measured on one", "--set ungated="):
         gated_serving(record, **made, gpus=4)
     ungated = {**record, "passed": False}
     assert gated_serving(ungated, **made, gpus=4, ungated_reason="a trial").gpus == 4

@@ -315,7 +315,7 @@ def test_a_head_for_other_states_is_refused_in_a_line():
     with raises_code("state_size_differs", "5 numbers", "8") as error:
         decode(table_pair(vocab=8), [1], "specdec_pp", {}, resources, max_tokens=8)
     assert "\n" not in str(error.value)
-    with raises_code("artifact_missing", "draftwell train --kind acceptance_head"):
+    with raises_code("artifact_missing", "draftwell step train --kind acceptance_head"):
         decode(table_pair(vocab=8), [1], "specdec_pp", {}, StrategyResources(), max_tokens=8)
 
 
@@ -438,7 +438,7 @@ def test_a_draft_that_its_policy_ended_below_the_limit_is_learnt_from(monkeypatc
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_shared_threshold_ends_drafting_where_every_draft_is_wrong(deterministic):
-    """adaedl's limit as docs/methods.md has it: it rises with every rejection, and where nothing is
+    """adaedl's limit as PAPERS.md has it: it rises with every rejection, and where nothing is
     drafted nothing lowers it again."""
     target = TableModel.random(8, 0)
     # as sure everywhere

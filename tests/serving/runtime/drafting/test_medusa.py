@@ -88,9 +88,9 @@ def test_heads_of_another_target_are_refused():
         (random_medusa_heads(5, tokens=4), "state_size_differs"),
         (random_medusa_heads(8, tokens=9), "vocabulary_differs"),
     ):
-        with raises_code(code, "draftwell train --kind medusa_heads"):
+        with raises_code(code, "draftwell step train --kind medusa_heads"):
             Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=4), with_heads(heads))
-    with raises_code("artifact_missing", "draftwell train --kind medusa_heads"):
+    with raises_code("artifact_missing", "draftwell step train --kind medusa_heads"):
         decode(table_pair(vocab=8), [1], "medusa", max_tokens=4)
 
 

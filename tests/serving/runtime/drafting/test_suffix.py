@@ -200,7 +200,7 @@ def test_prompt_lookup_asks_the_datastore_only_where_the_context_has_nothing() -
 def test_a_datastore_that_was_asked_for_must_be_there() -> None:
     without = type(table_resources())({})
     for name, parameters in (("rest", {}), ("prompt_lookup", {"use_datastore": True})):
-        with raises_code("artifact_missing", "draftwell train --kind datastore"):
+        with raises_code("artifact_missing", "draftwell step train --kind datastore"):
             next(build_strategy(name, parameters, without).run(session_of([1, 2])))
     for name in ("suffix", "prompt_lookup"):
         next(build_strategy(name, {}, without).run(session_of([1, 2])))

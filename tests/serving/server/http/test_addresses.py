@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from draftwell.serving.bundle.card import CARD_JSON, CARD_PAGE
 from draftwell.serving.server.app import create_app
 from draftwell.serving.server.http.addresses import LONGEST_GUESSED, meant
 from draftwell.serving.server.http.keys import Keys
@@ -25,6 +26,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_t
 BODY = json.dumps(CHAT).encode()
 READ = ["/", "/health", "/ready", "/version", "/metrics", "/metrics/grafana.json"]
 READ += ["/v1/models", "/v1/models/tiny", "/v1/speculation", "/page/app.js", "/openapi.json"]
+READ += ["/card", "/card.json"]
 WRITTEN: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"model": "tiny", "prompt": "hi", "max_tokens": 2},
@@ -41,7 +43,9 @@ ANTHROPIC = {
 
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
-    return served_pair("autoregressive", slots=1)
+    made = served_pair("autoregressive", slots=1)
+    made.card = {CARD_PAGE: b"<p>a card</p>", CARD_JSON: b"{}"}
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +244,7 @@ def test_behind_a_prefix_that_the_proxy_leaves_in_or_takes_out(
     assert wrong.endswith("did you mean /llm/v1/models?")
     for page in (f"{prefix}", f"{prefix}/"):
         names = re.findall(r'(?:src|href)="([^"]+)"', get(keyed, page).text)
-        assert len(names) == 5
+        assert len(names) == 6
         assert all(name.startswith("/llm/") for name in names)
         for name in names:
             assert get(keyed, name.removeprefix("/llm"), **key).status_code == 200, name
@@ -248,7 +252,8 @@ def test_behind_a_prefix_that_the_proxy_leaves_in_or_takes_out(
 
 
 @pytest.mark.parametrize(
-    "root", ["/v1", "/page", "/health", "/metrics", "/v1/chat", "/v1/models/tiny", "/tokenize"]
+    "root",
+    ["/v1", "/page", "/card", "/health", "/metrics", "/v1/chat", "/v1/models/tiny", "/tokenize"],
 )
 def test_a_prefix_of_own_addresses_is_refused(served: ServedModel, root: str) -> None:
     with raises_code("bad_root_path", root):

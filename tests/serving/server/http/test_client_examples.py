@@ -27,21 +27,17 @@ WORKS = "works"
 HEAD = """# Clients
 
 Clients as they come from the package index, unchanged, against a server whose model writes at
-random: the first example of each one's documentation, its tools, its structured output and its
-stream. `tests/serving/server/http/client_examples.py` has the examples; this page is written by
+random: the first example of each one's documentation, its tools, its structured output, its stream.
 
 ```bash
 DRAFTWELL_CLIENTS=/path/to/environment/bin/python DRAFTWELL_CLIENTS_PAGE=1 \\
-    pytest -m slow tests/serving/server/http/test_client_examples.py
+    pytest -m slow tests/serving/server/http/test_client_examples.py    # writes this page
 ```
 
 Each takes the server's address with `/v1`, Anthropic's without, and any text as its key where the
-server needs none. Schemas are as pydantic writes them, without `additionalProperties`.
-
-"works" for tools is a call with the arguments of its schema, read by the client. llm, and
-pydantic-ai's loop of calls, cannot require one of a model that writes at random: there the tools
-are sent, and the answer is text. By its model of responses openai-agents takes an answer that
-`max_tokens` cuts for an error; its tools and structured output were tried by both of its models.
+server needs none. "works" for tools is a call with the arguments of its schema, read by the client;
+llm, and pydantic-ai's loop of calls, cannot require one, so there the tools are sent and the answer
+is text. openai-agents' model of responses takes an answer that `max_tokens` cuts for an error.
 
 | client | version | first example | tools | structured output | streaming |
 |---|---|---|---|---|---|

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.server.browser import Page, browsing, find_browser
+from tests.support.cards import CARD, PLAIN, UNSURE, crowded
+from tests.support.server.browser import CONTRASTS, Page, browsing, find_browser
 from tests.support.server.fake_answers import MARKUP, OFFER, TEXT, TOKENS, Fake, fake_server
 from tests.support.server.server_process import wait_until
 
@@ -17,25 +18,6 @@ pytestmark = pytest.mark.skipif(
 
 DONE = "document.querySelector('#status').textContent.startsWith('Done')"
 READY = "!document.querySelector('#strategy').disabled"
-# Contrast of what every element with text of its own shows, by WCAG's formula; what lies behind is
-# the nearest opaque ground.
-CONTRASTS = """(() => {
-  const rgb = (c) => c.match(/[\\d.]+/g).map(Number);
-  const light = (c) => { const [r, g, b] = rgb(c).map((v) => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-    return .2126 * r + .7152 * g + .0722 * b; };
-  const ground = (e) => { for (; e; e = e.parentElement) {
-      const c = getComputedStyle(e).backgroundColor; if ((rgb(c)[3] ?? 1) === 1) return c; }
-    return 'rgb(255, 255, 255)'; };
-  const low = [];
-  for (const e of document.querySelectorAll('body *')) {
-    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || e.matches('input, textarea, select');
-    if (!own || !e.checkVisibility()) continue;
-    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
-    const ratio = (a + .05) / (b + .05);
-    if (ratio < 4.5) low.push([e.tagName, e.className, e.textContent.slice(0, 20), ratio]);
-  }
-  return low;
-})()"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -395,3 +377,65 @@ def test_the_policy_holds_in_the_browser(page: Page) -> None:
         == "refused"
     )
     assert any("Content Security Policy" in text for text in page.complaints)
+
+
+def test_the_bundles_card_is_told_on_top_and_led_to(page: Page, fake: Fake) -> None:
+    assert page.run("document.querySelector('#card').checkVisibility()") is False
+    fake.card = CARD
+    page.open("about:blank")
+    page.open(f"{fake.url}/")
+    page.wait("document.querySelector('#card').checkVisibility()")
+    assert page.text("#card") == (
+        "1.84 × the speed of plain decoding with eagle3 [1.71, 1.97] on 24 prompts; exact. Its card"
+    )
+    page.click("#card-link")
+    page.wait("location.pathname === '/card' && document.readyState === 'complete'")
+    assert page.text("h1") == "smollm2-135m: eagle3"
+    assert page.complaints == []
+    fake.card = UNSURE
+    page.open(f"{fake.url}/")
+    page.wait("document.querySelector('#card').checkVisibility()")
+    assert page.text("#card").startswith(
+        "1.31 × the speed of plain decoding with eagle3 [0.98, 1.70] on 9 prompts; it loses 2.1 % "
+        "of ROUGE-L. Not yet sure: about 24 more prompts would do."
+    )
+    fake.card = PLAIN
+    page.open("about:blank")
+    page.open(f"{fake.url}/")
+    page.wait("document.querySelector('#card').checkVisibility()")
+    assert page.text("#card").startswith("Plain decoding was chosen when this model was tuned.")
+
+
+def test_a_key_is_no_part_of_a_link(page: Page, fake: Fake) -> None:
+    fake.key, fake.card = "s3cret", CARD
+    page.run("sessionStorage.setItem('draftwell-key', 's3cret')")
+    page.open("about:blank")
+    page.open(f"{fake.url}/")
+    page.wait("document.querySelector('#card').checkVisibility()")
+    assert page.run("document.querySelector('#card-link').checkVisibility()") is False
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_card_is_readable(page: Page, fake: Fake, width: int, scheme: str) -> None:
+    fake.card = crowded()
+    page.resize(width)
+    page.scheme(scheme)
+    page.requests.clear()
+    page.open(f"{fake.url}/card")
+    ground = page.run("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 25, 30)"}[scheme], (
+        "its own policy refuses its style"
+    )
+    assert page.run("document.documentElement.scrollWidth") <= width
+    wide = (
+        "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
+    )
+    assert page.run(f"{wide}.length") == 0, "a table is cut"
+    assert (
+        page.run("Math.min(...[...document.querySelectorAll('svg')].map((e) => e.clientWidth))")
+        > 60
+    )
+    assert page.run(CONTRASTS) == []
+    assert [url for url in page.requests if not url.startswith(f"{fake.url}/card")] == []
+    assert page.complaints == []

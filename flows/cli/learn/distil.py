@@ -1,16 +1,16 @@
-"""`draftwell distill`: a draft for a target that has no small sibling. The command has one
+"""`draftwell step distil`: a draft for a target that has no small sibling. The command has one
 parameter for each flag."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import BeforeValidator, Field
 
 from draftwell.flows.cli.learn.shared import (
-    SOURCES,
     Column,
     Publish,
     Redact,
@@ -28,13 +28,13 @@ from draftwell.flows.cli.options import (
     say,
     set_threads,
 )
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.registry.store import Store
-from draftwell.serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(distill)
+    add_command(app, distil)
 
 
 class Loss(StrEnum):
@@ -48,77 +48,81 @@ Target = Annotated[
     str,
     typer.Option(
         "--target",
-        help="Hub id (ORG/NAME), model folder, or a pair, of which the target is taken.",
+        metavar="DIR|HUB|PAIR",
+        help="Hub id, model folder, or a pair's name.",
     ),
 ]
 Prompts = Annotated[
     str | None,
-    typer.Option("--prompts", help=f"{SOURCES} (default: the target invents its prompts)."),
+    typer.Option("--prompts", metavar="FILE|HUB", help="Default: the target invents them."),
 ]
+
+
+def read_layers(value: Any) -> Any:
+    """Numbers of layers that are written with commas; a list as it is."""
+    if value is None or isinstance(value, list | tuple):
+        return value
+    words = [part.strip() for part in str(value).split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ValueError("write numbers with commas between them, such as 0,1,28,29")
+    return tuple(map(int, words))
+
+
 Layers = Annotated[
-    str | None,
-    typer.Option(
-        "--layers",
-        help=(
-            "Layers of the target to keep, such as 0,1,28,29 (default: the first two and "
-            "the last two)."
-        ),
+    tuple[int, ...] | None,
+    BeforeValidator(read_layers),
+    Field(
+        description="Layers of the target to keep, such as 0,1,28,29. Default: the first two and "
+        "the last two."
     ),
 ]
-HeadTokens = Annotated[
-    int, typer.Option("--head-tokens", min=2, help="Tokens that the draft can propose.")
-]
+HeadTokens = Annotated[int, Field(ge=2, description="Tokens that the draft can propose.")]
 LossOption = Annotated[
     Loss,
-    typer.Option(
-        "--loss",
-        help=(
+    Field(
+        description=(
             "KL divergence (kl) or total variation (tv), which is one minus the chance of "
             "acceptance."
-        ),
+        )
     ),
 ]
 Minutes = Annotated[
     float,
     typer.Option(
         "--minutes",
+        metavar="N",
         min=0.01,
-        help="Training time; writing the training text before it takes further time.",
+        help="Training time.",
     ),
 ]
 Tokens = Annotated[
     int | None,
-    typer.Option("--tokens", min=1, help="Train on this many tokens instead of for --minutes."),
+    Field(ge=1, description="Train on this many tokens instead of for --minutes."),
 ]
 Invent = Annotated[
     int,
-    typer.Option(
-        "--invent",
-        min=8,
-        help="Number of instructions that the target invents without --prompts.",
-    ),
+    Field(ge=8, description="Number of instructions that the target invents without --prompts."),
 ]
 Name = Annotated[
     str | None,
-    typer.Option("--name", help="Name of the new pair (default: the target's with -distilled)."),
+    Field(description="Name of the new pair (default: the target's with -distilled)."),
 ]
 Work = Annotated[
     Path | None,
-    typer.Option(
-        "--work",
-        help=(
+    Field(
+        description=(
             "Folder of unfinished work, which a second run resumes (default: in "
             "$DRAFTWELL_HOME/distill)."
-        ),
+        )
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder of the draft (default: in the pair's workspace)."),
+    Field(description="Folder of the draft (default: in the pair's workspace)."),
 ]
 
 
-def distill(
+def distil(
     target: Target,
     prompts: Prompts = None,
     limit: Limit = None,
@@ -143,9 +147,8 @@ def distill(
     """Make a draft of a few of a target's own layers, trained on what the target writes, and a pair
     of both. A run that was stopped resumes where it was.
 
-    Example: draftwell distill --target HuggingFaceTB/SmolLM2-360M-Instruct --minutes 60
+    Example: draftwell step distil --target HuggingFaceTB/SmolLM2-360M-Instruct --minutes 60
     """
-    kept = None if layers is None else numbers(layers)
     for folder in filter(None, (work, out)):
         check_folder(folder)
     rows = load(prompts, limit, split=split, column=column, redact=redact) if prompts else None
@@ -154,7 +157,7 @@ def distill(
     set_threads(threads)
     wanted = distil_step.DistilRequest(
         target,
-        layers=kept,
+        layers=layers,
         prompts=rows,
         invented=invent,
         head_tokens=head_tokens,
@@ -177,15 +180,4 @@ def distill(
     if found := made.report.get("agreement"):
         after = f"{found['positions']} tokens that the target wrote after untouched prompts"
         typer.echo(f"agreement {found['agreement']:.3f} on {after}")
-    typer.echo(f"{made.folder}  {reports}\nnext: draftwell collect --pair {made.pair.name}")
-
-
-def numbers(layers: str) -> tuple[int, ...]:
-    """`0,1,28,29` as numbers."""
-    try:
-        return tuple(int(part) for part in layers.split(","))
-    except ValueError as error:
-        raise DraftwellError(
-            f"--layers {layers!r}: write numbers with commas between them, such as 0,1,28,29",
-            code="bad_layers",
-        ) from error
+    typer.echo(f"{made.folder}  {reports}\nnext: draftwell step collect --pair {made.pair.name}")

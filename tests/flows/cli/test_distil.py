@@ -1,5 +1,5 @@
-"""`draftwell distill`: from a folder to a pair that the other commands take, and what is refused
-before any work."""
+"""`draftwell step distil`: from a folder to a pair that the other commands take, and what is
+refused before any work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftwell.serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_prompts
 from tests.support.patching import replace_everywhere
 
-QUICK = "--tokens 2000 --max-tokens 12 --head-tokens 64 --dtype float32"
+QUICK = "--set tokens=2000 --set max_tokens=12 --set head_tokens=64 --set dtype=float32"
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def test_a_folder_becomes_a_pair(
 ) -> None:
     shutil.copyfile(empty_database, place / "mlflow.db")
     target = pair_file.parent / "target"
-    done = run(f"distill --target {target} --prompts {prompts_file} --name kept", QUICK)
+    done = run(f"step distil --target {target} --prompts {prompts_file} --set name=kept", QUICK)
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "next: draftwell collect --pair kept" in done.stdout
+    assert "next: draftwell step collect --pair kept" in done.stdout
     home = place / "draftwell" / "pairs"
     assert yaml.safe_load((home / "kept.yaml").read_text())["draft"] == {"artifact": "kept/draft"}
     spec = find_pair("kept")
@@ -49,7 +49,9 @@ def test_a_folder_becomes_a_pair(
     published = Store().resolve("distilled_draft", "kept", 1)
     assert published.digest == digest_of(home / "kept" / "draft")
     assert published.tags["trace_digest"], "the digest of the text it was trained on"
-    done = run(f"collect --pair kept --prompts {prompts_file} --limit 2 --max-tokens 6")
+    done = run(
+        f"step collect --pair kept --prompts {prompts_file} --set limit=2 --set max_tokens=6"
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "positions" in done.stdout
     done = run(
@@ -61,15 +63,16 @@ def test_a_folder_becomes_a_pair(
 
     before = snapshot(home)
     other = run(
-        f"distill --target {pair_file.parent}/draft --prompts {prompts_file} --name "
-        "kept --no-publish",
+        f"step distil --target {pair_file.parent}/draft --prompts {prompts_file} --set "
+        "name=kept --set publish=false",
         QUICK,
     )
     assert (other.exit_code, other.stdout) == (2, "")
     assert "pair named kept already" in other.stderr
     assert snapshot(home) == before
     finished = run(
-        f"distill --target {target} --prompts {prompts_file} --name kept --no-publish",
+        f"step distil --target {target} --prompts {prompts_file} --set name=kept --set "
+        f"publish=false",
         QUICK,
     )
     assert finished.exit_code == 0, (finished.output, finished.exception)
@@ -85,9 +88,10 @@ def test_a_target_that_asks_itself(
     from draftwell.components.prompts import prompt as prompts
 
     monkeypatch.setattr(prompts, "DEMO", write_prompts(place / "demo.jsonl"))
-    folders = f"--out {place}/draft --work {place}/shards"
+    folders = f"--set out={place}/draft --set work={place}/shards"
     done = run(
-        f"distill --target {pair_file} --invent 24 --layers 1 --loss tv --name asked --no-publish",
+        f"step distil --target {pair_file} --set invent=24 --set layers=1 --set loss=tv --set "
+        f"name=asked --set publish=false",
         folders,
         QUICK,
     )
@@ -104,18 +108,18 @@ def test_a_target_that_asks_itself(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--layers 0,99", ("0,99", "2 layers")),
-        ("--layers 0,x", ("'0,x'", "numbers with commas")),
-        ("--layers ''", ("numbers with commas",)),
-        ("--name smollm2-135m", ("pair named smollm2-135m already",)),
-        ("--name default", ("pair named default already",)),
-        ("--name 'Mine!'", ("'Mine!'", "lower case")),
-        ("--max-tokens 300", ("--max-tokens 300", "256")),
+        ("--set layers=0,99", ("0,99", "2 layers")),
+        ("--set layers=0,x", ("0,x", "numbers with commas")),
+        ("--set layers=,", ("numbers with commas",)),
+        ("--set name=smollm2-135m", ("pair named smollm2-135m already",)),
+        ("--set name=default", ("pair named default already",)),
+        ("--set name='Mine!'", ("'Mine!'", "lower case")),
+        ("--set max_tokens=300", ("max_tokens 300", "256")),
         ("--prompts nowhere.jsonl", ("nowhere.jsonl",)),
-        ("--out no/such/folder", ("no/such/folder",)),
-        (f"--out {Path(__file__).parent}", (str(Path(__file__).parent), "--out")),
-        ("--out both --work both", ("--out", "--work", "both")),
-        ("--out .", ("you are in",)),
+        ("--set out=no/such/folder", ("no/such/folder",)),
+        (f"--set out={Path(__file__).parent}", (str(Path(__file__).parent), "out")),
+        ("--set out=both --set work=both", ("out or work",)),
+        ("--set out=.", ("you are in",)),
         ("--device tpu", ("tpu",)),
     ],
 )
@@ -128,7 +132,8 @@ def test_refused_before_any_work(
     words: tuple[str, ...],
 ) -> None:
     done = run(
-        f"distill --target {pair_file.parent}/target --prompts {prompts_file} --no-publish",
+        f"step distil --target {pair_file.parent}/target --prompts {prompts_file} --set "
+        f"publish=false",
         arguments,
     )
     assert (done.exit_code, done.stdout) == (2, "")
@@ -147,7 +152,7 @@ def test_refused_before_any_work(
     ],
 )
 def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -> None:
-    done = run(f"distill --target {target} --no-publish --name some")
+    done = run(f"step distil --target {target} --set publish=false --set name=some")
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in done.stderr
     assert snapshot(place) == {}
@@ -160,8 +165,8 @@ def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(
     from draftwell.components.collect.plan import exclusive_folder
 
     command = (
-        f"distill --target {pair_file.parent}/target --prompts {prompts_file} --name kept "
-        f"--no-publish {QUICK}"
+        f"step distil --target {pair_file.parent}/target --prompts {prompts_file} --set name=kept "
+        f"--set publish=false {QUICK}"
     )
     with exclusive_folder(place / held, "distillation"):
         done = run(command)
@@ -192,8 +197,10 @@ def test_prompts_of_any_source(
     (place / "spool").mkdir()
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "an inn"}]
     (place / "spool" / "day.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
-    for source in (f"{place}/t.csv --column story", f"{place}/spool"):
-        done = run(f"distill --target {pair_file.parent}/target --no-publish --prompts {source}")
+    for source in (f"{place}/t.csv --set column=story", f"{place}/spool"):
+        done = run(
+            f"step distil --target {pair_file.parent}/target --set publish=false --prompts {source}"
+        )
         assert "noted" in done.stderr, (done.output, done.exception)
     table, spool = (wanted.prompts for wanted in asked)
     assert table is not None
@@ -202,12 +209,16 @@ def test_prompts_of_any_source(
     assert [(p.prompt, p.messages) for p in spool] == [("an inn", (talk[0],))]
 
 
-@pytest.mark.parametrize("command", ["distill --target", "tune --pair", "calibrate --pair"])
+@pytest.mark.parametrize(
+    "command", ["step distil --target", "step choose --pair", "step calibrate --pair"]
+)
 def test_a_column_that_a_table_lacks_is_refused_first(
     run: Any, place: Path, pair_file: Path, command: str
 ) -> None:
     (place / "t.csv").write_text("saying,story\nx,the inn\n")
-    done = run(f"{command} {pair_file} --no-publish --prompts {place}/t.csv --column tale")
+    done = run(
+        f"{command} {pair_file} --set publish=false --prompts {place}/t.csv --set column=tale"
+    )
     assert (done.exit_code, done.stdout) == (2, "")
     assert "no column tale" in done.stderr
     assert list(snapshot(place)) == ["t.csv"]
@@ -215,7 +226,9 @@ def test_a_column_that_a_table_lacks_is_refused_first(
 
 def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
     prompts = write_prompts(place / "two.jsonl", 2)
-    done = run(f"distill --target {pair_file.parent}/target --prompts {prompts} --no-publish")
+    done = run(
+        f"step distil --target {pair_file.parent}/target --prompts {prompts} --set publish=false"
+    )
     assert (done.exit_code, done.stdout) == (2, "")
     assert "2 prompts are too few" in done.stderr
 

@@ -1,5 +1,5 @@
-"""`draftwell tune`: the choice of strategy and parameters. The command has one parameter for each
-flag."""
+"""`draftwell step choose`: the choice of strategy and parameters. The command has one parameter
+for each flag."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import Field
 
 from draftwell.components.engines.remote.address import is_address
 from draftwell.components.tune.settings import DEFAULTS, TuneSettings
@@ -43,6 +44,7 @@ from draftwell.flows.cli.options import (
     readable,
     say,
 )
+from draftwell.flows.cli.settings_option import add_command
 from draftwell.flows.cli.shared_options import ADDRESS, GRID, LAUNCHER, with_options
 from draftwell.flows.context import StepContext, open_trace, training_prompts
 from draftwell.flows.workspace import Workspace
@@ -58,16 +60,16 @@ LIMITS = DEFAULTS.constraints
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
-    app.command()(with_options(tune, ADDRESS, LAUNCHER, GRID))
+    launcher = {"launcher": (LauncherOption, None)}
+    add_command(app, with_options(choose, ADDRESS, LAUNCHER, GRID, launcher))
 
 
 Temperature = Annotated[
     float,
-    typer.Option(
-        "--temperature",
-        min=0.0,
-        max=2.0,
-        help=(
+    Field(
+        ge=0.0,
+        le=2.0,
+        description=(
             "Of requests to tune for: 0 for greedy ones, above 0 for sampled ones; the "
             "other choice stays."
         ),
@@ -75,33 +77,29 @@ Temperature = Annotated[
 ]
 Trials = Annotated[
     int | None,
-    typer.Option(
-        "--trials",
-        min=1,
-        help="Configurations to try by replay, at most; default: all there are.",
-    ),
+    Field(ge=1, description="Configurations to try by replay, at most; default: all there are."),
 ]
 LosslessOnly = Annotated[
     bool,
-    typer.Option("--lossless-only/--allow-lossy", help="Choose among lossless strategies only."),
+    Field(description="Choose among lossless strategies only."),
 ]
 MaxQualityLoss = Annotated[
     float | None,
-    typer.Option(
-        "--max-quality-loss",
-        min=0,
-        max=1,
-        help="With --allow-lossy: relative loss, at most, in the share of tokens that are "
-        "the target's argmax, compared with plain "
-        "decoding; default: what the gate allows.",
+    Field(
+        ge=0,
+        le=1,
+        description=(
+            "With lossless_only=false: relative loss, at most, in the share of tokens that are "
+            "the target's argmax, compared with plain "
+            "decoding; default: what the gate allows."
+        ),
     ),
 ]
 MaxCostRatio = Annotated[
     float | None,
-    typer.Option(
-        "--max-cost-ratio",
-        min=0.01,
-        help=(
+    Field(
+        ge=0.01,
+        description=(
             "Target calls per token, at most, relative to vanilla SD at its fastest gamma; "
             "default: no limit."
         ),
@@ -109,23 +107,29 @@ MaxCostRatio = Annotated[
 ]
 Study = Annotated[
     Path | None,
-    typer.Option(
-        "--study", help="File of trials to resume or to create; default: the workspace's."
-    ),
+    Field(description="File of trials to resume or to create; default: the workspace's."),
 ]
 Schedule = Annotated[
     Path | None,
-    typer.Option(
-        "--schedule",
-        help=(
+    Field(
+        description=(
             "Draft lengths by load from elsewhere, which are tried beside ours: vLLM's "
             "speculative config, SGLang's adaptive JSON or TensorRT-LLM's options."
-        ),
+        )
+    ),
+]
+
+LauncherOption = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="COMMAND",
+        help="With --engine URL: what starts it, or its file (docs/launchers.md).",
     ),
 ]
 
 
-def tune(
+def choose(
     context: typer.Context,
     pair: Pair = "default",
     traces: Traces = None,
@@ -150,18 +154,17 @@ def tune(
     threads: Threads = None,
     engine: EngineOption = "draftwell",
     methods: Methods = None,
-    levels: Levels = "1",
+    levels: Levels = (1,),
     schedule: Schedule = None,
     fresh: Fresh = False,
 ) -> None:
-    """Replays every configuration, measures the best few, and picks plain decoding unless one is
-    measurably faster. With --engine vllm, vLLM's ways are measured by running it; with --engine URL
-    and --launcher, those of an engine that your own command starts.
+    """Replay every configuration, measure the best few, and choose one, or plain decoding unless
+    one is measurably faster. On another engine its ways to speculate are measured by running it.
 
-    Greedy and sampled requests are tuned one at a time, on traces of their temperature; a release
-    holds both. Prompts that something was made from are left out. --pad-target saves nothing.
+    Greedy and sampled requests are tuned one at a time (temperature); a release holds both.
 
-    Example: draftwell tune --pair default --allow-lossy --max-quality-loss 0.05
+    Example: draftwell step choose --pair default --set lossless_only=false --set
+    max_quality_loss=0.05
     """
     more = partial(load_more, prompts, limit, split=split, column=column, redact=redact)
     check_options(study, lossless_only, max_quality_loss)
@@ -225,7 +228,7 @@ def check_options(study: Path | None, lossless_only: bool, max_quality_loss: flo
         check_output(study)
     if lossless_only and max_quality_loss is not None:
         say(
-            "--max-quality-loss changes nothing without --allow-lossy: lossless strategies "
+            "max_quality_loss changes nothing without lossless_only=false: lossless strategies "
             "lose no quality"
         )
 

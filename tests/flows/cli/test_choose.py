@@ -1,5 +1,5 @@
-"""`draftwell tune` and its station: what is kept, what goes on, what is refused, and the champion
-beside it."""
+"""`draftwell step choose` and its station: what is kept, what goes on, what is refused, and the
+champion beside it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from tests.support.loop.tiny_files import snapshot
 @pytest.fixture
 def tune(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     """Runs the command on a pair that was collected."""
-    done = run(f"collect --pair {pair_file} --prompts {prompts_file} --limit 6 --max-tokens 12")
+    done = run(
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=6 --set "
+        f"max_tokens=12"
+    )
     assert done.exit_code == 0, done.output
     return lambda *more: run(
-        f"tune --pair {pair_file} --prompts {prompts_file} --limit 2 "
-        "--max-tokens 8 --trials 4 --no-publish",
+        f"step choose --pair {pair_file} --prompts {prompts_file} --set limit=2 "
+        "--set max_tokens=8 --set trials=4 --set publish=false",
         *more,
     )
 
@@ -98,14 +101,14 @@ def test_a_file_that_is_no_study_stays_as_it_is(
     tune: Callable[..., Any], space: Path, own_stores: Path
 ) -> None:
     study = own_stores / "mine.jsonl"
-    assert tune(f"--study {study}").exit_code == 0
+    assert tune(f"--set study={study}").exit_code == 0
     before = snapshot(space)
     # the second: as up to 0.6
     for other in (b"no trials at all " * 100, b"SQLite format 3\x00" * 100):
         study.write_bytes(other)
-        refused(tune(f"--study {study}"), "mine.jsonl is no file of trials", "--study")
+        refused(tune(f"--set study={study}"), "mine.jsonl is no file of trials", "--set study=")
         assert study.read_bytes() == other
-    refused(tune(f"--study {own_stores}/nowhere/mine.jsonl"), "nowhere", "does not exist")
+    refused(tune(f"--set study={own_stores}/nowhere/mine.jsonl"), "nowhere", "does not exist")
     assert snapshot(space) == before
 
 
@@ -124,11 +127,14 @@ def test_prompts_that_were_collected_on_are_not_measured_on(
     made = DecodingConfig.load(space / "cpu" / "artifacts" / "decoding_config").provenance
     assert made.training_prompts == hashes_of(rows[:8])
     done = run(
-        f"tune --pair {pair_file} --prompts {prompts_file} --limit 2 --traces "
-        f"{space}/traces --no-publish --max-tokens 4 --trials 1",
+        f"step choose --pair {pair_file} --prompts {prompts_file} --set limit=2 --set traces="
+        f"{space}/traces --set publish=false --set max_tokens=4 --set trials=1",
     )
     assert done.exit_code == 0, (done.output, done.exception)
-    done = run(f"collect --pair {pair_file} --prompts {prompts_file} --max-tokens 4 --fresh")
+    done = run(
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set max_tokens=4 --set "
+        f"fresh=true"
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     refused(tune(), "no prompt is left: all 12 were used to make traces", "--prompts")
 
@@ -138,7 +144,7 @@ def test_a_padded_target_leaves_nothing_behind(
     tune: Callable[..., Any], space: Path, own_stores: Path
 ) -> None:
     before = snapshot(own_stores)
-    done = tune("--pad-target 500000")
+    done = tune("--set pad_target=500000")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "neither saved nor registered" in done.stderr
     assert snapshot(own_stores) == before
@@ -146,9 +152,9 @@ def test_a_padded_target_leaves_nothing_behind(
 
 @pytest.mark.slow
 def test_constraints_reach_the_tuner(tune: Callable[..., Any], space: Path) -> None:
-    done = tune("--max-cost-ratio 0.01 --max-quality-loss 0.1 --max-tokens 14")
+    done = tune("--set max_cost_ratio=0.01 --set max_quality_loss=0.1 --set max_tokens=14")
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "--max-quality-loss changes nothing without --allow-lossy" in done.stderr
+    assert "max_quality_loss changes nothing without lossless_only=false" in done.stderr
     assert (
         "predicting texts of 12 tokens, which is all that the trace has, and measuring 14"
         in done.stderr
@@ -174,8 +180,9 @@ def test_an_unfit_trace_is_refused_before_the_machine_is_measured(
 ) -> None:
     sampled = own_stores / "sampled"
     done = run(
-        f"collect --pair {pair_file} --prompts {prompts_file} --limit 2 --max-tokens 4 "
-        f"--temperature 0.7 --out {sampled}",
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=2 --set "
+        f"max_tokens=4 "
+        f"--set temperature=0.7 --set out={sampled}",
     )
     assert done.exit_code == 0, done.output
     before = snapshot(space)
@@ -183,7 +190,7 @@ def test_an_unfit_trace_is_refused_before_the_machine_is_measured(
         (foreign(space / "traces", own_stores / "foreign"), "stranger"),
         (sampled, "sampled at temperature 0.7"),
     ):
-        refused(tune(f"--traces {bad}"), word)
+        refused(tune(f"--set traces={bad}"), word)
         assert snapshot(space) == before, "a hardware profile would lie there"
 
 
@@ -194,20 +201,21 @@ def test_each_class_of_temperatures_is_tuned_by_itself(
     """On traces of its own, which lie beside the greedy ones; the other choice stays as it is, with
     its evidence."""
     kept = space / "cpu" / "artifacts" / "decoding_config"
-    refused(tune("--temperature 0.7"), "no traces", "--temperature 0.7")
+    refused(tune("--set temperature=0.7"), "no traces", "--set temperature=0.7")
     done = run(
-        f"collect --pair {pair_file} --prompts {prompts_file} --limit 4 --max-tokens 12 "
-        "--temperature 0.7",
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set "
+        f"max_tokens=12 "
+        "--set temperature=0.7",
     )
     assert done.exit_code == 0, done.output
-    assert tune("--temperature 0.7").exit_code == 0
+    assert tune("--set temperature=0.7").exit_code == 0
     first = DecodingConfig.load(kept)
     assert (first.strategy, first.evidence) == ("autoregressive", {}), (
         "nothing is tuned for greedy requests yet"
     )
     assert first.sampled is not None
     assert (first.sampled.temperature, first.sampled.evidence["temperature"]) == (0.7, 0.7)
-    done = tune("--max-tokens 7")
+    done = tune("--set max_tokens=7")
     assert done.exit_code == 0, (done.output, done.exception)
     both = DecodingConfig.load(kept)
     assert both.sampled == first.sampled
@@ -217,7 +225,7 @@ def test_each_class_of_temperatures_is_tuned_by_itself(
         == both.evidence["trace_digest"]
         != first.sampled.evidence["trace_digest"]
     )
-    assert tune("--temperature 0.7 --max-tokens 6").exit_code == 0
+    assert tune("--set temperature=0.7 --set max_tokens=6").exit_code == 0
     again = DecodingConfig.load(kept)
     assert (again.evidence, again.provenance.trace_digest) == (
         both.evidence,
