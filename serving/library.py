@@ -271,17 +271,17 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if parts is None and given.get("role") in ("assistant", "tool"):
         parts = ""  # of an assistant that called a tool
     if isinstance(parts, list | tuple):
-        texts = [
+        found = [
             part.get("text")
             for part in parts
             if isinstance(part, Mapping) and part.get("type") in TEXTS
         ]
-        whole = len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
-        parts = "".join(texts) if whole else None
+        texts = [text for text in found if isinstance(text, str)]
+        parts = "".join(texts) if len(texts) == len(parts) else None
     if not isinstance(given.get("role"), str) or not isinstance(parts, str):
-        found = f"one has {sorted(given)}" if given else f"one is {message!r}"
+        seen = f"one has {sorted(given)}" if given else f"one is {message!r}"
         raise InvalidRequest(
-            f"a message needs a role and a content of text, and {found}: write "
+            f"a message needs a role and a content of text, and {seen}: write "
             '{"role": "user", "content": "…"}',
             code="bad_messages",
         )
