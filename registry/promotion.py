@@ -105,7 +105,7 @@ def promote(
         raise DraftwellError(
             f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} "
             f"{device_options(device)} --release "
-            f"{release.version}`, or give a reason to promote it all the same",
+            f"{release.version}`, or promote it all the same with --set reason=…",
             code="gated_against_another_champion",
         )
     if (why := withdrawal(store, release)) and not reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from draftwell.components.bench.schema import Frozen
 
@@ -14,6 +14,8 @@ FEWEST_CONFIRMING = 16
 """Prompts of the gate, with fewer of which a card says that it is not yet sure."""
 WIDEST = 0.12
 """Half of a sure interval's width at most, as a share of the ratio."""
+FEWEST_FOR_INTERVAL = 4
+"""Prompts. Two or three give ends that are far too wide or, by resampling, far too narrow."""
 
 PLAIN = ("autoregressive", "off")
 """Plain decoding, as our own engine and others call it."""
@@ -25,12 +27,17 @@ class Speed(Frozen):
     name: str
     """Kind of prompt, number of requests at once, or strategy."""
     ratio: float
-    low: float | None = None
-    high: float | None = None
-    """Ends of the 90 % interval over prompts; None where there were too few."""
     prompts: int
     """0 of a prediction."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the 90 % interval over prompts; None where there were fewer than four."""
     tokens_per_second: float | None = None
+
+    @field_validator("low", "high")
+    @classmethod
+    def _few_have_none(cls, end: float | None, given: ValidationInfo) -> float | None:
+        return end if given.data.get("prompts", 0) >= FEWEST_FOR_INTERVAL else None
 
 
 class Tried(Frozen):

@@ -15,7 +15,7 @@ from draftwell.components.report.drawing import FAINT, INK, SECOND, canvas, draw
 
 MUTED = "#5b6875"
 AXIS = "times as fast as plain decoding"
-FACTS = ("settings", "exact", "memory", "machine", "models")
+FACTS = ("settings", "exact", "memory", "machine", "models", "next")
 """That the picture has; the page has them all."""
 MOST_BARS = 8
 """Of a chart."""
@@ -31,14 +31,14 @@ def card_png(card: Card) -> bytes:
         for heading, rows in (
             ("by kind of prompt", card.by_kind),
             ("by requests at once", card.by_requests),
-            ("tried in tuning, on other prompts", [one.speed for one in card.tried]),
+            ("tried, on other prompts", [one.speed for one in card.tried]),
         )
         if rows
     ]
     bars = max((len(rows) for _, rows in charts), default=0)
     foot = "\n".join(
         textwrap.shorten(f"{name}: {value}", LETTERS, placeholder=" …")
-        for name, value in facts(card).items()
+        for name, value in {**facts(card), "next": card.next_command}.items()
         if name in FACTS
     )
     heights = [1.3, 0.7 + 0.3 * bars if charts else 0.1, 0.25 + 0.18 * (foot.count("\n") + 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftwell.components.card.card import Card, Speed
 from draftwell.components.report.tables import duration, number, plural
 
-INTERVAL = "in brackets: 90 % interval over prompts"
+INTERVAL = "in brackets: 90 % interval over prompts; of fewer than four there is none"
 PLAINLY = "plain decoding: nothing that was tried was chosen"
 LOSSLESS = "yes, answers are the target's own"
 ROUNDED = f"{LOSSLESS}, but for near-ties that rounding decides"

@@ -201,7 +201,7 @@ class Launcher:
                     f"{one.label} did not answer at {one.address.url} within "
                     f"{self.start_seconds / 60:g} minutes ({why}; its log ends with: "
                     f"{last_line(one.group.log)}): see {one.group.log}, or name more "
-                    "--start-minutes",
+                    "start_minutes",
                     code="engine_timeout",
                 )
             if now - told > TELL_SECONDS:

@@ -308,7 +308,8 @@ def serve(
             f"draftwell serve starts an engine: name {' or '.join(CAPABILITIES)} with --engine",
             code="engine_option",
         )
-    passed_on = [*context.args, *([] if port is None else ["--port", str(port)])]
+    # the port first: an option of theirs at the end then still lacks its value
+    passed_on = [*([] if port is None else ["--port", str(port)]), *context.args]
     if engine == "vllm":
         from draftwell.flows.cli.engine import serve_elsewhere
 

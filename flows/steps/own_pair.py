@@ -136,7 +136,7 @@ def written(spec: PairSpec, gigabytes: float | None) -> PairSpec:
 
 def words_of(source: ModelSource) -> str:
     """A model as a user named it, without the folders above it."""
-    return source.hub or Path(source.path or source.artifact or "").name
+    return source.hub or source.artifact or Path(source.path or "").name
 
 
 def free_name(sources: Mapping[str, ModelSource]) -> str:

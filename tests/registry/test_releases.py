@@ -181,7 +181,7 @@ def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(
     assert "(answers in French are cut)" in str(withdrawal(store, bad))
     rollback(store, "tiny", "cpu", "still")  # one further back, and not to and fro
     assert aliases(store) == (1, 1)
-    with raises_code("no_previous_champion", "version 1", "--to"):
+    with raises_code("no_previous_champion", "version 1", "--release"):
         rollback(store, "tiny", "cpu", "once more")
     assert aliases(store) == (1, 1)
 
@@ -200,7 +200,7 @@ def test_what_was_rolled_back_serves_again_only_for_a_reason(champions: Make, st
     _, two = champions(2)
     rollback(store, "tiny", "cpu", "too slow in the evening")
     record_gate(store, verdict(two, beside=1))
-    with raises_code("was_rolled_back", "version 2", "(too slow in the evening)", "--reason"):
+    with raises_code("was_rolled_back", "version 2", "(too slow in the evening)", "reason="):
         promote(store, "tiny", "cpu", 2)
     with raises_code("no_way_back", "version 2", "rolled back"):
         rollback(store, "tiny", "cpu", "and this one", to=2)
@@ -302,7 +302,7 @@ def test_a_verdict_beside_an_older_champion_promotes_nothing(
         "version 1",
         "version 2",
         "`draftwell gate --pair tiny --device cpu --release 3`",
-        "--reason",
+        "reason=",
     ):
         promote(store, "tiny", "cpu", 3)
     with raises_code("gated_against_another_champion", "no champion", "version 2"):
@@ -319,7 +319,7 @@ def test_a_verdict_beside_an_older_champion_promotes_nothing(
 def test_no_ungated_release_comes_back(make_release: Make, champions: Make, store: Store) -> None:
     champions(1)
     make_release("ungated", accepted=4)
-    with raises_code("no_way_back", "version 2", "gate record", "--to"):
+    with raises_code("no_way_back", "version 2", "gate record", "--release"):
         rollback(store, "tiny", "cpu", "x", to=2)
     assert aliases(store) == (1, 1)
 

@@ -67,6 +67,7 @@ def test_a_gpu_has_what_the_driver_says_and_what_torch_keeps_unused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda = SimpleNamespace(
+        is_available=lambda: True,
         mem_get_info=lambda device: (700, 1000),
         memory_reserved=lambda device: 90,
         memory_allocated=lambda device: 60,

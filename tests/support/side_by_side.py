@@ -19,6 +19,7 @@ ONE_PREFECT_SERVER = tuple(
         "orchestration/test_pipeline",
         "orchestration/test_deployments",
         "steps/test_recalibrate",
+        "test_library",
     )
 )
 """Quick tests that need Prefect's server, whose start takes ten seconds: they share a process, and

@@ -36,7 +36,7 @@ def test_a_verdict_in_three_forms():
 
 def test_not_enough_evidence_is_shown_as_neither_passed_nor_failed():
     verdict = GateVerdict((Check("speedup", 1.2, 1.0, True, "fast"), OPEN))
-    assert "gate: NOT ENOUGH EVIDENCE (an estimated 40 prompts would decide: --limit 40)" in shown(
+    assert "gate: NOT ENOUGH EVIDENCE (an estimated 40 prompts would decide: limit 40)" in shown(
         verdict_table(verdict)
     )
     assert "**Gate: not enough evidence (an estimated 40 prompts" in verdict_markdown(verdict)

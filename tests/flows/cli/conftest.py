@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,3 +60,12 @@ def more(tmp_path: Path) -> Path:
     words = ("apple", "river", "stone", "cloud", "tiger", "lemon", "piano", "table")
     file.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in words))
     return file
+
+
+@pytest.fixture
+def models(pair_file: Path, own_stores: Path, tmp_path: Path) -> Path:
+    """Folders `big` and `small` of a target and its draft, with a card that states a licence."""
+    for name, role in (("Big Model", "target"), ("small", "draft")):
+        shutil.copytree(pair_file.parent / role, tmp_path / name)
+    (tmp_path / "Big Model" / "README.md").write_text("---\nlicense: mit\n---\nA model.\n")
+    return tmp_path

@@ -87,7 +87,7 @@ def test_a_run_is_measured_once_and_ends_on_a_page(
     ) in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
     assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
-    other = run(arguments, "--set render=true --set dtype=bfloat16")
+    other = run(arguments.replace("float32", "bfloat16"), "--set render=true")
     assert "cells: 0 of 1 measured in this run" in other.stderr, (
         "another number format is another run"
     )

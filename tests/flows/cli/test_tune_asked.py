@@ -21,10 +21,8 @@ from draftwell.flows.steps.keep_card import keep_with_release
 from draftwell.flows.steps.outcome_card import card_of, machine_words
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import write_pair
-from tests.flows.cli.test_tune_models import ASKED, models, outcome, pair_of
 from tests.support.errors import raises_code
-
-__all__ = ["models"]  # a fixture
+from tests.support.own_models import ASKED, outcome, pair_of
 
 
 def test_a_card_names_no_folder_of_this_machine(models: Path, pair_file: Path) -> None:

@@ -19,34 +19,14 @@ from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import fits, outcome_card
 from draftwell.flows.steps.distil import Distilled, DistilRequest
-from draftwell.flows.steps.outcome_card import Asked, card_of
-from draftwell.flows.steps.own_pair import pair_of_models
+from draftwell.flows.steps.outcome_card import card_of
 from draftwell.flows.steps.plan import counts_for
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import find_pair, write_pair
 from draftwell.serving.bundle.verdict import Check
 from tests.support.errors import raises_code
 from tests.support.loop.tuning_evidence import CHOICE, GAMMA2, LOSSLESS, figure
-from tests.support.peers.releases import WORDS
-
-ASKED = Asked("it fits", 60.0, 10.0, "chats.json", confirming=16, in_time=True)
-
-
-@pytest.fixture
-def models(pair_file: Path, own_stores: Path, tmp_path: Path) -> Path:
-    """Folders `big` and `small` of a target and its draft, with a card that states a licence."""
-    for name, role in (("Big Model", "target"), ("small", "draft")):
-        shutil.copytree(pair_file.parent / role, tmp_path / name)
-    (tmp_path / "Big Model" / "README.md").write_text("---\nlicense: mit\n---\nA model.\n")
-    return tmp_path
-
-
-def pair_of(models: Path, draft: str | None = "small", target: str = "Big Model") -> Any:
-    said: list[str] = []
-    spec = pair_of_models(
-        str(models / target), None if draft is None else str(models / draft), "cpu", said.append
-    )
-    return spec, said
+from tests.support.own_models import ASKED, outcome, pair_of, sharegpt
 
 
 def test_two_folders_are_a_pair_that_every_command_finds_by_name(models: Path, run: Any) -> None:
@@ -111,17 +91,6 @@ def test_a_target_without_room_is_refused_before_anything_is_loaded(
         tune_models(wanted, lambda line: None)
 
 
-def sharegpt(file: Path, count: int) -> Path:
-    """Conversations as ShareGPT has them."""
-    asked = [f"the {one} in the {two}" for one in WORDS for two in WORDS if one != two][:count]
-    rows = [
-        {"id": f"c{i}", "conversations": [{"from": "human", "value": text}]}
-        for i, text in enumerate(asked)
-    ]
-    file.write_text(json.dumps(rows))
-    return file
-
-
 @pytest.mark.parametrize(("rows", "confirm"), [(40, 16), (150, 64)])
 def test_forty_conversations_leave_sixteen_to_confirm(
     tmp_path: Path, rows: int, confirm: int
@@ -156,7 +125,7 @@ def test_too_few_prompts_are_refused_with_how_many_it_takes(tmp_path: Path) -> N
     settings = PipelineSettings(
         minutes=10, device="cpu", prompts=sharegpt(tmp_path / "chats.json", 16)
     )
-    with raises_code("too_few_prompts", "16 different prompts", "17"):
+    with raises_code("too_few_prompts", "16 different prompts", "18"):
         prompts_of(settings)
 
 
@@ -165,63 +134,6 @@ def test_counts_that_are_named_stay() -> None:
     counts = counts_for(settings, 0.01, 500)
     assert (counts["tune_tokens"], "bench_prompts" in counts) == (9, False)
     assert counts["collect_prompts"] > PipelineSettings(device="cpu").collect_prompts
-
-
-def outcome(**changes: Any) -> dict[str, Any]:
-    """What the flow returns before it deploys."""
-    rows = [
-        {"prompt_id": f"p{i}", "category": "code" if i % 2 else "maths", "seconds": 1.0}
-        for i in range(16)
-    ]
-    both = {
-        "lossless": True,
-        "exact": True,
-        "per_prompt": rows,
-    }
-    kind = {
-        "category": "code", "prompts": 8, "speedup": 1.6, "speedup_low": 1.5, "speedup_high": 1.7,
-        "acceptance_length": None, "acceptance_low": None, "acceptance_high": None,
-    }  # fmt: skip
-    report = {
-        "schema_version": 3,
-        "pair": "tiny",
-        "machine": {"cpu": "x", "cores": 2, "threads": 2, "dtype": "float32"},
-        "settings": {"max_tokens": 40, "temperature": 0.0, "runs": 2},
-        "prompts": 16,
-        "strategies": {
-            "autoregressive": {"strategy": "autoregressive", **both},
-            "hybrid": {
-                "strategy": "hybrid",
-                "parameters": {"max_draft": 8},
-                "speedup": 1.3,
-                "speedup_low": 1.2,
-                "speedup_high": 1.42,
-                "tokens_per_second": 50.0,
-                "categories": [{**kind, "category": "maths", "speedup": 1.1}, kind],
-                **both,
-            },
-        },
-    }
-    load = {
-        "label": "4", "at_once": 4, "groups": 4, "prompts": 16, "ratio": 1.1, "low": 1.0,
-        "high": 1.2, "tokens_per_second": 90.0, "plain_tokens_per_second": 82.0,
-    }  # fmt: skip
-    found = {
-        "strategy": "hybrid",
-        "parameters": {"max_draft": 8},
-        "reason": "1.9 x plain decoding",
-        "sampled": None,
-        "report": report,
-        "checks": [],
-        "passed": True,
-        "verdict": "passed",
-        "champion": None,
-        "release": 7,
-        "bundle": None,
-        "loads": [load],
-        "peak_bytes": 5,
-    }
-    return {**found, **changes}
 
 
 @pytest.fixture

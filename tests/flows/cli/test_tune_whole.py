@@ -14,7 +14,7 @@ import pytest
 
 from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
-from tests.flows.cli.test_tune_models import sharegpt
+from tests.support.own_models import sharegpt
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quiet_prefect")]
 

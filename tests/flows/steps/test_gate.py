@@ -66,7 +66,7 @@ def tuned(call: Callable[..., Any], prompts_file: Path, few: str) -> Path:
     """Stations one by one, as README tells them; the workspace."""
     for words in (
         f"step collect --prompts {prompts_file} --set limit=5 --set max_tokens=16",
-        "train",
+        "step train",
         f"step calibrate --prompts {prompts_file} --set limit=2",
         f"step choose {few} --set trials=2",
     ):
@@ -126,7 +126,7 @@ def champion(tuned: Path, call: Callable[..., Any], few: str, place: Path) -> Pa
     )
     for words in (
         f"gate {few} --report {place}/gate.md --report {place}/gate.xml",
-        "promote",
+        "release promote",
         "deploy",
     ):
         done = call(words)
@@ -422,7 +422,7 @@ def test_a_host_with_cuda_does_not_pass_over_a_candidate_for_the_cpu(
     done = call("gate", words, f"--report {place}/none.xml")
     assert done.exit_code == 2
     assert "release.tiny.cuda has no candidate" in done.stderr
-    assert "--device cpu" in done.stderr
+    assert "(device cpu)" in done.stderr
     assert suites(place / "none.xml") == {"gate": ["verdict"]}
 
 

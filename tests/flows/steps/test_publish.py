@@ -18,9 +18,9 @@ from tests.support.loop.tiny_files import snapshot
 
 @pytest.fixture
 def collect(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
-    return lambda *more: run(
-        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set "
-        f"max_tokens=8",
+    return lambda *more, limit=4, max_tokens=8: run(
+        f"step collect --pair {pair_file} --prompts {prompts_file} --set limit={limit} --set "
+        f"max_tokens={max_tokens}",
         *more,
     )
 
@@ -36,11 +36,11 @@ def test_the_same_collection_is_not_done_twice(collect: Callable[..., Any], tmp_
 def test_only_fresh_replaces_another_trace(collect: Callable[..., Any], tmp_path: Path) -> None:
     collect(f"--set out={tmp_path}/traces")
     before = snapshot(tmp_path / "traces")
-    done = collect(f"--set out={tmp_path}/traces --set max_tokens=9")
+    done = collect(f"--set out={tmp_path}/traces", max_tokens=9)
     assert done.exit_code == 2
     assert "other inputs" in done.stderr
     assert snapshot(tmp_path / "traces") == before
-    done = collect(f"--set out={tmp_path}/traces --set max_tokens=9 --set fresh=true")
+    done = collect(f"--set out={tmp_path}/traces --set fresh=true", max_tokens=9)
     assert done.exit_code == 0, done.output
     assert snapshot(tmp_path / "traces") != before
 
@@ -52,10 +52,10 @@ def test_fresh_keeps_what_is_no_trace(collect: Callable[..., Any], tmp_path: Pat
     mine.write_text("keep")
     assert collect(f"--set out={mine.parent}").exit_code == 0
     before = snapshot(mine.parent)
-    done = collect(f"--set out={mine.parent} --set max_tokens=9999 --set fresh=true")
+    done = collect(f"--set out={mine.parent} --set fresh=true", max_tokens=9999)
     assert done.exit_code == 2
     assert snapshot(mine.parent) == before
-    assert collect(f"--set out={mine.parent} --set max_tokens=9 --set fresh=true").exit_code == 0
+    assert collect(f"--set out={mine.parent} --set fresh=true", max_tokens=9).exit_code == 0
     assert mine.read_text() == "keep"
 
 
@@ -64,11 +64,11 @@ def test_stations_one_by_one(
     collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path, own_stores: Path
 ) -> None:
     """Without the registry; what is made lies in the workspace, where the next command finds it."""
-    assert collect("--set limit=8 --set max_tokens=16").exit_code == 0
+    assert collect(limit=8, max_tokens=16).exit_code == 0
     some = f"--pair {pair_file} --set publish=false"
     for arguments, told in (
-        (f"train {some}", "auc"),
-        (f"train {some} --kind acceptance_head", "constant_loss"),
+        (f"step train {some}", "auc"),
+        (f"step train {some} --kind acceptance_head", "constant_loss"),
         (f"step calibrate {some} --prompts {prompts_file} --set limit=2", "memory:"),
         (
             f"step choose {some} --prompts {prompts_file} --set limit=2 --set max_tokens=8 "

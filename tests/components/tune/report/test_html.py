@@ -217,10 +217,10 @@ def test_replays_that_are_estimates_are_reported_with_the_fix() -> None:
     beyond = {"pearl": 2, "vanilla_sd": 1}
     rollouts = {"length": 16, "beyond": beyond, "inexact": 3, "replayed": 10}
     text = page_of(LOSSLESS | {"rollouts": rollouts}).text
-    for part in ("3 of 10 replays", "of 16 tokens", "2 of pearl, 1 of vanilla_sd", "--rollout"):
+    for part in ("3 of 10 replays", "of 16 tokens", "2 of pearl, 1 of vanilla_sd", "rollout"):
         assert part in text
     enough = LOSSLESS | {"rollouts": {**rollouts, "beyond": {}, "inexact": 0}}
-    assert "step collect --rollout" not in page_of(enough).text
+    assert "rollout=" not in page_of(enough).text
 
 
 def test_evidence_of_another_shape_is_refused_by_name() -> None:
