@@ -28,7 +28,7 @@ def traces(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> P
     done = run(
         f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=4 --set "
         f"max_tokens=8 "
-        f"--set rollout=3 --set prefix_kinds=target --out {out}",
+        f"--set rollout=3 --set prefix_kinds=target --set out={out}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     return out
@@ -109,7 +109,7 @@ def test_bad_traces_change_nothing(
     done = run(
         f"step collect --pair {pair_file} --prompts {prompts_file} --set limit=2 --set "
         f"max_tokens=4 "
-        f"--set temperature=0.7 --out {sampled}",
+        f"--set temperature=0.7 --set out={sampled}",
     )
     assert done.exit_code == 0, (done.output, done.exception)
     long = own_stores / "long.jsonl"

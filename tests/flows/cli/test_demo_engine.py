@@ -117,7 +117,7 @@ def test_the_whole_loop_and_what_it_says(
     assert report["served"]["requests"] > 12
     assert report["since_tuning"]["verdict"] == "steady", report["since_tuning"]
     assert settings_of(bundle)["gate"]["threads"] == report["threads"]
-    card = json.loads((folder.parent / "reports" / "card" / "card.json").read_text())
+    card = json.loads((folder.parent / "reports" / "card-vllm" / "card.json").read_text())
     assert card["speed"]["ratio"] == pytest.approx(1.6, rel=0.01)
     assert (card["strategy"], card["engine"].partition(" ")[0]) == ("draft_model(k=2)", "vllm")
     assert (card["release"], card["verdict"], card["exact"]) == (1, "passed", True)

@@ -127,7 +127,7 @@ def test_the_card_of_an_engine_as_it_runs_is_of_no_release(
 def test_the_grid_says_what_the_choice_lost_and_a_tuning_resumes(at: Callable[..., Any]) -> None:
     """Slow: a dozen starts of a server."""
     tune = (
-        "step choose --set methods=ngram --set limit=8 --set publish=false --grid",
+        "step choose --set methods=ngram --set limit=8 --set publish=false --set grid=true",
         "--launcher",
         COMMAND,
     )
@@ -222,7 +222,8 @@ def test_llama_cpp_is_told_by_its_own_options_and_has_releases_of_its_own(
     assert "left out: draft_model, the pair has no draft" in done.stderr
     assert "options for llama.cpp: --spec-type ngram-simple" in done.stdout
     assert "--spec-ngram-simple-size-m 3" in done.stdout
-    assert at(f"gate --prompts {more}", *launcher).exit_code == 0
+    judged = at(f"gate --prompts {more}", "--set", f"launcher={COMMAND} --llama")
+    assert judged.exit_code == 0, (judged.output, judged.exception)
     assert Store().get_aliases("release", "tiny.cpu-llamacpp") == {"candidate": 1, "challenger": 1}
     promoted = run(f"release promote --set engine=llama.cpp --pair {pair_file}")
     assert promoted.exit_code == 0, (promoted.output, promoted.exception)

@@ -180,3 +180,18 @@ def test_where_a_card_is_kept_is_said_and_is_another_place_for_another_engine(
     folders = [Path(line.removeprefix("the card is in ")) for line in said]
     assert [folder.name for folder in folders] == ["card", "card-vllm"]
     assert all((folder / "card.html").is_file() for folder in folders)
+
+
+def test_a_resumed_tuning_that_finds_the_same_keeps_its_card(models: Path, tmp_path: Path) -> None:
+    """Else its bundle would be another one each time."""
+    space = Workspace(pair_of(models)[0].name, device="cpu")
+    settings = PipelineSettings(pair=space.name, minutes=10, device="cpu")
+    first = card_of(outcome(release=None), settings, space, ASKED)
+    keep_with_release(space, first)
+    file = space.device_reports / "card" / "card.json"
+    kept = file.read_bytes()
+    later = {"seconds": 1.0, "fits": "less memory is free", "memory_bytes": 7}
+    keep_with_release(space, first.model_copy(update=later))
+    assert file.read_bytes() == kept
+    keep_with_release(space, first.model_copy(update={**later, "strategy": "svip"}))
+    assert file.read_bytes() != kept

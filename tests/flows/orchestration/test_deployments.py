@@ -347,7 +347,7 @@ def test_a_gate_on_a_full_disk_says_so_in_its_files(tmp_path: Path) -> None:
     from draftwell.flows.cli import gate_run as commands
 
     path = tmp_path / "gate.md"
-    with pytest.raises(DiskFull, match="free some space"), commands.errors_are_reported(path, None):
+    with pytest.raises(DiskFull, match="free some space"), commands.errors_are_reported([path]):
         raise FULL
     assert "free some space" in path.read_text()
 
@@ -367,7 +367,7 @@ def test_a_single_missing_limit_is_noticed(limits: Any) -> None:
     """Asked for both limits in one call, Prefect is content with either."""
     from prefect.concurrency.sync import concurrency
 
-    schedules.make_limits(limits, "tiny", None)
+    schedules.make_limits(limits, "tiny")
     limits.delete_global_concurrency_limit_by_name(GPU_SLOT)
     with concurrency([pair_limit("tiny"), GPU_SLOT], strict=True):
         pass  # the naive way
@@ -381,7 +381,7 @@ def test_a_single_missing_limit_is_noticed(limits: Any) -> None:
 def test_a_slot_keeps_others_waiting(limits: Any) -> None:
     from prefect.concurrency.sync import concurrency
 
-    assert schedules.make_limits(limits, "tiny", None) == {"pair-tiny": 1, "gpu-slot": 1}
+    assert schedules.make_limits(limits, "tiny") == {"pair-tiny": 1, "gpu-slot": 1}
     with turn_of("tiny"):
         for name in ("pair-tiny", "gpu-slot"):
             with pytest.raises(TimeoutError), concurrency(name, strict=True, timeout_seconds=0.5):
@@ -399,7 +399,7 @@ def test_a_slot_that_never_gets_free_ends_the_run(
 ) -> None:
     from prefect.concurrency.sync import concurrency
 
-    schedules.make_limits(limits, "tiny", None)
+    schedules.make_limits(limits, "tiny")
     with monkeypatch.context() as patch, concurrency("gpu-slot", strict=True):
         patch.setattr(task_options, "PATIENCE", 5.0)
         with (
@@ -430,9 +430,11 @@ def test_servers_keep_leases_over_a_restart() -> None:
 
 
 def test_limits_that_somebody_changed_stay(limits: Any) -> None:
-    schedules.make_limits(limits, "tiny", 3)
-    assert schedules.make_limits(limits, "tiny", None)["gpu-slot"] == 3
-    assert schedules.make_limits(limits, "tiny", 2)["gpu-slot"] == 2
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+
+    schedules.make_limits(limits, "tiny")
+    limits.update_global_concurrency_limit(GPU_SLOT, GlobalConcurrencyLimitUpdate(limit=3))
+    assert schedules.make_limits(limits, "tiny") == {"pair-tiny": 1, "gpu-slot": 3}
 
 
 def test_a_flow_run_by_hand_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -842,8 +844,10 @@ def release_without_prefect(
     words = list[str]()
     monkeypatch.setattr(loop, "timed", lambda settings, step: step)
     monkeypatch.setattr(loop, "publish", lambda settings: number)
-    monkeypatch.setattr(loop, "gate", loop.gate.fn if gated is None else lambda *given: gated)
-    monkeypatch.setattr(loop, "deploy", lambda *given: pytest.fail("deployed"))
+    monkeypatch.setattr(
+        loop, "gate", loop.gate.fn if gated is None else lambda *given, **more: gated
+    )
+    monkeypatch.setattr(loop, "deploy", lambda *given, **more: pytest.fail("deployed"))
     monkeypatch.setattr(
         loop.gate_step, "gate_release", lambda *given, **more: pytest.fail("measured")
     )
