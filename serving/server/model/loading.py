@@ -85,10 +85,11 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     ):
         pair = serving_now.pair
     else:
-        load_settings = _load_settings(settings, bundle, choices)
+        load_settings = _load_settings(settings, bundle)
         if serving_now is not None:
             check_memory(files, load_settings, manifest.release_version)
-        pair = load_pair(files, load_settings)
+        onnx = any(find_strategy(choice.name).prefers_onnx for choice in choices)
+        pair = load_pair(files, load_settings, onnx_draft=onnx, libraries=bundle.path / COMPILED)
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
         _warm_up_choices(pair, choices, artifacts)
@@ -117,9 +118,7 @@ def _checked_bundle(settings: ServerSettings) -> Bundle:
     return bundle
 
 
-def _load_settings(
-    settings: ServerSettings, bundle: Bundle, choices: Sequence[StrategyChoice]
-) -> LoadSettings:
+def _load_settings(settings: ServerSettings, bundle: Bundle) -> LoadSettings:
     """How the bundle's models are loaded."""
     return LoadSettings.model_validate(
         {
@@ -128,8 +127,6 @@ def _load_settings(
             "slots": settings.slots,
             "max_context": settings.max_context,
             "compile": wanted_mode(),
-            "libraries": bundle.path / COMPILED,
-            "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices),
         }
     )
 

@@ -214,14 +214,17 @@ def test_the_draft_can_compute_elsewhere(
     places: list[Any] = []
     load = pair_module.load_pair
 
-    def watched(files: Any, settings: Any) -> Any:
-        places.append(settings.draft_device)
-        return load(files, settings)
+    def watched(files: Any, settings: Any, **how: Any) -> Any:
+        places.append(how["draft_device"])
+        return load(files, settings, **how)
 
     replace_everywhere(monkeypatch, pair_module, "load_pair", watched)
-    for command in ("generate --prompt 'ten men'", "bench --limit 1"):
+    for command in (
+        "generate --prompt 'ten men' --max-tokens 4",
+        "bench --limit 1 --set max_tokens=4",
+    ):
         for more in ("", "--set draft_device=cpu"):
-            done = run(command, f"--pair {pair_file} --device cpu --set max_tokens=4", more)
+            done = run(command, f"--pair {pair_file} --device cpu", more)
             assert done.exit_code == 0, done.output
     assert places == [None, "cpu", None, "cpu"]
     workspace = Workspace(str(pair_file), say=lambda line: None)
