@@ -308,7 +308,7 @@ def serve(
             f"draftwell serve starts an engine: name {' or '.join(CAPABILITIES)} with --engine",
             code="engine_option",
         )
-    passed_on = [*context.args, *([] if port is None else ["--port", str(port)])]
+    passed_on = [*([] if port is None else ["--port", str(port)]), *context.args]
     if engine == "vllm":
         from draftwell.flows.cli.engine import serve_elsewhere
 

@@ -96,26 +96,18 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
         capture_graphs(pair)
     check_machine(config, artifacts, pair)
     served = _served_model(settings, bundle, pair, governor, artifacts, config, serving_now)
-    log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
+    log_defaults(served.sampling_defaults, feedback=settings.feedback_dir is not None)
     return served
 
 
 def _checked_bundle(settings: ServerSettings) -> Bundle:
-    """The bundle that is named, opened, with its signature and dtype checked."""
+    """The bundle that is named, opened, with its signature checked."""
     path = settings.bundle
     # a draft's ONNX graph is cached there
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
     key = settings.signature_key
     verify = None if key is None else signature_check(key, settings.signature_flags)
-    bundle = open_bundle(path, verify=verify)
-    dtype = bundle.manifest.dtype
-    if settings.dtype not in (None, dtype):
-        raise DraftwellError(
-            f"the bundle {path} was tuned in {dtype}, not {settings.dtype}: leave --dtype out, or "
-            "deploy a release of the pair in that dtype",
-            code="wrong_dtype",
-        )
-    return bundle
+    return open_bundle(path, verify=verify)
 
 
 def _load_settings(settings: ServerSettings, bundle: Bundle) -> LoadSettings:
