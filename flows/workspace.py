@@ -329,15 +329,15 @@ class Workspace:
                     "device": device,
                     "slots": slots,
                     "max_context": max_context,
-                    "chat": self.spec.chat,
                     "pad_target": pad_target,
-                    "onnx_draft": onnx_draft,
-                    "draft_device": draft_device,
-                    "keep_modules": keep_modules,
-                    "qualifier": qualifier,
                     "compile": compile or wanted_mode(),
                 }
             ),
+            chat=self.spec.chat,
+            qualifier=qualifier,
+            onnx_draft=onnx_draft,
+            draft_device=draft_device,
+            keep_modules=keep_modules,
         )
 
     def _say_loading(self, device: str, pad_target: float | None) -> None:

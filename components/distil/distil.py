@@ -114,17 +114,18 @@ def distil_draft(
     return artifact, report
 
 
-def target_alone(name: str, folder: Path, **settings: Any) -> LoadedPair:
+def target_alone(name: str, folder: Path, *, chat: bool = True, **settings: Any) -> LoadedPair:
     """A target in a form that can be trained against.
 
     Args:
+        chat: as in `load_pair`.
         settings: of `LoadSettings`.
     """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     return load_pair(
-        PairFiles(name, folder), LoadSettings.model_validate({**settings, "keep_modules": True})
+        PairFiles(name, folder), LoadSettings.model_validate(settings), chat=chat, keep_modules=True
     )
 
 

@@ -209,7 +209,7 @@ def main(
 ) -> None:
     """Measure the tuner's regret on a pair (one parameter for each flag)."""
     files = PairFiles(target.name, target, draft, qualifier)
-    pair = load_pair(files, LoadSettings(dtype="bfloat16", pad_target=pad_target, qualifier=False))
+    pair = load_pair(files, LoadSettings(dtype="bfloat16", pad_target=pad_target), qualifier=False)
     tables: Any = {
         cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
         for cls in (AcceptanceTable, CorrectionMemory)

@@ -288,7 +288,6 @@ class LoadSettings(Settings):
     max_context: int | None = Field(
         None, ge=1, description="positions per slot; None: the models' own limit, at most 4096"
     )
-    chat: bool = Field(True, description="prompts go through the chat template")
     pad_target: float | None = Field(
         None,
         description=(
@@ -296,70 +295,62 @@ class LoadSettings(Settings):
             "larger model's cost"
         ),
     )
-    onnx_draft: bool = Field(
-        False,
-        description="load the draft in ONNX Runtime as well, if its shape allows (models/onnx)",
-    )
-    draft_device: str | None = Field(
-        None, description="where the torch draft computes; None: the target's device"
-    )
-    keep_modules: bool = Field(
-        False,
-        description=(
-            "keep the transformers modules able to run, as peers need them; the weights are "
-            "then held twice"
-        ),
-    )
     compile: Compile = Field(
         "auto",
         description="on CPUs: layers by a library (models/native), compiled in seconds where it "
         "is missing; torch's layers where that fails (auto), or an error (on); or torch's (off)",
     )
-    libraries: Path | None = Field(
-        None, description="folder of compiled layers besides this machine's own, such as a bundle's"
-    )
-    qualifier: bool = Field(
-        True,
-        description=(
-            "load the model between the two, if there is one; the fingerprint is of all models"
-        ),
-    )
 
 
-def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedPair:
+def load_pair(
+    files: PairFiles,
+    settings: LoadSettings | None = None,
+    *,
+    chat: bool = True,
+    qualifier: bool = True,
+    onnx_draft: bool = False,
+    draft_device: str | None = None,
+    keep_modules: bool = False,
+    libraries: Path | None = None,
+) -> LoadedPair:
     """Load the models of a pair. A draft or a qualifier with another vocabulary altogether is left
     out with a warning, and strategies that need it are refused.
 
     Args:
         files: the model folders.
         settings: None takes every default of `LoadSettings`.
+        chat: prompts go through the chat template.
+        qualifier: load the model between the two, if any; the fingerprint is of all models.
+        onnx_draft: load the draft in ONNX Runtime as well, if its shape allows (models/onnx).
+        draft_device: where the torch draft computes; None: the target's device.
+        keep_modules: transformers' modules can run, as peers need; weights are then held twice.
+        libraries: folder of compiled layers besides this machine's own, such as a bundle's.
     Raises:
-        DraftwellError: files that are missing or no model.
+        DraftwellError: files that are missing or no model, or weights that nothing would read.
     """
     settings = settings or LoadSettings()
-    # before they are read: what is replaced meanwhile then differs from what is there
-    files_digest = settings_digest(files)
-    for role, path in files.roles().items():  # all of them, before the weights of one are read
-        left_out = role == "qualifier" and not settings.qualifier
-        if not left_out and not is_artifact(path) and not is_near_copy(path):
-            read_config(path)
+    files_digest = settings_digest(files)  # first: what is replaced meanwhile then differs
+    _check_folders(files, settings, qualifier, keep_modules)
     tokenizer = load_tokenizer(files.target)
     modules: dict[Role, Any] = {}
-    target, padded_to = _load_target(files, settings, modules)
+    found = [libraries] if libraries else []
+    built = {"compiled": settings.compile, "libraries": found, "release": not keep_modules}
+    target, padded_to = _load_target(files, settings, modules, built)
     models: dict[Role, Model] = {"target": target}
-    smaller: tuple[tuple[Role, Path | None], ...] = (
-        ("draft", files.draft),
-        ("qualifier", files.qualifier if settings.qualifier else None),
-    )
-    for small, folder in smaller:
-        if folder is not None:
-            _load_smaller(small, folder, files, settings, tokenizer, modules, models)
-    if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
+    if files.draft is not None:
+        its = settings.model_copy(update={"device": draft_device or settings.device})
+        how = {**built, "release": not (keep_modules or onnx_draft)}  # it is exported first
+        _load_smaller("draft", files.draft, files, its, tokenizer, modules, models, how)
+    if files.qualifier is not None and qualifier:
+        _load_smaller(
+            "qualifier", files.qualifier, files, settings, tokenizer, modules, models, built
+        )
+    if onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
-        if isinstance(model, LeanLlama) and not settings.keep_modules:
+        if isinstance(model, LeanLlama) and not keep_modules:
             model.release()
-    pair = LoadedPair(
+    return LoadedPair(
         files.name,
         settings.dtype,
         settings.device,
@@ -367,30 +358,44 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         modules,
         tokenizer,
         fingerprint(files, settings.dtype),
-        settings.chat,
+        chat,
         padded_to,
         files_digest,
     )
-    return pair
+
+
+def _check_folders(
+    files: PairFiles, settings: LoadSettings, qualifier: bool, keep_modules: bool
+) -> None:
+    """Refuse folders that hold no model, and rounded weights that nothing would read, before the
+    weights of one are read."""
+    for role, path in files.roles().items():
+        if role == "qualifier" and not qualifier:
+            continue
+        if is_near_copy(path):
+            check_weights(read_near_copy(path).weights, settings, keep_modules)
+        elif not is_artifact(path):
+            read_config(path)
+    check_weights(weights_of(settings.dtype), settings, keep_modules)
 
 
 def _load_target(
-    files: PairFiles, settings: LoadSettings, modules: dict[Role, Any]
+    files: PairFiles,
+    settings: LoadSettings,
+    modules: dict[Role, Any],
+    built: dict[str, Any],
 ) -> tuple[ModuleModel, int | None]:
     """The target, and the parameters that it was padded to; its module goes into `modules`."""
-    weights = weights_of(settings.dtype)
-    check_weights(weights, settings)
     dtype = getattr(torch, dtype_of(settings.dtype))
     module = modules["target"] = load_module(files.target, dtype, settings.device)
     with room_for("the padded weights", "name fewer parameters"):
         padded_to = None if settings.pad_target is None else pad_to(module, settings.pad_target)
     target = over_slots(
         module,
-        release=not settings.keep_modules,
         slots=settings.slots,
         max_context=settings.max_context,
-        weights=weights,
-        **_compiling(settings),
+        weights=weights_of(settings.dtype),
+        **built,
     )
     return target, padded_to
 
@@ -403,9 +408,15 @@ def _load_smaller(
     tokenizer: Any,
     modules: dict[Role, Any],
     models: dict[Role, Model],
+    built: dict[str, Any],
 ) -> None:
     """Add the draft or the qualifier to `modules` and `models`, or the reason why it cannot run to
-    the target's `left_out`."""
+    the target's `left_out`.
+
+    Args:
+        settings: with the device of this model.
+        built: how `over_slots` builds it.
+    """
     vocab = models["target"].vocab_size
     try:
         small = load_small(folder, files, settings, role, tokenizer, modules["target"])
@@ -417,7 +428,7 @@ def _load_smaller(
     if small.differs:
         log.warning("pair %s: %s", files.name, small.differs)
     modules[role] = module
-    weights = copied_weights(folder, settings) if is_near_copy(folder) else None
+    weights = read_near_copy(folder).weights if is_near_copy(folder) else None
     context = context_within(module, settings.max_context)
     on_cpu = module.dtype == torch.bfloat16 and module.device.type == "cpu"
     if role == "draft" and is_artifact(folder) and on_cpu and on_fast_path(module, context):
@@ -429,21 +440,13 @@ def _load_smaller(
         head_tokens=head,
         vocab_size=vocab,
         max_context=context,
-        # it is exported first
-        release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),
         lender=modules["target"],
-        **_compiling(settings),
+        **built,
     )
     models[role].stand_ins = small.stand_ins
 
 
-def _compiling(settings: LoadSettings) -> dict[str, Any]:
-    """Whether layers are compiled, and where compiled ones are, for `over_slots`."""
-    libraries = [settings.libraries] if settings.libraries else []
-    return {"compiled": settings.compile, "libraries": libraries}
-
-
-def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
+def check_weights(weights: Weights | None, settings: LoadSettings, keep_modules: bool) -> None:
     """Refuse rounded weights where nothing would read them."""
     if weights is None:
         return
@@ -454,7 +457,7 @@ def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
             f"{dtype_of(settings.dtype)}",
             code="weights_unsupported",
         )
-    if settings.keep_modules:
+    if keep_modules:
         raise DraftwellError(
             "other libraries and distillation run transformers' module, which has the "
             f"full weights, not {weights}: use "
@@ -490,15 +493,14 @@ def load_small(
     Raises:
         VocabularyMismatch: its vocabulary is another one altogether.
     """
-    device = settings.draft_device or settings.device if role == "draft" else settings.device
     if is_artifact(folder):
         draft = DistilledDraft.load(folder)
         draft.check_donor(weights_digest(files.target))
-        return SmallModel(build_distilled(draft, target, device), draft.head_tokens)
+        return SmallModel(build_distilled(draft, target, settings.device), draft.head_tokens)
     if is_near_copy(folder):
         recipe = read_near_copy(folder)
         copied = drop_layers(
-            load_module(files.target, getattr(torch, dtype_of(settings.dtype)), device),
+            load_module(files.target, getattr(torch, dtype_of(settings.dtype)), settings.device),
             recipe.drop_layers,
         )
         if settings.pad_target is not None and recipe.padded_share is not None:
@@ -506,23 +508,12 @@ def load_small(
         return SmallModel(copied)
     own, theirs = names_of(tokenizer), names_of(load_tokenizer(folder))
     check_alike(f"{role} {folder.name}", theirs, f"target {files.target.name}", own)
-    module = load_module(folder, getattr(torch, dtype_of(settings.dtype)), device)
+    module = load_module(folder, getattr(torch, dtype_of(settings.dtype)), settings.device)
     rows, their_rows = (one.config.get_text_config().vocab_size for one in (target, module))
     lacking = not_shared(own, rows, theirs, their_rows)
     differs = what_differs(f"{role} {folder.name}", lacking, own, theirs, rows) if lacking else ""
     stand_ins = dict.fromkeys(lacking, end_token(module))
     return SmallModel(module, shared_ids(lacking, rows), stand_ins, differs)
-
-
-def copied_weights(folder: Path, settings: LoadSettings) -> Weights | None:
-    """What a near copy's weights are rounded to; None: not at all.
-
-    Raises:
-        DraftwellError: rounded, on a device that reads none (`weights_unsupported`).
-    """
-    weights = read_near_copy(folder).weights
-    check_weights(weights, settings)
-    return weights
 
 
 def on_fast_path(module: Any, max_context: int | None) -> bool:

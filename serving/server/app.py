@@ -39,7 +39,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(  # noqa: PLR0913
+def create_app(
     served: ServedModel,
     *,
     drain_seconds: float | None = DRAIN_SECONDS,
@@ -48,7 +48,6 @@ def create_app(  # noqa: PLR0913
     security: Security | None = None,
     request_timeout: float | None = None,
     allow_parameters: bool = False,
-    additional_properties: bool = False,
     prompt_tokens: int | None = None,
 ) -> FastAPI:
     """The application that serves one model. Its schedulers start and end with the application's
@@ -64,7 +63,6 @@ def create_app(  # noqa: PLR0913
         security: keys, origins, sizes and prefix; None: no key, no other site's pages.
         request_timeout: seconds after which a request is cancelled; None: no limit.
         allow_parameters: let requests change the parameters of strategies.
-        additional_properties: leave objects of schemas open (grammar/closing.py).
         prompt_tokens: as in `PromptBudget`.
     """
     metrics, security = Metrics(served.name), security or Security()
@@ -94,7 +92,6 @@ def create_app(  # noqa: PLR0913
     app.add_middleware(CountAnswers, metrics=metrics)
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
-    app.state.additional_properties = additional_properties
     app.state.deployments = deployments
     _add_routes(app, metrics, deployments, security.root)
     return app

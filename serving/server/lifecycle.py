@@ -141,7 +141,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket) -> int:
     _set_logging()
     settings, security = _secured(settings, address_of(listener))
     _refuse_folders_inside(settings)
-    persistence = Persistence(settings.state_dir, settings.state_seconds, settings.feedback)
+    persistence = Persistence(settings)
     hide_folders(Path.home(), models_root())
     raise_file_limit()
 
@@ -210,8 +210,8 @@ def _application(
         security=security,
         request_timeout=settings.request_timeout,
         allow_parameters=settings.allow_parameters,
-        additional_properties=settings.additional_properties,
-        prompt_tokens=_prompt_tokens(settings),
+        # steady where answers must not depend on load
+        prompt_tokens=STEADY_PROMPT_TOKENS if settings.deterministic else None,
     )
 
 
@@ -232,12 +232,6 @@ def _set_logging() -> None:
     logging.getLogger("draftwell.serving").setLevel(logging.INFO)
 
 
-def _prompt_tokens(settings: ServerSettings) -> int | None:
-    """Prompt tokens that a pass may read; steady where answers must not depend on load."""
-    steady = STEADY_PROMPT_TOKENS if settings.deterministic else None
-    return settings.prompt_tokens or steady
-
-
 def _secured(settings: ServerSettings, address: str) -> tuple[ServerSettings, Security]:
     """The settings with the keys that are read, and keys, origins and sizes of the server."""
     keys = read_keys(settings.api_key_file)
@@ -247,7 +241,6 @@ def _secured(settings: ServerSettings, address: str) -> tuple[ServerSettings, Se
     return settings, Security(
         keys=keys,
         cors_origins=origins(settings.cors_origin),
-        bodies_bytes=settings.body_megabytes * 2**20,
         hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)),
         root=plain_path(settings.root_path).rstrip("/"),
     )

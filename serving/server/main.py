@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
 from draftwell.serving.device import keep_freed_memory
 from draftwell.serving.errors import DraftwellError, missing_package
@@ -21,6 +22,31 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 VLLM_NAMES = {"cors_origin": ["--allowed-origins"]}
 """Options that are known by vLLM's names, too."""
+REMOVED = {
+    "--dtype": "the bundle's manifest names its dtype, and the line at the start says it",
+    "--prompt-tokens": "a step reads prompts by time, and 64 tokens with --deterministic",
+    "--body-megabytes": "the bodies of all requests may always take 256 MiB",
+    "--additional-properties": 'a schema opens its objects with "additionalProperties": true, and '
+    "a request with disable_additional_properties: false",
+    "--state-seconds": "state is always written every 30 s",
+    "--feedback-per-minute": "at most 60 requests a minute are recorded",
+    "--feedback-megabytes": "a spool always takes up to 256 MiB",
+}
+"""Earlier options, and what holds in their place."""
+
+
+class ServeCommand(TyperCommand):
+    """A command that says of an earlier option what replaces it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse earlier options, then parse as usual."""
+        for word in args:
+            if (option := word.partition("=")[0]) in REMOVED:
+                raise DraftwellError(
+                    f"{option} is no option any more, leave it out: {REMOVED[option]}",
+                    code="removed_option",
+                )
+        return super().parse_args(ctx, args)
 
 
 def option_of(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -54,7 +80,8 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @app.command(
-    epilog="Example: draftwell-serve --bundle dist/smollm2-135m/current --port 8000 --slots 8"
+    cls=ServeCommand,
+    epilog="Example: draftwell-serve --bundle dist/smollm2-135m/current --port 8000 --slots 8",
 )
 @with_options
 def serve(**options: Any) -> int:

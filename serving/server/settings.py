@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.runtime.engine.piece_sizes import SMALLEST
 from draftwell.serving.settings import read_threads
 
 StateSharing = Literal["shared", "tenant", "off"]
@@ -24,34 +23,7 @@ STEADY_PROMPT_TOKENS = 64
 DRAIN_SECONDS = 20.0
 """With `process.FLUSH_SECONDS` and the writing of online state this ends before the 30 s that
 Kubernetes waits."""
-STATE_SECONDS = 30.0
-FEEDBACK_PER_MINUTE = 60
-FEEDBACK_MEGABYTES = 256
 FEEDBACK_DAYS = 30
-
-
-class FeedbackSettings(BaseModel):
-    """Which requests are recorded, and how much of them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    folder: Path = Field(description="the spool: a folder of recorded requests")
-    rate: float = Field(ge=0, le=1, description="share of the requests that is recorded")
-    text: bool = Field(
-        False, description="record prompts and outputs too; recalibration needs them"
-    )
-    per_minute: float = Field(
-        FEEDBACK_PER_MINUTE, gt=0, description="most requests recorded in a minute"
-    )
-    max_bytes: int = Field(
-        FEEDBACK_MEGABYTES << 20,
-        gt=0,
-        description="size of the spool; beyond it the oldest files are deleted",
-    )
-    days: float = Field(FEEDBACK_DAYS, gt=0, description="age at which files are deleted")
-    seed: int | None = Field(
-        None, description="of the random choice of requests; None: a new one at each start"
-    )
 
 
 class ServerSettings(BaseModel):
@@ -89,12 +61,6 @@ class ServerSettings(BaseModel):
         ge=1,
         description="Requests that may wait for a slot; further requests are answered 429.",
     )
-    dtype: str | None = Field(
-        None,
-        description=(
-            "Required dtype; a bundle tuned in another dtype is refused. Default: the bundle's."
-        ),
-    )
     threads: Annotated[int | None, BeforeValidator(read_threads)] = Field(
         None,
         ge=1,
@@ -108,18 +74,6 @@ class ServerSettings(BaseModel):
         description=(
             "Most tokens of prompt and answer together. Default: the models' limit, at most 4096."
         ),
-    )
-    prompt_tokens: int | None = Field(
-        None,
-        ge=SMALLEST,
-        description="Most tokens of prompts that are read in a step while other requests are being "
-        "answered: fewer keep "
-        "their tokens coming evenly, more read long prompts sooner. Default: by time, so "
-        "that pauses "
-        "between tokens stay about below three times the usual one, or half a second "
-        "longer than usual "
-        "while several wait, more than one for every two that are being answered; 64 with "
-        "--deterministic.",
     )
     prefix_caching: PromptSharing | None = Field(
         None,
@@ -168,14 +122,6 @@ class ServerSettings(BaseModel):
         description="Prefix of all addresses behind a proxy, such as /llm, whether the proxy "
         "leaves it in or takes it out.",
     )
-    body_megabytes: int = Field(
-        256,
-        ge=16,
-        description=(
-            "MiB that the bodies of all requests that are not answered yet may take; beyond that "
-            "further ones are answered 503."
-        ),
-    )
     request_timeout: float | None = Field(
         None, ge=0.001, description="Seconds after which a request is cancelled. Default: no limit."
     )
@@ -188,11 +134,6 @@ class ServerSettings(BaseModel):
     )
     allow_parameters: bool = Field(
         False, description="Let requests, and the page at /, change the parameters of strategies."
-    )
-    additional_properties: bool = Field(
-        False,
-        description="Let objects in JSON answers and calls have properties that their schema does "
-        "not list, where it does not say. Default: those that it lists alone.",
     )
     generation_config: Literal["model", "none"] = Field(
         "model",
@@ -228,9 +169,6 @@ class ServerSettings(BaseModel):
             "Folder that keeps what strategies learn across restarts. Default: kept in memory only."
         ),
     )
-    state_seconds: float = Field(
-        STATE_SECONDS, ge=0.1, description="Seconds between two writes to --state-dir."
-    )
     feedback_dir: Path | None = Field(
         None,
         description=(
@@ -243,14 +181,6 @@ class ServerSettings(BaseModel):
     )
     feedback_text: bool = Field(
         False, description="Record prompts and outputs too; recalibration needs them."
-    )
-    feedback_per_minute: int = Field(
-        FEEDBACK_PER_MINUTE, ge=1, description="Most requests recorded in a minute."
-    )
-    feedback_megabytes: int = Field(
-        FEEDBACK_MEGABYTES,
-        ge=1,
-        description="Size of the spool; beyond it the oldest files are deleted.",
     )
     feedback_days: int = Field(
         FEEDBACK_DAYS, ge=1, description="Days after which files of the spool are deleted."
@@ -288,20 +218,6 @@ class ServerSettings(BaseModel):
                 f"--{str(first['loc'][0]).replace('_', '-')} {first['input']}: {first['msg']}",
                 code="invalid_option",
             ) from error
-
-    @property
-    def feedback(self) -> FeedbackSettings | None:
-        """What is recorded; None: nothing."""
-        if self.feedback_dir is None:
-            return None
-        return FeedbackSettings(
-            folder=self.feedback_dir,
-            rate=self.feedback_rate,
-            text=self.feedback_text,
-            per_minute=self.feedback_per_minute,
-            max_bytes=self.feedback_megabytes << 20,
-            days=self.feedback_days,
-        )
 
     @property
     def prompt_sharing(self) -> PromptSharing:

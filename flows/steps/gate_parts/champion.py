@@ -151,10 +151,5 @@ def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -
     if fingerprint(files, pair.dtype) != champion.fingerprint:
         return None
     onnx = any(strategy.prefers_onnx for strategy in STRATEGIES.values())
-    settings = {
-        "dtype": pair.dtype,
-        "chat": space.spec.chat,
-        "onnx_draft": onnx,
-        "compile": wanted_mode(),
-    }
-    return load_pair(files, LoadSettings.model_validate(settings))
+    settings = LoadSettings.model_validate({"dtype": pair.dtype, "compile": wanted_mode()})
+    return load_pair(files, settings, chat=space.spec.chat, onnx_draft=onnx)

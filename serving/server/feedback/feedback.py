@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -36,12 +37,14 @@ from draftwell.serving.server.feedback.record import Record, RecordOrigin
 from draftwell.serving.server.feedback.spool import Spool
 from draftwell.serving.server.scheduling.observer import Observer
 from draftwell.serving.server.scheduling.ticket import End, Event, Ticket
-from draftwell.serving.server.settings import FeedbackSettings
+from draftwell.serving.server.settings import FEEDBACK_DAYS
 
 TEXT_COLUMNS = frozenset({"token", "correction", "draft_token", "hidden_before"})
 """Columns from which a text could be reconstructed."""
 REMEMBERED = 4096
 """Recent prompts that are not recorded again: a repeated prompt is not independent evidence."""
+PER_MINUTE = 60.0
+"""Most requests recorded in a minute, so that what recording costs is bounded under any load."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +67,34 @@ class Feedback(Observer):
     """Records a share of the requests. Schedulers of several pairs may call it at once.
 
     Args:
-        spool: where records go; None: a new one in the settings' folder. It is started and closed
-            with this object.
+        folder: the spool: a folder of recorded requests.
+        rate: share of the requests that is recorded, 0 to 1.
+        text: record prompts and outputs too; recalibration needs them.
+        days: age at which files are deleted.
+        per_minute: most requests recorded in a minute.
+        seed: of the random choice of requests; None: a new one at each start.
+        spool: where records go; None: a new one in the folder. It is started and closed with this
+            object.
     """
 
-    def __init__(self, settings: FeedbackSettings, spool: Spool | None = None):
-        self.settings = settings
-        self.spool = spool or Spool(
-            settings.folder,
-            max_bytes=settings.max_bytes,
-            days=settings.days,
-            private=settings.text,
-        )
+    def __init__(
+        self,
+        folder: Path,
+        rate: float,
+        *,
+        text: bool = False,
+        days: float = FEEDBACK_DAYS,
+        per_minute: float = PER_MINUTE,
+        seed: int | None = None,
+        spool: Spool | None = None,
+    ):
+        self.rate, self.text, self.per_minute = rate, text, per_minute
+        self.spool = spool or Spool(folder, days=days, private=text)
         self._sources: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()  # target → its pair
         self._open: dict[int, tuple[Ticket, Source, PositionRecorder]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._random = random.Random(settings.seed)
-        self._allowance, self._refilled = float(max(1.0, settings.per_minute)), time.monotonic()
+        self._random = random.Random(seed)
+        self._allowance, self._refilled = float(max(1.0, per_minute)), time.monotonic()
         self._lock = threading.Lock()
 
     def follow(self, pair: LoadedPair, artifacts: Mapping[str, Artifact] | None = None) -> None:
@@ -118,7 +132,7 @@ class Feedback(Observer):
 
     def admitted(self, ticket: Ticket) -> None:
         """Select at random; a selected request that can be recorded gets a recorder."""
-        if self._random.random() >= self.settings.rate or ticket.own:
+        if self._random.random() >= self.rate or ticket.own:
             return
         assert ticket.job is not None
         with self._lock:
@@ -148,7 +162,7 @@ class Feedback(Observer):
         self._remember(digest_of(ticket.prompt))
         lossless = ticket.strategy is not None and ticket.strategy.lossless
         recorder = PositionRecorder(
-            job.session, lossless=lossless, hidden=self.settings.text and source.hidden
+            job.session, lossless=lossless, hidden=self.text and source.hidden
         )
         self._open[id(ticket)] = ticket, source, recorder
         if "draft" not in job.session.lanes:
@@ -168,7 +182,7 @@ class Feedback(Observer):
             self.spool.counts["failed" if recorder.failed else unfinished] += 1
             return
         kind = "target" if recorder.lossless else LOSSY
-        tenant, text = short_tenant(ticket.owner[0]), self.settings.text
+        tenant, text = short_tenant(ticket.owner[0]), self.text
         name = prompt_id(tenant, secrets.token_hex(8))
         self.spool.counts["recorded"] += 1
         self.spool.offer(
@@ -191,10 +205,8 @@ class Feedback(Observer):
 
     def _allows(self) -> bool:
         """A token bucket that holds one minute's requests."""
-        now, size = time.monotonic(), max(1.0, self.settings.per_minute)
-        self._allowance = min(
-            size, self._allowance + (now - self._refilled) * self.settings.per_minute / 60
-        )
+        now, size = time.monotonic(), max(1.0, self.per_minute)
+        self._allowance = min(size, self._allowance + (now - self._refilled) * self.per_minute / 60)
         self._refilled = now
         if self._allowance < 1:
             return False

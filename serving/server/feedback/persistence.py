@@ -3,34 +3,37 @@ feedback (feedback.py). Both are off by default."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from draftwell.serving.server.feedback.feedback import Feedback
+from draftwell.serving.server.feedback.feedback import PER_MINUTE, Feedback
 from draftwell.serving.server.model.served_model import ServedModel
-from draftwell.serving.server.model.snapshots import Snapshots
+from draftwell.serving.server.model.snapshots import STATE_SECONDS, Snapshots
 from draftwell.serving.server.scheduling.observer import Observer
-from draftwell.serving.server.settings import STATE_SECONDS, FeedbackSettings
+from draftwell.serving.server.settings import ServerSettings
 
 
 class Persistence:
     """Snapshots and feedback of the serving model, across switches of bundles.
 
     Args:
-        state_dir: folder of the snapshots; None: online state is kept in memory only.
-        state_seconds: seconds between two snapshots.
-        feedback: what is recorded; None: nothing.
+        settings: those of `state_dir` and of feedback are used here; without either nothing is
+            kept.
     Raises:
         DraftwellError: a folder cannot be written to.
     """
 
-    def __init__(
-        self,
-        state_dir: Path | None = None,
-        state_seconds: float = STATE_SECONDS,
-        feedback: FeedbackSettings | None = None,
-    ):
-        self.snapshots = Snapshots(state_dir, state_seconds) if state_dir else None
-        self.feedback = Feedback(feedback) if feedback else None
+    def __init__(self, settings: ServerSettings):
+        folder, spool = settings.state_dir, settings.feedback_dir
+        self.snapshots = None if folder is None else Snapshots(folder, STATE_SECONDS)
+        self.feedback = (
+            None
+            if spool is None
+            else Feedback(
+                spool,
+                settings.feedback_rate,
+                text=settings.feedback_text,
+                days=settings.feedback_days,
+                per_minute=PER_MINUTE,
+            )
+        )
 
     @property
     def observers(self) -> tuple[Observer, ...]:

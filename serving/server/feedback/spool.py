@@ -31,7 +31,7 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import make_folder, write_atomically
 from draftwell.serving.recording.tenants import TENANT
 from draftwell.serving.server.feedback.record import Record, contents
-from draftwell.serving.server.settings import FEEDBACK_DAYS, FEEDBACK_MEGABYTES
+from draftwell.serving.server.settings import FEEDBACK_DAYS
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ QUEUE = 64
 """Records that may wait for the writer; one has a few kilobytes."""
 OURS = re.compile(rf"(shard|requests)-(\d{{15}})-([0-9a-f]+)(-(?:{TENANT}))?\.(parquet|jsonl)")
 HALF = re.compile(rf"\.{OURS.pattern}\..+")
+MOST_BYTES = 256 << 20
+"""Of the files in a spool; beyond it the oldest go, so that a server may record for ever."""
 IDLE_SECONDS = 3600.0
 """After which a spool without records looks for files that have become too old."""
 ABANDONED_SECONDS = 3600.0
@@ -65,7 +67,7 @@ class Spool:
         self,
         folder: Path,
         *,
-        max_bytes: int = FEEDBACK_MEGABYTES << 20,
+        max_bytes: int = MOST_BYTES,
         days: float = FEEDBACK_DAYS,
         flush_seconds: float = FLUSH_SECONDS,
         queued: int = QUEUE,

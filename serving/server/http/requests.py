@@ -174,18 +174,17 @@ class Format:
 
     Args:
         field: the request field that asks for it.
-        define: returns the grammar's definition; raises InvalidRequest. Its first argument says of
-            a text whether it is a token of its own, which is written as text; its second one
-            whether objects have the properties that their schema lists alone (`closing.closed`).
+        define: returns the grammar's definition; raises InvalidRequest. Its argument says of a
+            text whether it is a token of its own, which is written as text.
         rule: returns the body of a rule in llguidance's Lark for the same, so that a grammar can
-            allow it beside other things; None: there is none. Its argument is the second one.
+            allow it beside other things; None: there is none.
         parts: what it is made of by other fields, each a format of its own: which of them is at
             fault where the whole is refused.
     """
 
     field: str
-    define: Callable[[Callable[[str], bool], bool], str]
-    rule: Callable[[bool], str] | None = None
+    define: Callable[[Callable[[str], bool]], str]
+    rule: Callable[[], str] | None = None
     parts: tuple[Format, ...] = ()
 
 
@@ -262,7 +261,7 @@ class StructuredOutputs(BaseModel):
     disable_additional_properties: bool | None = Field(
         None,
         description="with json: whether objects have the properties that the schema lists and no "
-        "others, where it does not say; default: the server's, which is true",
+        "others, where it does not say; default: true",
     )
     structural_tag: None = Field(None, description="only null, as vLLM's own class sends it")
 
@@ -309,32 +308,34 @@ class StructuredOutputs(BaseModel):
         if kind in ("json", "json_object"):
             space = self.whitespace_pattern or guidance.WHITESPACE
             space = "" if self.disable_any_whitespace else space
-            return json_format(place, self.json_, space, self.disable_additional_properties)
+            closes = self.disable_additional_properties is not False
+            return json_format(place, self.json_, space, closes=closes)
         if self.regex is not None:
             pattern = self.regex
-            return Format(place, lambda *_: guidance.regex(pattern))
+            return Format(place, lambda _: guidance.regex(pattern))
         if self.choice is not None:
             texts = self.choice
             return Format(
-                place, lambda *_: guidance.choice(texts), lambda _: guidance.alternatives(texts)
+                place, lambda _: guidance.choice(texts), lambda: guidance.alternatives(texts)
             )
         rules = self.grammar or ""
-        return Format(place, lambda *_: guidance.context_free(rules))
+        return Format(place, lambda _: guidance.context_free(rules))
 
 
 def json_format(
     field: str,
     schema: Any,
     whitespace: str = guidance.WHITESPACE,
-    closes: bool | None = None,
+    *,
+    closes: bool = True,
 ) -> Format:
     """JSON by a schema, as an object or as text; None: any JSON object.
 
     Args:
-        closes: as `Format.define` takes it; None: what it is given.
+        closes: objects have the properties that their schema lists alone (`closing.closed`).
     """
 
-    def wanted(by_default: bool) -> dict[str, Any] | bool:
+    def wanted() -> dict[str, Any] | bool:
         wanted: Any = {"type": "object"} if schema is None else schema
         if isinstance(wanted, str):
             try:
@@ -343,12 +344,12 @@ def json_format(
                 raise guidance.refused(f"the schema is no JSON: {error}") from error
         if not isinstance(wanted, dict | bool):
             raise guidance.refused("a JSON schema is an object")
-        return closed(wanted) if (by_default if closes is None else closes) else wanted
+        return closed(wanted) if closes else wanted
 
     return Format(
         field,
-        lambda _, by_default: guidance.json_schema(wanted(by_default), whitespace),
-        lambda by_default: guidance.json_rule(wanted(by_default), whitespace),
+        lambda _: guidance.json_schema(wanted(), whitespace),
+        lambda: guidance.json_rule(wanted(), whitespace),
     )
 
 
@@ -529,7 +530,6 @@ def calls_grammar(
     most: int = MOST_CALLS,
     text: bool = False,
     answer: str | None = None,
-    closes: bool = True,
 ) -> str:
     """The grammar of one or more calls.
 
@@ -539,7 +539,6 @@ def calls_grammar(
         text: any text may come before, between and after calls, or instead of them; a call that has
             begun follows its schema, whichever tokens its mark is spelt with.
         answer: the body of a rule: what may come instead of calls.
-        closes: as `Format.define` takes it.
     Raises:
         InvalidRequest: it is too large.
     """
@@ -567,7 +566,7 @@ def calls_grammar(
         opening = json.dumps(f'\n{{"name": {json.dumps(function.name)}, "arguments": ')
         rules += [
             f"body_{i}: {opening} args_{i} {closing} {end}",
-            f"args_{i}: {guidance.json_rule(closed(schema) if closes else schema)}",
+            f"args_{i}: {guidance.json_rule(closed(schema))}",
         ]
     written = "\n".join(rules) + "\n"
     return guidance.lark(written, rules=len(rules) + guidance.references(written))
@@ -1160,19 +1159,15 @@ class Calling(Generation, Templated):
         single = self.parallel_tool_calls is False or isinstance(self.choice, ChosenFunction)
         most = 1 if single else MOST_CALLS
         grammar = partial(calls_grammar, tools, most=most)
-        calls = Format("tools", lambda own, closes: grammar(own, closes=closes))
+        calls = Format("tools", grammar)
         if tools and self.must_call:
             return calls
         if tools and asked is not None and asked.rule is not None:
             rule = asked.rule
-            return Format(
-                asked.field,
-                lambda own, closes: grammar(own, closes=closes, answer=rule(closes)),
-                parts=(calls,),
-            )
+            return Format(asked.field, lambda own: grammar(own, answer=rule()), parts=(calls,))
         # a call that begins has to be one of the allowed ones
         if any(function.strict for function in tools) or isinstance(self.choice, Allowed):
-            return Format("tools", lambda own, closes: grammar(own, closes=closes, text=True))
+            return Format("tools", partial(grammar, text=True))
         return asked
 
     def stops(self) -> StopStrings:

@@ -210,21 +210,20 @@ class Service:
         drafts, asked = body.decoding.enabled is not False, body.format
         given: dict[str, Any] = {"draft_forced": drafts, "grammar": None, "prediction": ()}
         if asked is not None:
-            closes = not request.app.state.additional_properties
-            given["grammar"] = await self._grammar(asked, owner_of(body, request), closes)
+            given["grammar"] = await self._grammar(asked, owner_of(body, request))
         if body.prediction is not None and drafts:
             given["prediction"] = await self.prompts.prediction(text_of(body.prediction.content))
         return given
 
-    async def _grammar(self, asked: Format, owner: Owner, closes: bool) -> Grammar:
+    async def _grammar(self, asked: Format, owner: Owner) -> Grammar:
         try:
-            definition = await on_thread(ENCODERS, asked.define, self.served.is_token, closes)
+            definition = await on_thread(ENCODERS, asked.define, self.served.is_token)
             if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
             return await self._compiled(definition, owner)
         except InvalidRequest as error:
             for part in asked.parts:  # if one of them is refused alone, the message names its field
-                await self._grammar(part, owner, closes)
+                await self._grammar(part, owner)
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
         # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
         except DraftwellError as error:

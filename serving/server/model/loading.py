@@ -85,41 +85,32 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     ):
         pair = serving_now.pair
     else:
-        load_settings = _load_settings(settings, bundle, choices)
+        load_settings = _load_settings(settings, bundle)
         if serving_now is not None:
             check_memory(files, load_settings, manifest.release_version)
-        pair = load_pair(files, load_settings)
+        onnx = any(find_strategy(choice.name).prefers_onnx for choice in choices)
+        pair = load_pair(files, load_settings, onnx_draft=onnx, libraries=bundle.path / COMPILED)
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
         _warm_up_choices(pair, choices, artifacts)
         capture_graphs(pair)
     check_machine(config, artifacts, pair)
     served = _served_model(settings, bundle, pair, governor, artifacts, config, serving_now)
-    log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
+    log_defaults(served.sampling_defaults, feedback=settings.feedback_dir is not None)
     return served
 
 
 def _checked_bundle(settings: ServerSettings) -> Bundle:
-    """The bundle that is named, opened, with its signature and dtype checked."""
+    """The bundle that is named, opened, with its signature checked."""
     path = settings.bundle
     # a draft's ONNX graph is cached there
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
     key = settings.signature_key
     verify = None if key is None else signature_check(key, settings.signature_flags)
-    bundle = open_bundle(path, verify=verify)
-    dtype = bundle.manifest.dtype
-    if settings.dtype not in (None, dtype):
-        raise DraftwellError(
-            f"the bundle {path} was tuned in {dtype}, not {settings.dtype}: leave --dtype out, or "
-            "deploy a release of the pair in that dtype",
-            code="wrong_dtype",
-        )
-    return bundle
+    return open_bundle(path, verify=verify)
 
 
-def _load_settings(
-    settings: ServerSettings, bundle: Bundle, choices: Sequence[StrategyChoice]
-) -> LoadSettings:
+def _load_settings(settings: ServerSettings, bundle: Bundle) -> LoadSettings:
     """How the bundle's models are loaded."""
     return LoadSettings.model_validate(
         {
@@ -128,8 +119,6 @@ def _load_settings(
             "slots": settings.slots,
             "max_context": settings.max_context,
             "compile": wanted_mode(),
-            "libraries": bundle.path / COMPILED,
-            "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices),
         }
     )
 

@@ -26,7 +26,6 @@ from draftwell.serving.bundle.bundle import Manifest
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import file_lock, make_folder, write_atomically
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
-from draftwell.serving.server.settings import STATE_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +34,8 @@ SCHEMA, LOCK = 2, ".lock"
 LARGEST = 16 << 20
 """Bytes of the largest file that can be a snapshot: a full memory takes less than 2 MB."""
 HALF = re.compile(rf"\.{NAMES.pattern}\..+")
+STATE_SECONDS = 30.0
+"""Between two writes: a server that is killed loses at most what it learnt meanwhile."""
 
 
 @dataclass(frozen=True)

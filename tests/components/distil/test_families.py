@@ -207,7 +207,7 @@ def test_a_draft_in_bfloat16_is_rounded_where_layers_of_ours_run(kind: str, tmp_
         keep_layers(module, (0, 1)), torch.arange(99), weights_digest(files.target), MADE
     )
     artifact.save(files.draft)
-    loaded = load_pair(files, LoadSettings(dtype="bfloat16", keep_modules=True))
+    loaded = load_pair(files, LoadSettings(dtype="bfloat16"), keep_modules=True)
     made = with_draft(loaded, artifact, slots=1, max_context=64)
     for pair in (loaded, made):
         draft = pair.models["draft"]

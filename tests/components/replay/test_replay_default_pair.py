@@ -103,7 +103,8 @@ def pair_in(dtype: str) -> LoadedPair:
         return default_pair()
     return load_pair(
         fetch(find_pair("default")),
-        LoadSettings(dtype=dtype, slots=8, max_context=512, keep_modules=True),
+        LoadSettings(dtype=dtype, slots=8, max_context=512),
+        keep_modules=True,
     )
 
 

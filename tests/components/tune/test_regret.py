@@ -92,8 +92,8 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
     refused."""
     loaded: list[Any] = []
 
-    def load_pair(files: Any, settings: LoadSettings) -> None:
-        loaded.append((files.roles(), settings))
+    def load_pair(files: Any, settings: LoadSettings, *, qualifier: bool) -> None:
+        loaded.append((files.roles(), settings, qualifier))
         raise DraftwellError("far enough")
 
     monkeypatch.setattr(module, "load_pair", load_pair)
@@ -101,7 +101,7 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DraftwellError, match="far enough"):
         module.main(**folders, artifacts=tmp_path, traces=tmp_path, pad_target=1e9)
     assert loaded == [
-        (folders, LoadSettings(dtype="bfloat16", pad_target=1e9, qualifier=False)),
+        (folders, LoadSettings(dtype="bfloat16", pad_target=1e9), False),
     ]
 
 

@@ -214,9 +214,9 @@ def test_the_draft_can_compute_elsewhere(
     places: list[Any] = []
     load = pair_module.load_pair
 
-    def watched(files: Any, settings: Any) -> Any:
-        places.append(settings.draft_device)
-        return load(files, settings)
+    def watched(files: Any, settings: Any, **how: Any) -> Any:
+        places.append(how["draft_device"])
+        return load(files, settings, **how)
 
     replace_everywhere(monkeypatch, pair_module, "load_pair", watched)
     for command in (

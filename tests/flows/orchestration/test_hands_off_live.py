@@ -15,7 +15,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -44,6 +43,7 @@ from tests.support.loop.unattended import (
     wait,
 )
 from tests.support.paths import REPO
+from tests.support.server.server_process import entry_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
@@ -63,9 +63,7 @@ lost, too few to disturb it."""
 def server(bundle: Path, spool: Path, log: Path) -> Iterator[str]:
     """A running `draftwell-serve` that records everything, with texts: its address."""
     command = [
-        sys.executable,
-        "-m",
-        "draftwell.serving.server.main",
+        *entry_with(per_minute=10_000),
         "--bundle",
         str(bundle),
         "--port",
@@ -81,8 +79,6 @@ def server(bundle: Path, spool: Path, log: Path) -> Iterator[str]:
         "--feedback-rate",
         "1",
         "--feedback-text",
-        "--feedback-per-minute",
-        "10000",
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=REPO, stdout=output, stderr=subprocess.STDOUT)

@@ -51,7 +51,6 @@ from draftwell.serving.files import file_lock
 from draftwell.serving.recording.tenants import KEYLESS, short_tenant
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.strategies import build_strategy
-from draftwell.serving.server.feedback.feedback import Feedback
 from draftwell.serving.server.http.keys import Keys, tenant_named
 from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model.snapshots import Snapshots
@@ -61,7 +60,7 @@ from tests.support.loop import traffic
 from tests.support.loop.publishing import publish, release, verdict
 from tests.support.loop.secrets import contents
 from tests.support.loop.thresholds import ANY_SPEED
-from tests.support.server.feedback_server import feedback_settings
+from tests.support.server.feedback_server import feedback_of
 from tests.support.server.pools import SNAPSHOT_ORIGIN, learn, pool
 from tests.support.server.served_pair import TunedModel, serving
 
@@ -75,7 +74,7 @@ def record(left: SimpleNamespace, folder: Path) -> None:
     """Real requests of both tenants, recorded with their texts."""
     file = left.home.parent / "keys"
     file.write_text(f"{KEYS[MARK]} answers leaving\n{KEYS[OTHER]} answers staying\n")
-    feedback = Feedback(feedback_settings(folder, text=True))
+    feedback = feedback_of(folder, text=True)
     feedback.follow(left.step.pair)
     feedback.start()
     served = TunedModel("tiny", left.step.pair, build_strategy("vanilla_sd"), 1)

@@ -69,7 +69,8 @@ def test_a_pair_releases_what_its_modules_need_not_run(
 ) -> None:
     pair = load_pair(
         PairFiles("tiny", tiny_models["target"], tiny_models["draft"]),
-        LoadSettings(dtype="float32", keep_modules=keep),
+        LoadSettings(dtype="float32"),
+        keep_modules=keep,
     )
     for role in ("target", "draft"):
         assert held(pair.modules[role]) == [keep] * len(held(pair.modules[role]))  # type: ignore[index]
@@ -129,7 +130,7 @@ def test_a_qualifier_that_is_not_loaded_is_not_read(
     qualifier = shutil.copytree(tiny_models["draft"], tmp_path / "qualifier")
     edit(qualifier / "config.json", model_type="nobody")
     files = PairFiles("tiny", tiny_models["target"], tiny_models["draft"], qualifier)
-    pair = load_pair(files, LoadSettings(dtype="float32", qualifier=False))
+    pair = load_pair(files, LoadSettings(dtype="float32"), qualifier=False)
     assert set(pair.models) == {"target", "draft"}
     with raises_code("unknown_model", "nobody"):
         load_pair(files, LoadSettings(dtype="float32"))

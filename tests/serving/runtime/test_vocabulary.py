@@ -364,7 +364,7 @@ def test_a_draft_of_another_vocabulary_is_left_out(
     other = shuffled(tiny_tokenizer(), tmp_path / "other")
     case = Case(WORDS, WORDS, tiny_tokenizer(), other, WORDS - 2)
     with caplog.at_level(logging.WARNING, "draftwell"):
-        pair = load_pair(case.save(tmp_path), LoadSettings(dtype="float32", onnx_draft=True))
+        pair = load_pair(case.save(tmp_path), LoadSettings(dtype="float32"), onnx_draft=True)
     assert set(pair.models) == {"target"}
     (line,) = [one.getMessage() for one in caplog.records]
     assert "`draftwell step distil`" in line

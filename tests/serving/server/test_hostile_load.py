@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.support.server.bundles import make_bundle, save_tiny_models
-from tests.support.server.server_process import ENTRY, server_process, wait_until
+from tests.support.server.server_process import entry_with, server_process, wait_until
 
 ALLOWED = 64
 """MiB of bodies."""
@@ -137,9 +137,11 @@ def memory_of(pid: int) -> float:
 def test_eight_streams_go_on_beside_hostile_clients(tmp_path: Path) -> None:
     models = save_tiny_models(tmp_path / "models", context=1024)
     bundle = make_bundle(tmp_path / "bundle", models, "autoregressive")
-    options = ["--port", "0", "--slots", "24", "--body-megabytes", str(ALLOWED)]
+    options = ["--port", "0", "--slots", "24"]
     gaps: list[tuple[float, float]] = []
-    with server_process([*ENTRY, "--bundle", str(bundle), *options]) as (process, url):
+    with server_process(
+        [*entry_with(bodies_bytes=ALLOWED << 20), "--bundle", str(bundle), *options]
+    ) as (process, url):
         wait_until(lambda: httpx.get(f"{url}/ready").status_code == 200, "ready")
         with streams(url, 8, gaps):
             time.sleep(3)

@@ -216,34 +216,32 @@ def test_deterministic_serving_leaves_the_state_alone(
     assert served.strategy.artifact(AcceptanceTable).total == [50] * 20
 
 
-@pytest.mark.parametrize(
-    ("options", "tokens"),
-    [
-        ({"prompt_tokens": 16}, 16),
-        ({"deterministic": True}, 64),
-        ({"prompt_tokens": 16, "deterministic": True}, 16),
-    ],
-)
-def test_a_step_reads_as_many_prompt_tokens_as_was_said(
+@pytest.mark.parametrize(("deterministic", "tokens"), [(False, 32), (True, 64)])
+def test_a_step_reads_prompts_by_time_unless_answers_may_not_depend_on_it(
     tmp_path: Path,
     tiny_models: dict[Role, Path],
     monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
+    deterministic: bool,
     tokens: int,
 ) -> None:
     """In this process: the server's loop is replaced by one that looks at the engine and ends."""
-    rooms: list[int] = []
+    found: list[int] = []
 
     class Looked(DrainingServer):
         def run(self, sockets: Any = None) -> None:
             budget = self._deployments.current.scheduler.engine.budget
             assert budget is not None
-            rooms.append(budget.room("target", answering=2, waiting=1))
+            budget.learn(0.020, {})
+            budget.learn(0.080, {"target": 60})
+            found.append(budget.room("target", answering=8, waiting=1))
 
     monkeypatch.setattr("draftwell.serving.server.lifecycle.DrainingServer", Looked)
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
-    assert run_server(ServerSettings(bundle=bundle, port=0, slots=1, threads=1, **options)) == 0
-    assert rooms == [tokens]
+    settings = ServerSettings(
+        bundle=bundle, port=0, slots=1, threads=1, deterministic=deterministic
+    )
+    assert run_server(settings) == 0
+    assert found == [tokens]
 
 
 def other_template(target: Path) -> None:
@@ -423,11 +421,6 @@ def test_a_missing_artifact_is_found_before_the_first_request(
         DraftwellError, match=r"^.*spide.*acceptance_table.*draftwell step calibrate.*[^\n]$"
     ):
         load_bundle(bundle)
-
-
-def test_another_dtype_is_refused(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
-    refused(bundle, "wrong_dtype", "float32", "bfloat16", "--dtype", dtype="bfloat16")
 
 
 def test_a_profile_of_another_machine_is_refused_where_it_matters(

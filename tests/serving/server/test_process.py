@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from draftwell.serving.device import device_class
 from draftwell.serving.runtime.commands import Role
 from tests.support.server.bundles import make_bundle
-from tests.support.server.server_process import ENTRY, server_process, wait_until
+from tests.support.server.server_process import ENTRY, entry_with, server_process, wait_until
 
 LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0}
 SHORT = LONG | {"max_tokens": 2}
@@ -27,9 +27,11 @@ LONGER = LONG | {"n": 4}
 
 
 @contextmanager
-def process(bundle: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def process(
+    bundle: Path, *options: str, entry: Sequence[str] = ENTRY
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A running server and a client of it."""
-    command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", "1", *options]
+    command = [*entry, "--bundle", str(bundle), "--port", "0", "--threads", "1", *options]
     with (
         server_process(command, stderr=subprocess.PIPE) as (server, url),
         httpx.Client(base_url=url, timeout=120) as client,
@@ -96,8 +98,7 @@ def test_what_outlasts_the_drain_is_answered_and_state_is_written_behind_it(
         "0",
         "--state-dir",
         str(tmp_path / "state"),
-        "--state-seconds",
-        "3600",
+        entry=entry_with(state_seconds=3600),  # the only write is the last one
     ) as (server, client):
         threads = [
             threading.Thread(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from draftwell.serving.server.main import app
+from draftwell.serving.server.main import REMOVED, app, main
 from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 
@@ -20,10 +20,8 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "port": (8000, (0, 65535)),
     "slots": (8, (1, 1024)),
     "queue": (256, (1, None)),
-    "dtype": (None, None),
     "threads": (None, None),
     "max-context": (None, (2, None)),
-    "prompt-tokens": (None, (8, None)),
     "prefix-caching": (None, None),
     "deterministic": (False, None),
     "api-key-file": (None, None),
@@ -31,22 +29,17 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "cors-origin": (None, None),
     "allowed-host": (None, None),
     "root-path": ("", None),
-    "body-megabytes": (256, (16, None)),
     "request-timeout": (None, (0.001, None)),
     "drain-seconds": (20.0, (0, None)),
     "allow-parameters": (False, None),
-    "additional-properties": (False, None),
     "generation-config": ("model", None),
     "strategies": (None, None),
     "state": (None, None),
     "state-dir": (None, None),
     "shared-datastore": (False, None),
-    "state-seconds": (30.0, (0.1, None)),
     "feedback-dir": (None, None),
     "feedback-rate": (0.0, (0, 1)),
     "feedback-text": (False, None),
-    "feedback-per-minute": (60, (1, None)),
-    "feedback-megabytes": (256, (1, None)),
     "feedback-days": (30, (1, None)),
 }
 """Flag → its default and bounds."""
@@ -76,7 +69,6 @@ def test_the_command_line_is_the_settings_and_keeps_its_flags_defaults_and_bound
     [
         {"port": 65536},
         {"slots": 0},
-        {"prompt_tokens": 7},
         {"max_context": 1},
         {"threads": 0},
         {"state": "mine"},
@@ -87,6 +79,21 @@ def test_the_command_line_is_the_settings_and_keeps_its_flags_defaults_and_bound
 def test_settings_are_strict(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ServerSettings(bundle=Path("b"), **wrong)
+
+
+@pytest.mark.parametrize("option", REMOVED)
+def test_an_earlier_option_is_answered_with_what_holds_now(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert option.removeprefix("--") not in OPTIONS
+    for words in ([option, "1"], [f"{option}=1"], [option]):
+        monkeypatch.setattr("sys.argv", ["draftwell-serve", "--bundle", "b", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"draftwell-serve: {option} is no option any more, leave it out: ")
+        assert REMOVED[option] in line
 
 
 def test_threads_are_a_number_or_auto() -> None:

@@ -105,7 +105,7 @@ def ours(folder: Path, count: int = 24) -> dict[str, list[int]]:
     from draftwell.serving.runtime.strategies import build_strategy
 
     pair = load_pair(
-        PairFiles("tiny", folder, folder), LoadSettings(dtype="float32", slots=2, chat=False)
+        PairFiles("tiny", folder, folder), LoadSettings(dtype="float32", slots=2), chat=False
     )
     strategies = {
         "plain": build_strategy("autoregressive"),

@@ -54,7 +54,8 @@ def default_pair() -> LoadedPair:
 
     return load_pair(
         fetch(find_pair("default")),
-        LoadSettings(dtype="float32", slots=8, max_context=512, keep_modules=True),
+        LoadSettings(dtype="float32", slots=8, max_context=512),
+        keep_modules=True,
     )
 
 

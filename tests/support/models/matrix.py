@@ -131,7 +131,8 @@ def loaded(module: Any, folder: Path) -> LoadedPair:
         tokenizer.save_pretrained(folder / role)
     return load_pair(
         PairFiles("tiny", folder / "target", folder / "draft"),
-        LoadSettings(dtype="float32", slots=2, chat=False, max_context=LIMIT),
+        LoadSettings(dtype="float32", slots=2, max_context=LIMIT),
+        chat=False,
     )
 
 

@@ -13,7 +13,6 @@ from draftwell.serving.server.feedback.record import Record, RecordOrigin
 from draftwell.serving.server.scheduling.detokenize import TextStream
 from draftwell.serving.server.scheduling.scheduler import Scheduler
 from draftwell.serving.server.scheduling.ticket import Event, Ticket
-from draftwell.serving.server.settings import FeedbackSettings
 from tests.support.models.resources import table_resources
 
 PROMPTS = (
@@ -28,9 +27,9 @@ TOKENS = 24
 RECORD_ORIGIN = RecordOrigin("tiny", "none", "float32")
 
 
-def feedback_settings(folder: Path, **changes: Any) -> FeedbackSettings:
-    """Settings that record every request, unless told otherwise."""
-    return FeedbackSettings(folder=folder, **{"rate": 1.0, "per_minute": 1e6, "seed": 1, **changes})
+def feedback_of(folder: Path, **changes: Any) -> Feedback:
+    """Feedback that records every request, unless told otherwise."""
+    return Feedback(folder, **{"rate": 1.0, "per_minute": 1e6, "seed": 1, **changes})
 
 
 class FeedbackServer:
@@ -47,7 +46,7 @@ class FeedbackServer:
         **changes: Any,
     ):
         self.pair = pair
-        self.feedback = Feedback(feedback_settings(folder, **changes), spool)
+        self.feedback = feedback_of(folder, spool=spool, **changes)
         if follow:
             self.feedback.follow(pair)
         self.scheduler = Scheduler(

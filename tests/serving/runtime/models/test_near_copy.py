@@ -65,7 +65,7 @@ def test_a_qualifier_is_padded_to_its_share_of_a_padded_target_and_writes_the_sa
     ).draft
     three = dataclasses.replace(copies, qualifier=shared)
     plain, padded = (
-        load_pair(three, LoadSettings(dtype="float32", pad_target=parameters, keep_modules=True))
+        load_pair(three, LoadSettings(dtype="float32", pad_target=parameters), keep_modules=True)
         for parameters in (None, 600_000.0)
     )
     sizes = {
@@ -138,13 +138,11 @@ def test_mistakes_are_one_line(tiny_models: dict[Role, Path], tmp_path: Path) ->
     for dropped in ((7,), tuple(range(len(llama(2).model.layers)))):
         with raises_code("no_such_layer", "drop_layers"):
             drop_layers(copy.deepcopy(llama(2)), dropped)
+    rounded = files(tiny_models, tmp_path / "copy", NearCopy(weights="int8"))
     with raises_code("weights_unsupported", "int8", "cuda"):
-        from draftwell.serving.runtime.pair import copied_weights
-
-        copied_weights(
-            files(tiny_models, tmp_path / "copy", NearCopy(weights="int8")).draft,
-            LoadSettings(dtype="bfloat16", device="cuda"),
-        )
+        load_pair(rounded, LoadSettings(dtype="bfloat16", device="cuda"))
+    with raises_code("weights_unsupported", "int8", "the dtype bfloat16"):
+        load_pair(rounded, LoadSettings(dtype="bfloat16"), keep_modules=True)
     (tmp_path / "copy" / RECIPE).write_text("{")
     with raises_code("broken_near_copy", RECIPE):
         read_near_copy(tmp_path / "copy")

@@ -181,6 +181,6 @@ def test_what_cannot_have_rounded_weights_is_refused_in_a_line(
     with raises_code("weights_unsupported", "int8", "cuda", "the dtype bfloat16"):
         load_pair(files, LoadSettings(dtype="bfloat16-int8", device="cuda"))
     with raises_code("weights_unsupported", "int4", "the dtype float32"):
-        load_pair(files, LoadSettings(dtype="float32-int4", keep_modules=True))
+        load_pair(files, LoadSettings(dtype="float32-int4"), keep_modules=True)
     with raises_code("weights_unsupported", "gpt_neo", "int8"):
         over_slots(module_of("gpt_neo"), weights="int8")

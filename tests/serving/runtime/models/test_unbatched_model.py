@@ -327,7 +327,8 @@ def test_a_gpt_neo_pair_from_files(tmp_path: Path):
         tokenizer.save_pretrained(tmp_path / role)
     pair = load_pair(
         PairFiles("tiny", tmp_path / "target", tmp_path / "draft"),
-        LoadSettings(dtype="float32", slots=2, chat=False),
+        LoadSettings(dtype="float32", slots=2),
+        chat=False,
     )
     assert {type(model) for model in pair.models.values()} == {UnbatchedModel}
     prompt = pair.encode_prompt("the man in the inn")

@@ -26,12 +26,13 @@ from draftwell.serving.recording.shadow import MOST_UNREAD
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.recording.trace_schema import KINDS, LOSSY
 from draftwell.serving.server.feedback import feedback as module, spool as spool_module
+from draftwell.serving.server.feedback.persistence import Persistence
 from draftwell.serving.server.feedback.record import Record
 from draftwell.serving.server.feedback.spool import Spool
 from draftwell.serving.server.scheduling.detokenize import TextStream
 from draftwell.serving.server.scheduling.draft_limits import PROBE_EVERY
 from draftwell.serving.server.scheduling.ticket import Delta, End, Event, Ticket
-from draftwell.serving.server.settings import FeedbackSettings, ServerSettings
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
 from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer, record
@@ -353,11 +354,20 @@ def test_a_share_of_the_requests(
 
 
 def test_the_flags_are_either_complete_or_refused(tmp_path: Path) -> None:
-    assert ServerSettings(bundle=tmp_path).feedback is None
+    assert Persistence(ServerSettings(bundle=tmp_path)).observers == ()
     given = ServerSettings(
-        bundle=tmp_path, feedback_dir=tmp_path, feedback_rate=0.1, feedback_megabytes=2
+        bundle=tmp_path, feedback_dir=tmp_path / "spool", feedback_rate=0.1, feedback_days=2
     )
-    assert given.feedback == FeedbackSettings(folder=tmp_path, rate=0.1, max_bytes=2 << 20)
+    made = Persistence(given).feedback
+    assert made is not None
+    assert (made.rate, made.text, made.per_minute) == (0.1, False, 60)
+    spool = made.spool
+    assert (spool.folder, spool.days, spool.private) == (tmp_path / "spool", 2, False)
+    assert spool.max_bytes == 256 << 20
+    told = Persistence(given.model_copy(update={"feedback_text": True})).feedback
+    assert told is not None
+    assert told.text
+    assert told.spool.private
     for code, option, flags in (
         ("feedback_rate_missing", "rate", {"feedback_dir": tmp_path}),
         ("feedback_folder_missing", "dir", {"feedback_rate": 0.1}),

@@ -26,11 +26,11 @@ from draftwell.serving.server.http.security import Security
 from draftwell.serving.server.model.served_model import ServedModel
 from draftwell.serving.server.model.snapshots import Snapshot, SnapshotOrigin, read_snapshot
 from draftwell.serving.server.model.strategy_pool import EVERYBODY, StrategyPool
-from draftwell.serving.server.settings import FeedbackSettings
+from draftwell.serving.server.settings import ServerSettings
 from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.served_pair import serving, tiny_pair
-from tests.support.server.server_process import ENTRY, server_process, wait_until
+from tests.support.server.server_process import ENTRY, entry_with, server_process, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(
 ) -> None:
     """At a restart, and when the same bundle is loaded beside itself: what serves is the state that
     was resumed, not a fresh one."""
-    keeping = Persistence(tmp_path)
+    keeping = Persistence(ServerSettings(bundle=tmp_path, state_dir=tmp_path))
     first = keeping.prepare(load_bundle(bundle, slots=1, max_context=64))
     keeping.follow(first)
     seeded = total(first)
@@ -70,7 +70,11 @@ def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(
     serve_some(again)
     keeping.close()
     assert (
-        total(Persistence(tmp_path).prepare(load_bundle(bundle, slots=1, max_context=64)))
+        total(
+            Persistence(ServerSettings(bundle=tmp_path, state_dir=tmp_path)).prepare(
+                load_bundle(bundle, slots=1, max_context=64)
+            )
+        )
         == total(again)
         > total(first)
     )
@@ -81,7 +85,7 @@ def test_a_bundle_that_is_refused_leaves_the_old_ones_state(
 ) -> None:
     """A bundle that was loaded, and then does not answer, never served: `follow` was not called for
     it."""
-    keeping = Persistence(tmp_path)
+    keeping = Persistence(ServerSettings(bundle=tmp_path, state_dir=tmp_path))
     first = keeping.prepare(load_bundle(bundle, slots=1, max_context=64))
     keeping.follow(first)
     serve_some(first)
@@ -113,8 +117,13 @@ def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_th
     )
     served = ServedModel("tiny", pair, pool.get(), 2, strategies=pool)
     keeping = Persistence(
-        tmp_path / "state",
-        feedback=FeedbackSettings(folder=tmp_path / "spool", rate=1.0, text=True, per_minute=1e6),
+        ServerSettings(
+            bundle=tmp_path,
+            state_dir=tmp_path / "state",
+            feedback_dir=tmp_path / "spool",
+            feedback_rate=1.0,
+            feedback_text=True,
+        )
     )
     assert keeping.snapshots is not None
     keeping.snapshots.keep(pool, SnapshotOrigin("tiny", 1, "d", "f"))
@@ -186,10 +195,12 @@ def ask(address: str, prompt: str) -> None:
 PAUSED = """
 import sys
 from draftwell.serving.server import main
+from draftwell.serving.server.feedback import persistence
 from draftwell.serving.server.model import loading
 from draftwell.serving.server.model.snapshots import Snapshots
 
 moment = sys.argv.pop(1)
+persistence.STATE_SECONDS = 0.2
 load, follow = loading.from_bundle, Snapshots.follow
 
 def pause():
@@ -257,8 +268,6 @@ def test_after_kill_9_in_the_middle_the_next_start_is_clean(
         "1",
         "--state-dir",
         str(state),
-        "--state-seconds",
-        "0.2",
         "--feedback-dir",
         str(spool),
         "--feedback-rate",
@@ -339,7 +348,7 @@ def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(
     written last."""
     state, spool = tmp_path / "state", tmp_path / "spool"
     command = [
-        *ENTRY,
+        *entry_with(state_seconds=0.2),
         "--bundle",
         str(bundle),
         "--port",
@@ -350,8 +359,6 @@ def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(
         "1",
         "--state-dir",
         str(state),
-        "--state-seconds",
-        "0.2",
         "--feedback-dir",
         str(spool),
         "--feedback-rate",

@@ -66,7 +66,7 @@ def test_the_others_stay_in_the_prompt_and_cannot_be_called() -> None:
         assert not request.must_call
         assert request.parser().names == {"say"}
         assert request.format is not None
-        definition = request.format.define(lambda text: False, True)
+        definition = request.format.define(lambda text: False)
         assert r"\"say\"" in definition
         assert r"\"add\"" not in definition
 

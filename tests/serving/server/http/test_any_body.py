@@ -173,7 +173,7 @@ def readings(request: Any) -> None:
     if not isinstance(request, DetokenizeRequest):
         request.stops()
         if (wanted := request.format) is not None:
-            wanted.define(lambda text: False, True)
+            wanted.define(lambda text: False)
 
 
 @pytest.mark.parametrize("path", MODELS)

@@ -1,5 +1,5 @@
 """Schemas as pydantic writes them leave open which further properties there may be: answers have
-those that are listed, unless request or server say otherwise."""
+those that are listed, unless the request says otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.server.model.served_model import ServedModel
-from tests.support.server.served_pair import TunedModel, serving, tiny_pair
+from tests.support.server.served_pair import TunedModel, tiny_pair
 
 SEEDS = range(2)
 
@@ -120,12 +120,3 @@ def test_a_request_may_open_them(http: httpx.Client) -> None:
     opened = {"schema": OPEN | {"additionalProperties": True}}
     format_ = {"type": "json_schema", "json_schema": NAMED | opened}
     assert invents(http, response_format=format_)
-
-
-def test_a_server_may_open_them_and_a_request_close_them_again() -> None:
-    with (
-        serving(pair(), additional_properties=True) as (url, _),
-        httpx.Client(base_url=url, timeout=100) as http,
-    ):
-        assert invents(http, guided_json=OPEN)
-        assert not invents(http, structured_outputs={"json": OPEN} | CLOSED_BY)

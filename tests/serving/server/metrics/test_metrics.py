@@ -40,7 +40,6 @@ from draftwell.serving.server.scheduling.ticket import (
     Failure,
     Ticket,
 )
-from draftwell.serving.server.settings import FeedbackSettings
 from tests.support.paths import REPO
 from tests.support.server.scheduler_rounds import turn_until_idle
 from tests.support.server.served_pair import running, served_pair, serving
@@ -321,7 +320,7 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
 
 
 def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> None:
-    feedback = Feedback(FeedbackSettings(folder=tmp_path, rate=1.0, per_minute=1e6))
+    feedback = Feedback(tmp_path, 1.0, per_minute=1e6)
     counts = feedback.spool.counts
     with (
         serving(served_pair("vanilla_sd", slots=2), observers=[feedback]) as (url, _),

@@ -34,18 +34,18 @@ class Guess(NamedTuple):
     entropy: float
 
 
-def guess(ids: Any, longest: int, shortest: int = 1) -> Guess | None:
+def guess(ids: Any, longest: int) -> Guess | None:
     """The likeliest next token; None where nothing that ends the text occurred earlier.
 
     Args:
         ids: [tokens] integers of the text.
-        longest, shortest: n-grams that are looked up.
+        longest: n-grams of 1 to so many tokens are looked up.
 
     >>> found = guess(np.array([1, 2, 3, 9, 1, 2]), longest=2)
     >>> found.token, round(found.confidence, 2)
     (3, 0.75)
     """
-    orders = places(ids, longest, shortest)
+    orders = places(ids, longest)
     if not orders:
         return None
     probs: dict[int, float] = {}
@@ -66,7 +66,7 @@ def guess(ids: Any, longest: int, shortest: int = 1) -> Guess | None:
     return Guess(token, best, entropy)
 
 
-def places(ids: Any, longest: int, shortest: int) -> list[Any]:
+def places(ids: Any, longest: int) -> list[Any]:
     """Where the last n tokens ended earlier, ascending, at most `MOST` of them, for each n from the
     longest that occurred down."""
     length = len(ids)
@@ -80,6 +80,5 @@ def places(ids: Any, longest: int, shortest: int) -> list[Any]:
             at = at[ids[at - (n - 1)] == ids[length - n]]
         if len(at) == 0:
             break
-        if n >= shortest:
-            found.append(at[-MOST:])
+        found.append(at[-MOST:])
     return found[::-1]

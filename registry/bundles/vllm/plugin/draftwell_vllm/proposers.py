@@ -37,14 +37,13 @@ class Fixed(Drafter):
         by_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None) or ()
         settings = read_settings(getattr(vllm_config, "additional_config", None))
         super().__init__(
-            settings,
             int(speculative.num_speculative_tokens),
             [(int(first), int(k)) for first, _, k in by_size],
             int(vllm_config.model_config.max_model_len),
             self.make_rule(settings, None),
             self.make_rule(settings, settings.table),
         )
-        self._config = vllm_config
+        self._config, self._draft_folder = vllm_config, settings.draft
 
     def make_rule(self, settings: ProposerSettings, table: str | None) -> StopRule:
         """The stop rule of one drafter.
@@ -56,12 +55,12 @@ class Fixed(Drafter):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM calls this once, with the target: load the draft model, where one is named."""
-        if self.settings.draft is not None:
+        if self._draft_folder is not None:
             from .draft_model import DraftModel
 
             config = self._config
             self._model = DraftModel(
-                self.settings.draft,
+                self._draft_folder,
                 config.model_config.dtype,
                 config.device_config.device,
                 config.scheduler_config.max_num_seqs,
@@ -102,12 +101,7 @@ class Svip(Fixed):
     """Stops at a token from a distribution of high entropy."""
 
     def make_rule(self, settings: ProposerSettings, table: str | None) -> StopRule:
-        rule = SvipRule(entropy_scale=settings.entropy_scale)
-        return (
-            rule
-            if settings.threshold is None
-            else SvipRule(settings.threshold, settings.entropy_scale)
-        )
+        return SvipRule() if settings.threshold is None else SvipRule(settings.threshold)
 
 
 class Spide(Fixed):

@@ -8,22 +8,28 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .drafting import LONGEST_NGRAM, WINDOW
+from .stopping import ENTROPY_SCALE
+
 KEY = "draftwell"
+FIXED = {
+    "shortest_ngram": "1 token",
+    "longest_ngram": f"{LONGEST_NGRAM} tokens",
+    "window": f"{WINDOW} tokens",
+    "entropy_scale": f"{ENTROPY_SCALE:g}",
+}
+"""Earlier settings, and what each always is now."""
 
 
 class ProposerSettings(BaseModel):
-    """Settings of a proposer; whole numbers are written as such: 1e4 indexes nothing."""
+    """Settings of a proposer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    shortest_ngram: int = Field(1, ge=1, description="tokens at the end of a text looked up in it")
-    longest_ngram: int = Field(4, ge=1, description="no less than the shortest")
-    window: int = Field(16384, ge=2, description="tokens at the end of a text that are searched")
     tau: float | None = Field(None, ge=0, le=1, description="SPIDE's; None takes the rule's own")
     threshold: float | None = Field(
         None, ge=0, le=2, description="of SVIP and of dynamic speculation; None: the rule's own"
     )
-    entropy_scale: float = Field(0.15, gt=0, le=1, description="SVIP's")
     draft: str | None = Field(
         None, description="folder of a draft model, asked where the text says nothing"
     )
@@ -36,20 +42,19 @@ def read_settings(additional_config: Any) -> ProposerSettings:
     """The settings in vLLM's additional config.
 
     Raises:
-        ValueError: an unknown key, or a value out of range; one line that names it.
+        ValueError: an unknown or earlier key, or a value out of range; one line that names it.
     """
     found = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+    for name in FIXED.keys() & (found if isinstance(found, Mapping) else {}):
+        raise ValueError(
+            f"additional config, {KEY}: {name} is no setting any more, it is always "
+            f"{FIXED[name]}: leave it out"
+        )
     try:
-        made = ProposerSettings.model_validate(found)
+        return ProposerSettings.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(
             f"additional config, {KEY}: {place} is {first['input']!r}: {first['msg']}"
         ) from error
-    if made.longest_ngram < made.shortest_ngram:
-        raise ValueError(
-            f"additional config, {KEY}: longest_ngram is {made.longest_ngram}, which is less than "
-            "shortest_ngram"
-        )
-    return made

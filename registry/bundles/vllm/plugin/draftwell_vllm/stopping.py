@@ -20,6 +20,8 @@ MIDPOINTS = (*((2 * i + 1) / 20 for i in range(9)), *(i / 1000 for i in range(90
 PRIOR_WEIGHT = 10
 MOST_JUDGED = 2**15
 """Judged tokens of a bin that are remembered, as in Draftwell's table."""
+ENTROPY_SCALE = 0.15
+"""SVIP's, as Draftwell's own strategy has it; another threshold does what another scale would."""
 
 
 class StopRule:
@@ -48,13 +50,13 @@ class HFDynamicRule(StopRule):
 
 
 class SvipRule(StopRule):
-    """SVIP (2411.18462): stop where sqrt(scale · entropy) is above `threshold`."""
+    """SVIP (2411.18462): stop where sqrt(`ENTROPY_SCALE` · entropy) is above `threshold`."""
 
-    def __init__(self, threshold: float = 0.3, entropy_scale: float = 0.15):
-        self.threshold, self.scale = threshold, entropy_scale
+    def __init__(self, threshold: float = 0.3):
+        self.threshold = threshold
 
     def continues(self, confidence: float, entropy: float) -> bool:
-        return math.sqrt(self.scale * entropy) <= self.threshold
+        return math.sqrt(ENTROPY_SCALE * entropy) <= self.threshold
 
 
 class SpideRule(StopRule):

@@ -227,7 +227,7 @@ def test_a_pair_is_loaded_with_it_on_request_and_its_graph_is_kept_in_the_home(
     before = set(home.glob("onnx/*/draft.onnx"))
     plain, pair = (
         load_pair(files, LoadSettings(dtype=dtype)),
-        load_pair(files, LoadSettings(dtype=dtype, onnx_draft=True)),
+        load_pair(files, LoadSettings(dtype=dtype), onnx_draft=True),
     )
     assert set(plain.models) == {"target", "draft"}
     assert set(pair.models) == {"target", "draft", "draft_onnx"}
@@ -272,7 +272,7 @@ def test_a_draft_that_cannot_be_exported_stays_in_torch(tmp_path: Path):
     files = save_pair(
         tmp_path, tiny_llama(vocab_size=size, hidden_size=32, eos_token_id=2, bos_token_id=None)
     )
-    assert set(load_pair(files, LoadSettings(dtype="float32", onnx_draft=True)).models) == {
+    assert set(load_pair(files, LoadSettings(dtype="float32"), onnx_draft=True).models) == {
         "target",
         "draft",
     }
@@ -284,7 +284,7 @@ def test_a_draft_that_lacks_tokens_of_its_target_reads_its_own_end_in_their_plac
         tmp_path,
         tiny_llama(vocab_size=size - 3, num_hidden_layers=1, eos_token_id=2, bos_token_id=None),
     )
-    pair = load_pair(files, LoadSettings(dtype="float32", onnx_draft=True))
+    pair = load_pair(files, LoadSettings(dtype="float32"), onnx_draft=True)
     drafts = pair.models["draft"], pair.models["draft_onnx"]
     assert [list(one.stand_ins) for one in drafts] == 2 * [[size - 3, size - 2, size - 1]]
     drive(drafts, 8, 40, vocab=size)
