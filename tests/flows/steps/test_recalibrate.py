@@ -222,7 +222,9 @@ def test_the_drift_is_noted_in_mlflow(raised: list[dict[str, Any]]) -> None:
     digest = raised[0]["payload"]["digest"]
     assert version.tags["drift"] == digest[:12]
     kept = {Path(file.path).name for file in store.client.list_artifacts(version.run_id, "drift")}
-    assert kept == {f"{digest[:12]}.json", f"{digest[:12]}.md"}
+    assert kept == {f"{digest[:12]}.json", f"{digest[:12]}.md", digest[:12]}
+    plots = store.client.list_artifacts(version.run_id, f"drift/{digest[:12]}")
+    assert {Path(plot.path).suffix for plot in plots} == {".png"}
 
 
 def test_the_report_is_shown_in_prefect(raised: Any) -> None:
