@@ -85,7 +85,7 @@ class Constraints(_TuneSettings):
 
 
 class TuneSettings(_TuneSettings):
-    """What is tried, how much is measured, and what a choice must keep to."""
+    """What requests a choice is for, how much is tried, and what it must keep to."""
 
     constraints: Constraints = Field(default_factory=Constraints)
     temperature: float = Field(
@@ -95,28 +95,11 @@ class TuneSettings(_TuneSettings):
         description="of the requests that the choice is for: 0 for greedy ones; above 0 it is for "
         "all sampled ones. The trace's must be the same",
     )
-    strategies: tuple[str, ...] | None = Field(
-        None, description="names to choose among; None: all that are allowed and possible"
-    )
     trials: int | None = Field(
         None,
         ge=1,
         description=(
             "configurations tried by replay, at most, over all strategies; None: all there are"
-        ),
-    )
-    explore: int = Field(
-        5,
-        ge=1,
-        description=(
-            "configurations of each strategy that no replay predicts; each is measured on 2 prompts"
-        ),
-    )
-    measure_top: int = Field(
-        5,
-        ge=1,
-        description=(
-            "replayed configurations that are measured; of explored ones half as many, rounded up"
         ),
     )
     max_tokens: int = Field(
@@ -127,7 +110,6 @@ class TuneSettings(_TuneSettings):
             "texts have"
         ),
     )
-    seed: int = 0
 
 
 DEFAULTS = TuneSettings()

@@ -123,9 +123,7 @@ def with_levels(
     step: StepContext, inputs: TuneInputs, settings: TuneSettings, evidence: TuningEvidence
 ) -> TuningEvidence:
     """The evidence with draft lengths of its choice by the number of requests at once."""
-    sampling = step.pair.sampling(
-        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
-    )
+    sampling = step.pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
     levels, loads = measure_levels(
         step.pair, inputs.resources, evidence.choice, inputs.prompts, sampling, step.bar
     )
@@ -329,7 +327,7 @@ def tune_without_draft_as(
     champion = champion_decoding(step)
     served = None if champion is None else served_choice(champion, 0.0)
     evidence = tune_without_draft(step.pair, resources, prompts, wanted, evaluate, served)
-    sampling = step.pair.sampling(max_tokens=wanted.max_tokens, seed=wanted.seed)
+    sampling = step.pair.sampling(max_tokens=wanted.max_tokens)
     levels, loads = measure_levels(
         step.pair, resources, evidence.choice, prompts, sampling, step.bar
     )
