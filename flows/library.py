@@ -75,8 +75,6 @@ def bench(  # noqa: PLR0913
         runs=runs,
         seed=seed,
         threads=threads,
-        leave_out=True,
-        quality_floor=quality_floor(),
     )
     rows = prompt_rows(prompts, limit)
     folder = Path(subject).expanduser()
@@ -84,7 +82,7 @@ def bench(  # noqa: PLR0913
         pair, resources, wanted = open_bundle_to_bench(folder, strategies)
     else:
         pair, resources, wanted = open_pair_to_bench(str(subject), strategies, device)
-    return run_bench(pair, wanted, rows, resources, settings)
+    return run_bench(pair, wanted, rows, resources, settings, floor=quality_floor(), left_out={})
 
 
 def tune(  # noqa: PLR0913

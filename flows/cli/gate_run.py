@@ -154,12 +154,12 @@ def release_verdict(
         result = gate_imported(space, settings, alias=wanted, beside=beside)
         return f"release {result['release']}", result["verdict"]
     rows = prompts_from(prompts) if prompts else demo_prompts()[::-1]
-    settings = settings.model_copy(update={"prompts": prompts.name if prompts else None})
     opened = open_pair(pair, dtype, device=settings.device or pick_device(None), say=say)
     rows = readable(opened.pair, rows, prompts, settings.max_tokens)
     with progress("gate") as bar:
         step = type(opened)(opened.workspace, opened.pair, bar)
-        result = gate_release(step, rows, settings, alias=wanted, beside=beside)
+        file = prompts.name if prompts else None
+        result = gate_release(step, rows, settings, alias=wanted, beside=beside, file=file)
     return f"release {result['release']}", result["verdict"]
 
 

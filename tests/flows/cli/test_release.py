@@ -58,7 +58,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Any]]:
     seen: list[tuple[str | None, Any]] = []
 
     def passing(
-        step: Any, prompts: Any, settings: Any, *, alias: Any, beside: Any
+        step: Any, prompts: Any, settings: Any, *, alias: Any, **given: Any
     ) -> dict[str, Any]:
         seen.append((settings.device, alias))
         return {"release": alias, "verdict": GateVerdict((GOOD,))}
