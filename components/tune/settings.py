@@ -84,30 +84,35 @@ class Constraints(_TuneSettings):
         return None
 
 
-class TuneSettings(_TuneSettings):
-    """What requests a choice is for, how much is tried, and what it must keep to."""
+class RequestSettings(_TuneSettings):
+    """The requests that a choice is for, and how much of their answers is measured."""
 
-    constraints: Constraints = Field(default_factory=Constraints)
-    temperature: float = Field(
-        0.0,
-        ge=0,
-        le=2,
-        description="of the requests that the choice is for: 0 for greedy ones; above 0 it is for "
-        "all sampled ones. The trace's must be the same",
-    )
-    trials: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "configurations tried by replay, at most, over all strategies; None: all there are"
-        ),
-    )
     max_tokens: int = Field(
         64,
         ge=1,
         description=(
             "tokens per measured prompt; replay predicts as many, or all that the trace's "
             "texts have"
+        ),
+    )
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        le=2,
+        description="of the requests: 0 for greedy ones; above 0 the choice is for all sampled "
+        "ones. The trace's must be the same",
+    )
+
+
+class TuneSettings(RequestSettings):
+    """What requests a choice is for, how much is tried, and what it must keep to."""
+
+    constraints: Constraints = Field(default_factory=Constraints)
+    trials: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "configurations tried by replay, at most, over all strategies; None: all there are"
         ),
     )
 

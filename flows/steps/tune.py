@@ -346,9 +346,7 @@ def tune_without_draft_as(
 def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> TuneSettings:
     """The part of the flows' settings that tuning goes by, for requests of a temperature."""
 
-    constraints = constraints_of(
-        settings.lossless_only, settings.max_quality_loss, settings.max_cost_ratio
-    )
+    constraints = constraints_of(settings.lossless_only, settings.max_quality_loss)
     return TuneSettings(
         constraints=constraints,
         trials=settings.trials,
@@ -358,7 +356,7 @@ def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> Tu
 
 
 def constraints_of(
-    lossless_only: bool, max_quality_loss: float | None, max_cost_ratio: float | None
+    lossless_only: bool, max_quality_loss: float | None, max_cost_ratio: float | None = None
 ) -> Constraints:
     """The limits of a tuning, with the gate's floor of quality; `max_quality_loss` None takes that
     from there, too."""

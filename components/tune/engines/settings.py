@@ -7,21 +7,19 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from draftwell.components.engines.vllm_methods import METHODS
+from draftwell.components.tune.settings import RequestSettings
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.settings import Settings
 
 Lengths = tuple[int, ...]
 
 
-class EngineTuneSettings(Settings):
+class EngineTuneSettings(RequestSettings):
     """What is tried, and at how many requests at once.
 
     Raises:
         DraftwellError: as all settings; a name that is no method (`bad_method`), or levels that do
             not ascend from 1 (`bad_tune_setting`).
     """
-
-    called, error_code = "tuning setting", "bad_tune_setting"
 
     methods: tuple[str, ...] = Field(
         METHODS[1:], description="names to choose among, besides plain decoding"
@@ -35,8 +33,6 @@ class EngineTuneSettings(Settings):
         None,
         description="file of draft lengths by load from elsewhere, which are tried beside others",
     )
-    max_tokens: int = Field(64, ge=1, description="tokens to emit per prompt at most")
-    temperature: float = Field(0.0, ge=0, le=2)
 
     @field_validator("methods")
     @classmethod
