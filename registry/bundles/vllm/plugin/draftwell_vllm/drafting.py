@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .ngrams import guess
-from .settings import ProposerSettings
 from .stopping import StopRule
 
 log = logging.getLogger("vllm.draftwell")
 
+SHORTEST_NGRAM, LONGEST_NGRAM = 1, 4
+"""Tokens at the end of a text that are looked up in it; what gates judge has these values."""
+WINDOW = 16384
+"""Tokens at the end of a text that are searched, so that a draft's time has a bound."""
 TAIL = 8
 """Last tokens of a text by which a row is known again."""
 
@@ -38,7 +41,6 @@ class Drafter:
     """Drafts for all rows of a step.
 
     Args:
-        settings: which n-grams are looked up.
         k: longest draft.
         lengths: (from so many rows on, longest draft); empty: always `k`.
         context: tokens of a row, at most.
@@ -48,14 +50,13 @@ class Drafter:
 
     def __init__(
         self,
-        settings: ProposerSettings,
         k: int,
         lengths: Sequence[tuple[int, int]],
         context: int,
         rule: StopRule,
         draft_rule: StopRule,
     ):
-        self.settings, self.k, self.context = settings, k, context
+        self.k, self.context = k, context
         self.lengths = sorted((first, min(length, k)) for first, length in lengths)
         self.rule, self.draft_rule = rule, draft_rule
         self._model: Any = None  # vLLM takes an attribute `model` for layers of its own
@@ -110,7 +111,7 @@ class Drafter:
     def draft(self, row: int, ids: Any, room: int) -> Drafted:
         """A draft of at most `room` tokens behind a row's text: of its n-grams, else of the draft
         model."""
-        tokens, confidences = self._from_ngrams(ids[-self.settings.window :], room)
+        tokens, confidences = self._from_ngrams(ids[-WINDOW:], room)
         rule = self.rule
         if not tokens and self._model is not None:
             rule = self.draft_rule
@@ -124,7 +125,7 @@ class Drafter:
         confidences: list[float] = []
         self.rule.start()
         for length in range(len(ids), len(ids) + room):
-            found = guess(text[:length], self.settings.longest_ngram, self.settings.shortest_ngram)
+            found = guess(text[:length], LONGEST_NGRAM, SHORTEST_NGRAM)
             if found is None or not self.rule.continues(found.confidence, found.entropy):
                 break
             text[length] = found.token

@@ -37,14 +37,13 @@ class Fixed(Drafter):
         by_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None) or ()
         settings = read_settings(getattr(vllm_config, "additional_config", None))
         super().__init__(
-            settings,
             int(speculative.num_speculative_tokens),
             [(int(first), int(k)) for first, _, k in by_size],
             int(vllm_config.model_config.max_model_len),
             self.make_rule(settings, None),
             self.make_rule(settings, settings.table),
         )
-        self._config = vllm_config
+        self.settings, self._config = settings, vllm_config
 
     def make_rule(self, settings: ProposerSettings, table: str | None) -> StopRule:
         """The stop rule of one drafter.
@@ -102,12 +101,7 @@ class Svip(Fixed):
     """Stops at a token from a distribution of high entropy."""
 
     def make_rule(self, settings: ProposerSettings, table: str | None) -> StopRule:
-        rule = SvipRule(entropy_scale=settings.entropy_scale)
-        return (
-            rule
-            if settings.threshold is None
-            else SvipRule(settings.threshold, settings.entropy_scale)
-        )
+        return SvipRule() if settings.threshold is None else SvipRule(settings.threshold)
 
 
 class Spide(Fixed):

@@ -12,18 +12,14 @@ KEY = "draftwell"
 
 
 class ProposerSettings(BaseModel):
-    """Settings of a proposer; whole numbers are written as such: 1e4 indexes nothing."""
+    """Settings of a proposer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    shortest_ngram: int = Field(1, ge=1, description="tokens at the end of a text looked up in it")
-    longest_ngram: int = Field(4, ge=1, description="no less than the shortest")
-    window: int = Field(16384, ge=2, description="tokens at the end of a text that are searched")
     tau: float | None = Field(None, ge=0, le=1, description="SPIDE's; None takes the rule's own")
     threshold: float | None = Field(
         None, ge=0, le=2, description="of SVIP and of dynamic speculation; None: the rule's own"
     )
-    entropy_scale: float = Field(0.15, gt=0, le=1, description="SVIP's")
     draft: str | None = Field(
         None, description="folder of a draft model, asked where the text says nothing"
     )
@@ -40,16 +36,10 @@ def read_settings(additional_config: Any) -> ProposerSettings:
     """
     found = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     try:
-        made = ProposerSettings.model_validate(found)
+        return ProposerSettings.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(
             f"additional config, {KEY}: {place} is {first['input']!r}: {first['msg']}"
         ) from error
-    if made.longest_ngram < made.shortest_ngram:
-        raise ValueError(
-            f"additional config, {KEY}: longest_ngram is {made.longest_ngram}, which is less than "
-            "shortest_ngram"
-        )
-    return made

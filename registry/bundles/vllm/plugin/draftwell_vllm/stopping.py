@@ -47,14 +47,18 @@ class HFDynamicRule(StopRule):
         return confidence >= self.threshold
 
 
+ENTROPY_SCALE = 0.15
+"""Of the square root in SVIP's rule, which makes a confidence of an entropy."""
+
+
 class SvipRule(StopRule):
     """SVIP (2411.18462): stop where sqrt(scale · entropy) is above `threshold`."""
 
-    def __init__(self, threshold: float = 0.3, entropy_scale: float = 0.15):
-        self.threshold, self.scale = threshold, entropy_scale
+    def __init__(self, threshold: float = 0.3):
+        self.threshold = threshold
 
     def continues(self, confidence: float, entropy: float) -> bool:
-        return math.sqrt(self.scale * entropy) <= self.threshold
+        return math.sqrt(ENTROPY_SCALE * entropy) <= self.threshold
 
 
 class SpideRule(StopRule):
