@@ -8,7 +8,7 @@ alone, so a resumed run gives the same counts to the last one, in bfloat16 too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ TEMPERATURE, GAMMA = 0.6, 6
 """Of the texts, and draft tokens per round: those of CSD's paper."""
 SEED = 0
 """Of the first prompt; the following prompts count up."""
-DECODING = {"temperature": TEMPERATURE, "gamma": GAMMA, "seed": SEED}
+DECODING: Mapping[str, float] = {"temperature": TEMPERATURE, "gamma": GAMMA, "seed": SEED}
 PART = 128
 """Prompts of a part, after each of which the counts are kept."""
 
@@ -91,7 +91,7 @@ def build_correction_memory(
     settings = settings or MemorySettings()
     encoded = encode_all(pair, prompts, settings.max_tokens, RecordingSD.roles)
     # applied to the finished counts
-    decoded = {"max_tokens": settings.max_tokens, **DECODING}
+    decoded: dict[str, float] = {"max_tokens": settings.max_tokens, **DECODING}
     parts = Results[list[Rejection]](
         unfinished,
         [pair.fingerprint, prompts_digest(prompts), {**decoded, "batch": settings.batch}, PART],
@@ -109,7 +109,7 @@ def build_correction_memory(
         count = partial(count_rejections, pair, part, settings, start, finished)
         rejections += parts.get(str(start), count)
     metrics = {"rejections": float(len(rejections)), "patterns": float(len(set(rejections)))}
-    parameters = {
+    parameters: dict[str, Any] = {
         **decoded,
         "smallest_count": settings.smallest_count,
         "prompts": len(prompts),

@@ -18,12 +18,6 @@ class GateSettings(Settings):
 
     called = "gate setting"
 
-    device: str | None = Field(
-        None,
-        pattern="^(cpu|cuda)$",
-        description="device that the release is for; None: that of the loaded pair, "
-        "which it has to be in any case",
-    )
     limit: int | None = Field(16, ge=1, description="how many prompts; None takes all")
     max_tokens: int = Field(BENCH.max_tokens, ge=1, description="tokens to emit per prompt at most")
     others: bool = Field(

@@ -75,7 +75,7 @@ def gate_release(
             number), `verdict`.
     """
     store = Store()
-    release, candidate = open_candidate(step, store, gated_device(step, settings), alias)
+    release, candidate = open_candidate(step, store, device_type(step.pair.device), alias)
     rival = find_rival(step, store, release)
     known = None if greedy is None else BenchReport.model_validate(greedy)
     found = judged(step, prompts, candidate, rival, load_gates(), settings, until, known)
@@ -97,7 +97,7 @@ def gate_imported(
         DraftwellError: nothing was imported, or something else was measured than the release pins,
             or by other thresholds.
     """
-    store, device, step = Store(), str(settings.device), StepContext(space, encoder_of(space))
+    store, device, step = Store(), space.device, StepContext(space, encoder_of(space))
     release, candidate = open_candidate(step, store, device, alias)
     measured = read_measurement(space, device)
     measured.refuse_other(release.name, candidate.artifacts, load_gates())
@@ -152,20 +152,6 @@ def concluded(
         "release": release.version,
         "checks": [vars(check) for check in verdict.checks],
     }
-
-
-def gated_device(step: StepContext, settings: GateSettings) -> str:
-    """The device of the release: the one that the models are loaded on, since nothing else is
-    measured."""
-    loaded = device_type(step.pair.device)
-    if settings.device not in (None, loaded):
-        raise DraftwellError(
-            f"the gate is for {settings.device}, and the models are loaded on {loaded}: "
-            "load them with "
-            f"--device {settings.device}",
-            code="gated_on_other_device",
-        )
-    return loaded
 
 
 def open_candidate(
