@@ -126,18 +126,10 @@ def tune(  # noqa: PLR0913
     """
     if find_spec("prefect") is None or find_spec("mlflow") is None:
         raise missing_package("draftwell.tune needs", "prefect", "pipeline")
-    # what the base install lacks is imported with it
-    from draftwell.flows.loading import forget_loaded
-    from draftwell.flows.orchestration.whole import (
-        TuneModelsSettings,
-        refuse_mistakes,
-        tune_models,
-    )
-
-    wanted = TuneModelsSettings(
-        target=None if target is None else str(target),
-        draft=None if draft is None else str(draft),
-        pair=None if pair is None else str(pair),
+    return tune_as_asked(
+        target=named(target),
+        draft=named(draft),
+        pair=named(pair),
         prompts=None if prompts is None else Path(prompts),
         engine=engine,
         launcher=launcher,
@@ -147,6 +139,24 @@ def tune(  # noqa: PLR0913
         fresh=fresh,
         more=settings,
     )
+
+
+def named(source: str | Path | None) -> str | None:
+    """A folder, a hub id or a name, as settings take it."""
+    return None if source is None else str(source)
+
+
+def tune_as_asked(**asked: Any) -> Card:
+    """The card of fields of `TuneModelsSettings`."""
+    # what the base install lacks is imported with it
+    from draftwell.flows.loading import forget_loaded
+    from draftwell.flows.orchestration.whole import (
+        TuneModelsSettings,
+        refuse_mistakes,
+        tune_models,
+    )
+
+    wanted = TuneModelsSettings(**asked)
     refuse_mistakes(wanted)
     try:
         return tune_models(wanted, log.info)

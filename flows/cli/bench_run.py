@@ -138,13 +138,26 @@ def bench_pair(context: typer.Context) -> None:
         return check_exactness(pair, resources, wanted, rows, settings, workspace, tell)
     if slots is not None:
         with progress("bench") as bar:
-            found = batch_throughput(
-                pair, resources, wanted, rows, settings, left_out={}, progress=bar
-            )
+            asked = (pair, resources, wanted, rows, settings)
+            found = batch_throughput(*asked, left_out={}, progress=bar)
         return show_batches(found, tell)
     reference = workspace.load(device="cpu") if given["check_cpu"] else None
+    report = measured(pair, resources, wanted, rows, settings, reference)
+    shown = report.settings.model_copy(update={"prompts_file": file.name if file else "demo"})
+    show(report.model_copy(update={"settings": shown}), given, outputs, tell)
+
+
+def measured(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    wanted: Sequence[StrategyChoice],
+    rows: Sequence[Prompt],
+    settings: BenchSettings,
+    reference: LoadedPair | None,
+) -> BenchReport:
+    """The report of all that the command measures, with a progress bar."""
     with progress("bench") as bar:
-        report = run_bench(
+        return run_bench(
             pair,
             wanted,
             rows,
@@ -156,8 +169,6 @@ def bench_pair(context: typer.Context) -> None:
             left_out={},
             progress=bar,
         )
-    shown = report.settings.model_copy(update={"prompts_file": file.name if file else "demo"})
-    show(report.model_copy(update={"settings": shown}), given, outputs, tell)
 
 
 def bench_settings(given: Mapping[str, Any]) -> BenchSettings:
