@@ -64,17 +64,18 @@ def run_train(
     settings: VerifierSettings | None = None,
     *,
     test: TraceSet | None = None,
+    seed: int = 0,
 ) -> VerifierReport:
     """Train a SPRINTER verifier, put it into the workspace and return its report. Nothing is
     written before all that can fail.
 
     Args:
-        settings, test: as in `draftwell.components.train.verifier.train_verifier`.
+        settings, test, seed: as in `draftwell.components.train.verifier.train_verifier`.
     """
 
     check_drawing()
     origin = made_from(step, traces)
-    verifier, report = train_verifier(traces, origin, settings, test=test)
+    verifier, report = train_verifier(traces, origin, settings, test=test, seed=seed)
     step.workspace.save(verifier)
     verifier_plots(report, step.workspace.reports)
     step.stamp(verifier.kind)
