@@ -75,8 +75,6 @@ def bench(  # noqa: PLR0913
         runs=runs,
         seed=seed,
         threads=threads,
-        leave_out=True,
-        quality_floor=quality_floor(),
     )
     rows = prompt_rows(prompts, limit)
     folder = Path(subject).expanduser()
@@ -84,7 +82,7 @@ def bench(  # noqa: PLR0913
         pair, resources, wanted = open_bundle_to_bench(folder, strategies)
     else:
         pair, resources, wanted = open_pair_to_bench(str(subject), strategies, device)
-    return run_bench(pair, wanted, rows, resources, settings)
+    return run_bench(pair, wanted, rows, resources, settings, floor=quality_floor(), left_out={})
 
 
 def tune(  # noqa: PLR0913
@@ -128,18 +126,10 @@ def tune(  # noqa: PLR0913
     """
     if find_spec("prefect") is None or find_spec("mlflow") is None:
         raise missing_package("draftwell.tune needs", "prefect", "pipeline")
-    # what the base install lacks is imported with it
-    from draftwell.flows.loading import forget_loaded
-    from draftwell.flows.orchestration.whole import (
-        TuneModelsSettings,
-        refuse_mistakes,
-        tune_models,
-    )
-
-    wanted = TuneModelsSettings(
-        target=None if target is None else str(target),
-        draft=None if draft is None else str(draft),
-        pair=None if pair is None else str(pair),
+    return tune_as_asked(
+        target=named(target),
+        draft=named(draft),
+        pair=named(pair),
         prompts=None if prompts is None else Path(prompts),
         engine=engine,
         launcher=launcher,
@@ -149,6 +139,24 @@ def tune(  # noqa: PLR0913
         fresh=fresh,
         more=settings,
     )
+
+
+def named(source: str | Path | None) -> str | None:
+    """A folder, a hub id or a name, as settings take it."""
+    return None if source is None else str(source)
+
+
+def tune_as_asked(**asked: Any) -> Card:
+    """The card of fields of `TuneModelsSettings`."""
+    # what the base install lacks is imported with it
+    from draftwell.flows.loading import forget_loaded
+    from draftwell.flows.orchestration.whole import (
+        TuneModelsSettings,
+        refuse_mistakes,
+        tune_models,
+    )
+
+    wanted = TuneModelsSettings(**asked)
     refuse_mistakes(wanted)
     try:
         return tune_models(wanted, log.info)

@@ -25,13 +25,12 @@ PLACES = {"prompts", "spool", "reference", "out"}
 OF_TRAFFIC = ("source", "spool", "drift", "restart")
 """Settings of flows that run on served traffic."""
 RESTARTING = {
-    *("methods", "levels", "train_minutes", "serve_seconds"),
-    *("port", "restart", "grid"),
+    *("methods", "levels", "train_minutes", "restart", "grid"),
 }
 """Settings of engines that a change of settings starts again."""
 OF_OURS = {
     *("sampled_prompts", "calibrate_prompts", "trials", "lossless_only"),
-    *("max_quality_loss", "max_cost_ratio", "runner", "workers"),
+    *("max_quality_loss", "runner", "workers"),
 }
 """Settings of our own engine alone."""
 BESIDES = {
@@ -52,20 +51,35 @@ OF_VLLM: dict[str, Any] = {
 """Defaults of the loop on vLLM, where they are others than ours."""
 
 
-class PipelineSettings(BaseModel):
-    """What the loop runs on and how long it may take. Those from `methods` on, but `fresh`, are for
-    engines that restart."""
+class AskedSettings(BaseModel):
+    """What a person is asked in one command as a deployment is in its settings."""
+
+    prompts: Path | None = Field(
+        None,
+        description="file or folder of prompts, as `draftwell step collect` takes; None takes the "
+        "shipped demo prompts",
+    )
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="for the whole loop: counts of prompts and tokens that are not named are "
+        "scaled to it, and the gate takes more prompts while there is time and the interval is "
+        "wide; None takes the counts as they are",
+    )
+    fresh: bool = Field(
+        False, description="begin again instead of with what an earlier run has finished"
+    )
+
+
+class PipelineSettings(AskedSettings):
+    """What the loop runs on and how long it may take. Those from `methods` on are for engines that
+    restart."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pair: str = Field("default", description="name, alias or YAML file of a pair")
     dtype: str | None = Field(
         None, pattern="^(float32|bfloat16)(-int8|-int4)?$", description="None takes the pair's own"
-    )
-    prompts: Path | None = Field(
-        None,
-        description="file or folder of prompts, as `draftwell step collect` takes; None takes the "
-        "shipped demo prompts",
     )
     redact: bool = Field(
         False, description="mask e-mails, phone numbers, keys and the like in prompts"
@@ -129,12 +143,6 @@ class PipelineSettings(BaseModel):
         description="of a lossy choice: relative loss, at most, in the share of "
         "tokens that are the target's argmax, compared with plain decoding; None: the gate's",
     )
-    max_cost_ratio: float | None = Field(
-        DEFAULTS.constraints.max_cost_ratio,
-        gt=0,
-        description="target calls per token of the choice, at "
-        "most, over those of vanilla speculative decoding at its fastest gamma; None: no limit",
-    )
     device: str = Field(
         default_factory=default_device,
         pattern="^(cpu|cuda)$",
@@ -163,13 +171,6 @@ class PipelineSettings(BaseModel):
         "taken in one place, one at a time",
     )
     workers: int = Field(1, ge=1, description="shards or replays at the same time")
-    minutes: float | None = Field(
-        None,
-        gt=0,
-        description="for the whole loop: counts of prompts and tokens that are not named are "
-        "scaled to it, and the gate takes more prompts while there is time and the interval is "
-        "wide; None takes the counts as they are",
-    )
     methods: tuple[str, ...] | None = Field(
         None, description="ways to speculate to choose among; None: all that are possible"
     )
@@ -184,10 +185,6 @@ class PipelineSettings(BaseModel):
         description="training time of a head; None trains one only where the pair has none, in a "
         "fifth of the time",
     )
-    serve_seconds: float = Field(
-        90.0, gt=0, description="how long what is deployed is asked before it serves"
-    )
-    port: int | None = Field(None, description="of that trial; None takes a free one")
     restart: str | None = Field(
         None,
         description="command of a shell that restarts the servers after `current` has moved; None "
@@ -195,9 +192,6 @@ class PipelineSettings(BaseModel):
     )
     grid: bool = Field(
         False, description="at last measure every setting again, for the regret of the choice"
-    )
-    fresh: bool = Field(
-        False, description="begin again instead of with what an earlier run has finished"
     )
 
     @model_validator(mode="before")

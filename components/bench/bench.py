@@ -34,7 +34,7 @@ from draftwell.components.bench.schema import (
     Machine,
     ReportSettings,
 )
-from draftwell.components.bench.settings import DEFAULTS, BenchSettings
+from draftwell.components.bench.settings import DEFAULTS, BenchSettings, QualityFloor, RunSettings
 from draftwell.components.bench.until import Until
 from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest, several_turns
 from draftwell.components.report.machine import describe_machine, using_threads
@@ -54,10 +54,13 @@ def run_bench(  # noqa: PLR0913
     extra: Sequence[StrategyContender] = (),
     check: LoadedPair | None = None,
     until: Until | None = None,
+    cost_ratios: bool = True,
+    memory: bool = False,
+    floor: QualityFloor | None = None,
+    left_out: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
-    """Measure strategies against autoregressive decoding; a contender that fails is left out where
-    the settings say so, and the failure of plain decoding ends the run.
+    """Measure strategies against autoregressive decoding, whose failure ends the run.
 
     Args:
         strategies: (name, parameters); `autoregressive` is measured too where it is not among them.
@@ -67,39 +70,35 @@ def run_bench(  # noqa: PLR0913
         check: the same pair on the CPU, whose greedy outputs those of lossless strategies are
             compared with.
         until: measure on a few prompts, and on others as far as this asks; None: on all.
+        cost_ratios: measure vanilla SD at its fastest gamma, too, which they refer to.
+        memory: first decode the longest prompt with each strategy, to see its peak memory.
+        floor: what a lossy strategy must keep; None judges none.
+        left_out: gets contenders that fail, with the reason; None: the first failure ends the run.
     Returns:
         the report. Labels are names of strategies, with parameters where one was measured with
         several; each entry also has digests of what it was made from (`origins`) and, for lossy
         strategies, quality.
     """
     configs = with_plain(strategies)
-    left_out: dict[str, str] | None = {} if settings.leave_out else None
     peaks: dict[str, float | None] = {}
     further, everything = [*extra], prompts
     prompts = prompts if until is None else prompts[: until.fewest]
     with using_threads(settings.threads):
         warm_up(pair)
-        if settings.memory:
+        if memory:
             peaks = memory_peaks(pair, resources, configs, prompts, settings, left_out, progress)
-        if settings.cost_ratios:
+        if cost_ratios:
             with leaving_out("vanilla_sd at its fastest gamma", left_out):
                 further += missing_fastest_vanilla(pair, resources, configs, prompts, settings)
         groups, measured = measure_with_peers(
             pair, resources, configs, prompts, settings, further, left_out, progress
         )
         if until is not None:
-            again = partial(
-                measure,
-                pair,
-                resources,
-                configs,
-                extra=further,
-                left_out=left_out,
-                progress=progress,
-            )
+            more: Any = {"extra": further, "left_out": left_out, "progress": progress}
+            again = partial(measure, pair, resources, configs, **more)
             measured = until.narrowed(measured, labels_of(configs), everything, again, settings)
             prompts = everything[: len(measured[REFERENCE].prompt_ids)]
-        metrics = BenchMetrics(pair, prompts, measured, settings)
+        metrics = BenchMetrics(pair, prompts, measured, settings, floor)
         checked = check and check_against(check, measured, prompts, max_tokens=settings.max_tokens)
         return report_of(metrics, groups, peaks, gamma_of(configs)).model_copy(
             update={"cpu_check": checked, "left_out": left_out or {}}
@@ -163,7 +162,7 @@ def report_of(
         schema_version=SCHEMA,
         machine=Machine(**describe_machine(metrics.pair)),
         settings=ReportSettings(
-            **metrics.settings.model_dump(include=set(ReportSettings.model_fields))
+            **metrics.settings.model_dump(include=set(RunSettings.model_fields))
         ),
         longest_prompt=max(len(ids) for ids in metrics.encoded),
         strategies=own,

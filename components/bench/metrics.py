@@ -22,7 +22,7 @@ from draftwell.components.bench.interleaved import REFERENCE
 from draftwell.components.bench.origins import origins
 from draftwell.components.bench.runner import Measurement
 from draftwell.components.bench.schema import BenchEntry, Difference, PromptRow
-from draftwell.components.bench.settings import DEFAULTS, BenchSettings
+from draftwell.components.bench.settings import DEFAULTS, BenchSettings, QualityFloor
 from draftwell.components.bench.target_agreement import TargetAgreement, agreements, differences
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.report.intervals import ratio_of
@@ -38,7 +38,8 @@ class BenchMetrics:
 
     Args:
         settings: with the temperature at which all of them decoded (at 0 outputs can be compared
-            token by token), and the floor of the quality of lossy strategies.
+            token by token).
+        floor: what a lossy strategy must keep; None judges none.
     """
 
     def __init__(
@@ -47,8 +48,11 @@ class BenchMetrics:
         prompts: Sequence[Prompt],
         measured: dict[str, Measurement],
         settings: BenchSettings = DEFAULTS,
+        floor: QualityFloor | None = None,
     ):
         self.pair, self.prompts, self.measured, self.settings = pair, prompts, measured, settings
+        self.floor = floor
+        self.floor = floor
         self.greedy = settings.temperature == 0
         self.encoded = [ids_of(pair, prompt) for prompt in prompts]
         self.categories = [
@@ -186,7 +190,7 @@ class BenchMetrics:
         kept = NOTHING if m.lossless else self.agreement(m)
         points, base = self.rouge_l(m), self.base_rouge_l
         gained = None if points is None or base is None else points - base
-        held, floor = None, self.settings.quality_floor
+        held, floor = None, self.floor
         if floor and kept.share is not None and gained is not None:
             held = floor.held(kept.share, gained)
         return {

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from draftwell.components.bench.categories import CategoryFigure
+from draftwell.components.bench.settings import RunSettings
 
 SCHEMA = 3
 
@@ -219,16 +220,9 @@ class Machine(Frozen):
     commit: str | None = None
 
 
-class ReportSettings(Frozen):
+class ReportSettings(Frozen, RunSettings):
     """What was decoded."""
 
-    max_tokens: int
-    temperature: float
-    runs: int
-    warmup: bool = True
-    seed: int = 0
-    mix: bool = False
-    max_prompt_tokens: int | None = None
     prompts_file: str | None = None
 
 

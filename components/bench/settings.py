@@ -3,7 +3,7 @@ handed in."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from draftwell.serving.settings import Settings
 
@@ -37,10 +37,8 @@ class QualityFloor(Settings):
         return argmax_share >= self.min_argmax_share and rouge_l_gained >= -self.max_rouge_l_loss
 
 
-class BenchSettings(Settings):
-    """What a bench decodes, how often, and what else it measures."""
-
-    called = "bench setting"
+class RunSettings(BaseModel):
+    """What is decoded, as a report says it too."""
 
     max_tokens: int = Field(64, ge=1, description="tokens to emit per prompt at most")
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
@@ -49,39 +47,28 @@ class BenchSettings(Settings):
         ge=1,
         description="interleaved passes over the prompts; the median run of each prompt counts",
     )
-    seed: int = Field(
-        0, ge=0, description="seed of the first prompt; every further prompt has the next one"
-    )
     warmup: bool = Field(
         True, description="let every contender decode a few tokens first, unmeasured"
     )
-    limit: int | None = Field(
-        None, ge=1, description="how many prompts, of those that are left; None takes all"
+    seed: int = Field(
+        0, ge=0, description="seed of the first prompt; every further prompt has the next one"
     )
     mix: bool = Field(False, description="take prompts of every task in turn")
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="leave out prompts of more tokens, chat template included"
     )
+
+
+class BenchSettings(Settings, RunSettings):
+    """What a bench decodes, how often, and beside which peers."""
+
+    called = "bench setting"
+
     threads: int | None = Field(
         None, ge=1, description="threads of torch during the run; None leaves them as they are"
     )
     peers: tuple[str, ...] = Field(
         (), description="names of `environments.PEERS`, measured in the same run"
-    )
-    cost_ratios: bool = Field(
-        True, description="also measure vanilla SD at its fastest gamma, which cost ratios refer to"
-    )
-    memory: bool = Field(
-        False,
-        description="first decode the longest prompt with each strategy, to see its peak memory",
-    )
-    leave_out: bool = Field(
-        False,
-        description="name a contender that fails in the report and measure the others; False, and "
-        "a failure of plain decoding, end the run",
-    )
-    quality_floor: QualityFloor | None = Field(
-        None, description="what a lossy strategy must keep; None judges none"
     )
     concurrency: int = Field(8, ge=2, description="requests at once, of a bench of throughput")
 

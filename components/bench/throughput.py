@@ -46,6 +46,7 @@ def batch_throughput(
     prompts: Sequence[Prompt],
     settings: BenchSettings = DEFAULTS,
     *,
+    left_out: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Tokens a second of every config, with one request in flight and with `settings.concurrency`
@@ -54,6 +55,7 @@ def batch_throughput(
     Args:
         pair: loaded with at least `settings.concurrency` slots.
         settings: each config runs `runs` times both ways; the median of each way counts.
+        left_out: as of `run_bench`.
     Returns:
         plain JSON: `pair`, `fingerprint`, `padded_to`, `machine`, `settings`, `several_turns`
         (prompts of which only the first of several turns was decoded), `left_out` (label → reason)
@@ -70,7 +72,6 @@ def batch_throughput(
         (ids_of(pair, prompt), replace(base, seed=settings.seed + i))
         for i, prompt in enumerate(prompts)
     ]
-    left_out: dict[str, str] | None = {} if settings.leave_out else None
     measured = measure_both_ways(
         pair,
         replace(resources, deterministic=True),

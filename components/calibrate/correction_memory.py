@@ -8,7 +8,7 @@ alone, so a resumed run gives the same counts to the last one, in bfloat16 too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,11 @@ Progress = Callable[[int, int, str], None]
 Rejection = tuple[int, int]
 """(draft token, what the target sampled instead)."""
 
+TEMPERATURE, GAMMA = 0.6, 6
+"""Of the texts, and draft tokens per round: those of CSD's paper."""
+SEED = 0
+"""Of the first prompt; the following prompts count up."""
+DECODING: Mapping[str, float] = {"temperature": TEMPERATURE, "gamma": GAMMA, "seed": SEED}
 PART = 128
 """Prompts of a part, after each of which the counts are kept."""
 
@@ -86,10 +91,10 @@ def build_correction_memory(
     settings = settings or MemorySettings()
     encoded = encode_all(pair, prompts, settings.max_tokens, RecordingSD.roles)
     # applied to the finished counts
-    counted = settings.model_dump(exclude={"smallest_count"})
+    decoded: dict[str, float] = {"max_tokens": settings.max_tokens, **DECODING}
     parts = Results[list[Rejection]](
         unfinished,
-        [pair.fingerprint, prompts_digest(prompts), counted, PART],
+        [pair.fingerprint, prompts_digest(prompts), {**decoded, "batch": settings.batch}, PART],
         list[Rejection],
     )
 
@@ -104,8 +109,9 @@ def build_correction_memory(
         count = partial(count_rejections, pair, part, settings, start, finished)
         rejections += parts.get(str(start), count)
     metrics = {"rejections": float(len(rejections)), "patterns": float(len(set(rejections)))}
-    parameters = {
-        **settings.model_dump(exclude={"batch"}),
+    parameters: dict[str, Any] = {
+        **decoded,
+        "smallest_count": settings.smallest_count,
         "prompts": len(prompts),
         "prompts_digest": prompts_digest(prompts),
     }
@@ -132,10 +138,8 @@ def count_rejections(
         start: number of the first one among all prompts, which gives it its seed.
         finished: as in `decode_all`.
     """
-    config = VanillaSD.Config(num_speculative_tokens=settings.gamma)
-    base = pair.sampling(
-        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed + start
-    )
+    config = VanillaSD.Config(num_speculative_tokens=GAMMA)
+    base = pair.sampling(max_tokens=settings.max_tokens, temperature=TEMPERATURE, seed=SEED + start)
     recorders = [RecordingSD(config, StrategyResources()) for _ in encoded]
     requests = [(ids, replace(base, seed=base.seed + i)) for i, ids in enumerate(encoded)]
     engine = pair.engine()

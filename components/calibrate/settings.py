@@ -11,11 +11,6 @@ class MemorySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     max_tokens: int = Field(96, ge=1, description="new tokens per prompt")
-    temperature: float = Field(
-        0.6, ge=0, description=".6 in the paper; at 0 a correction is the target's argmax"
-    )
-    gamma: int = Field(6, ge=1, description="draft tokens per round; 6 in the paper")
-    seed: int = Field(0, description="of the first prompt; the following prompts count up")
     batch: int = Field(
         8,
         ge=1,

@@ -30,7 +30,6 @@ class CollectionSettings(Settings):
 
     max_tokens: int = Field(96, ge=1, description="longest text, in tokens")
     temperature: float = Field(0.0, ge=0, description="of the texts; 0 is greedy")
-    top_k: int = Field(0, ge=0, description="sample from the k most likely tokens; 0 keeps all")
     top_p: float = Field(
         1.0, gt=0, le=1, description="sample from the smallest set of tokens with this probability"
     )
@@ -40,12 +39,6 @@ class CollectionSettings(Settings):
         description=(
             "K: draft tokens recorded after every position, the longest draft a replay can try"
         ),
-    )
-    rollout_kinds: tuple[str, ...] = Field(
-        ("target",),
-        strict=False,
-        description="prefix kinds with rollouts; replay and the acceptance "
-        "table read the target's only",
     )
     batch: int = Field(16, ge=1, description="texts written at once; at most the pair's slots")
     hidden: bool = Field(

@@ -25,6 +25,8 @@ from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy
 
 SHARD_PROMPTS = 32
+ROLLOUT_KINDS = ("target",)
+"""Texts with rollouts: replay and the acceptance table read no others'."""
 Progress = Callable[[int, int, str], None]
 """Called with (prompts done, prompts in all, rate and time left as text)."""
 
@@ -119,17 +121,15 @@ def work_of(
     """
     check_inputs(pair, prompts, settings.prefix_kinds, strategy)
     sampling = pair.sampling(
-        **settings.model_dump(include={"max_tokens", "temperature", "top_k", "top_p", "seed"})
+        **settings.model_dump(include={"max_tokens", "temperature", "top_p", "seed"})
     )
     header = TraceHeader(
         pair=pair.name,
         fingerprint=pair.fingerprint,
         dtype=pair.dtype,
         stop_token_ids=tuple(sorted(sampling.stop_token_ids)),
-        rollout_kinds=tuple(
-            kind for kind in settings.prefix_kinds if kind in settings.rollout_kinds
-        ),
-        **settings.model_dump(include={"rollout", "max_tokens", "temperature", "top_k", "top_p"}),
+        rollout_kinds=tuple(kind for kind in settings.prefix_kinds if kind in ROLLOUT_KINDS),
+        **settings.model_dump(include={"rollout", "max_tokens", "temperature", "top_p"}),
     )
     slots = room(pair.engine(), settings.batch)
     plan = Plan(

@@ -8,37 +8,24 @@ from pydantic import Field
 from draftwell.components.bench.settings import DEFAULTS as BENCH
 from draftwell.serving.settings import Settings
 
+ROUNDS = 2
+"""Interleaved rounds over the prompts; of each prompt the median counts (of two the faster), so
+that another process that took the core for a moment does not."""
+
 
 class GateSettings(Settings):
     """What a release is measured on, and what becomes of the verdict."""
 
     called = "gate setting"
 
-    device: str | None = Field(
-        None,
-        pattern="^(cpu|cuda)$",
-        description="device that the release is for; None: that of the loaded pair, "
-        "which it has to be in any case",
-    )
     limit: int | None = Field(16, ge=1, description="how many prompts; None takes all")
     max_tokens: int = Field(BENCH.max_tokens, ge=1, description="tokens to emit per prompt at most")
-    rounds: int = Field(
-        2,
-        ge=1,
-        description="interleaved rounds over the prompts; of each prompt the median counts (of two "
-        "the faster), so that another process that took the core for a moment does not",
-    )
     others: bool = Field(
         False,
         description=(
             "whether other strategies decode the prompts too, for a table; nothing is judged "
             "by them"
         ),
-    )
-    prompts: str | None = Field(
-        None,
-        description="file that a person named prompts in for this gate alone, for its record; "
-        "None: the pair's own set",
     )
     dry_run: bool = Field(False, description="keep nothing in the registry, and move no alias")
     unmeasured: str | None = Field(

@@ -261,7 +261,6 @@ def measure(
         max_tokens=cell.max_tokens,
         temperature=cell.temperature,
         seed=cell.seed,
-        cost_ratios=False,
     )
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the
     # next one.
@@ -271,6 +270,7 @@ def measure(
         planned.chosen.prompts * cell.seeds,
         resources,
         settings,
+        cost_ratios=False,
         progress=passes or progress,
         extra=[contender(pair, resources, role, one.verifier) for role, one in trained.items()],
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, silu
 
@@ -36,24 +36,14 @@ from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
 
 BATCH, DECAY, UNKNOWN = 64, 0.8, -100
+HEADS = 3
+"""K: tokens that are predicted after the next one."""
+TOKENS = 8192
+"""Tokens that the heads may propose, those that the training texts hold most often: nearly all of
+a text, for a fraction of an output embedding's time."""
+EPOCHS = 4
+"""Passes over the training texts."""
 COLUMNS = ("prompt_id", "kind", "position", "prompt_tokens", "token")
-
-
-class MedusaSettings(BaseModel):
-    """How Medusa's heads are trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    heads: int = Field(3, ge=1, le=8, description="K: tokens that are predicted after the next one")
-    tokens: int = Field(
-        8192,
-        ge=1,
-        description=(
-            "tokens that the heads may propose: those that the training texts hold most often"
-        ),
-    )
-    epochs: int = Field(4, ge=1, description="passes over the training texts")
-    seed: int = Field(0, description="of the split by prompt and of the order of examples")
 
 
 class MedusaReport(TrainingReport):
@@ -109,9 +99,10 @@ def train_medusa_heads(
     pair: LoadedPair,
     trace: TraceSet,
     provenance: Provenance,
-    settings: MedusaSettings | None = None,
     *,
     test: TraceSet | None = None,
+    epochs: int = EPOCHS,
+    seed: int = 0,
 ) -> tuple[MedusaHeads, MedusaReport]:
     """Train on most prompts and test on the others, a fifth of them.
 
@@ -120,23 +111,24 @@ def train_medusa_heads(
         provenance: of the heads; parameters and metrics are filled in.
         test: a trace of test prompts, without those that `trace` has too; then all of `trace` is
             trained on.
+        epochs: passes over the training texts.
+        seed: of the split by prompt and of the order of examples.
     Raises:
         DraftwellError: a trace without the target's own texts (`no_target_texts`), a target that
             returns no hidden states (`no_hidden_states`), or as in `read_train_and_test`.
     """
-    settings = settings or MedusaSettings()
-    read = partial(read_target, pair, settings.heads)
-    train, tested, left_out = read_train_and_test(trace, test, settings.seed, read)
-    common = Counter(train.ahead[:, 0].tolist()).most_common(settings.tokens)
+    read = partial(read_target, pair, HEADS)
+    train, tested, left_out = read_train_and_test(trace, test, seed, read)
+    common = Counter(train.ahead[:, 0].tolist()).most_common(TOKENS)
     tokens = torch.tensor(sorted(token for token, _ in common))
     target: Any = pair.models["target"]
     # one that gradients may flow through
     embedding = target.head_rows(tokens).float().cpu().clone()
-    blocks = train_blocks(train.states, labels_of(train, tokens), embedding, settings)
+    blocks = train_blocks(train.states, labels_of(train, tokens), embedding, epochs, seed)
     heads = MedusaHeads(blocks.weight.detach(), blocks.bias.detach(), tokens, provenance)
     wanted = labels_of(tested, tokens)
     top1, top3 = (accuracy(blocks, tested.states, wanted, embedding, most) for most in (1, 3))
-    recipe = {"heads": settings.heads, "tokens": len(tokens), "epochs": settings.epochs}
+    recipe = {"heads": HEADS, "tokens": len(tokens), "epochs": epochs}
     split = describe_split(train, tested, left_out, test)
     report = MedusaReport(**recipe, **split, top1=top1, top3=top3)
     metrics = {
@@ -145,7 +137,7 @@ def train_medusa_heads(
         for k, value in enumerate(found, start=1)
     }
     heads.provenance = provenance.extended(
-        {**recipe, "seed": settings.seed, "test_trace": report.test_trace}, metrics
+        {**recipe, "seed": seed, "test_trace": report.test_trace}, metrics
     )
     return heads, report
 
@@ -180,16 +172,16 @@ def labels_of(places: Places, tokens: Tensor) -> Tensor:
 
 
 def train_blocks(
-    states: Tensor, labels: Tensor, embedding: Tensor, settings: MedusaSettings
+    states: Tensor, labels: Tensor, embedding: Tensor, epochs: int, seed: int
 ) -> Blocks:
-    """The blocks, trained; the same examples and settings give the same ones.
+    """The blocks, trained; the same examples, passes and seed give the same ones.
 
     Args:
         embedding: `[tokens, hidden]` float32.
     """
     known = (labels != UNKNOWN).any(1)
     states, labels = states[known], labels[known]
-    blocks = Blocks(settings.heads, states.shape[1])
+    blocks = Blocks(HEADS, states.shape[1])
 
     def loss(rows: Tensor, _: int) -> tuple[Tensor, dict[str, float]]:
         losses = [
@@ -202,8 +194,8 @@ def train_blocks(
         ]
         return torch.stack(losses).sum(), {}
 
-    budget = passes_budget(settings.epochs, math.ceil(len(states) / BATCH))
-    fit(blocks, loss, budget, shuffled_rows(len(states), BATCH, settings.seed))
+    budget = passes_budget(epochs, math.ceil(len(states) / BATCH))
+    fit(blocks, loss, budget, shuffled_rows(len(states), BATCH, seed))
     return blocks
 
 

@@ -50,6 +50,3 @@ class VerifierSettings(BaseModel):
         "auto",
         description="groups to read (before, after, scalars); auto: the best by cross-validation",
     )
-    seed: int = Field(
-        0, description="of the split into prompts to train on and to test on, and of the folds"
-    )

@@ -73,6 +73,7 @@ def train_verifier(
     settings: VerifierSettings | None = None,
     *,
     test: TraceSet | pa.Table | None = None,
+    seed: int = 0,
 ) -> tuple[Verifier, VerifierReport]:
     """Choose features and threshold, train, and test.
 
@@ -81,6 +82,7 @@ def train_verifier(
         settings: default: `VerifierSettings()`.
         test: a trace of test prompts, without those that `trace` has too; None holds out a fifth of
             the prompts.
+        seed: of the split into prompts to train on and to test on, and of the folds.
     Raises:
         DraftwellError: an empty trace or one of a single class (`one_class`), values that are not
             finite, labels that the trace does not give (`VerifierLabel.targets`), too few prompts
@@ -88,7 +90,7 @@ def train_verifier(
             `no_hidden_states`), scikit-learn is missing (`missing_package`).
     """
     settings = settings or VerifierSettings()
-    label, seed = VerifierLabel(settings.label, settings.ratio), settings.seed
+    label = VerifierLabel(settings.label, settings.ratio)
     require_sklearn()
     train, tested, left_out = read_train_and_test(trace, test, seed, read_examples)
     check_classes("training", label.targets(train))
@@ -111,18 +113,18 @@ def train_verifier(
         metrics=verifier_metrics(tested, expit(line.logits(tested)), label, threshold),
         lambda_grid=lambda_grid(train, tested, line, label, validation.strength),
     )
-    parameters = recorded(trace, train, settings, report)
+    used = {**settings.model_dump(mode="json", exclude={"features"}), "seed": seed}
+    parameters = {**used, **recorded(trace, train, report)}
     made = provenance.extended(parameters, report.metrics.numbers())
     weight, kind = torch.from_numpy(line.weight), settings.label.value
     return Verifier(weight, line.bias, names, threshold, settings.ratio, made, kind), report
 
 
 def recorded(
-    trace: TraceSet | pa.Table, train: Examples, settings: VerifierSettings, report: VerifierReport
+    trace: TraceSet | pa.Table, train: Examples, report: VerifierReport
 ) -> dict[str, str | int | float | None]:
-    """What a verifier's provenance says about its training."""
+    """What a verifier's provenance says about its training, besides settings."""
     return {
-        **settings.model_dump(mode="json", exclude={"features"}),
         "features": "+".join(report.features),
         "strength": report.strength,
         "temperature": report.temperature,

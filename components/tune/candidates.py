@@ -31,11 +31,12 @@ def choose_strategies(
     resources: StrategyResources,
     settings: TuneSettings,
     quality: QualityOf | None,
+    asked: Sequence[str] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """Names to try, and why the others are left out. A name that the user gave and that is unfit is
-    an error (`not_tunable`)."""
+    """Names to try, of those that are asked for or of all, and why the others are left out. A name
+    that is asked for and unfit is an error (`not_tunable`)."""
     names, left_out = [], {}
-    for name in settings.strategies if settings.strategies is not None else tunable():
+    for name in tunable() if asked is None else asked:
         if name == PLAIN.name:
             continue  # always measured
         if not find_strategy(name).lossless and settings.constraints.lossless_only:
@@ -44,7 +45,7 @@ def choose_strategies(
             problem = unfit(pair, resources, name, settings.temperature, quality)
         if problem is None:
             names.append(name)
-        elif settings.strategies is not None:
+        elif asked is not None:
             raise DraftwellError(
                 f"strategy {name} cannot be tuned here: {problem}", code="not_tunable"
             )

@@ -30,7 +30,7 @@ from draftwell.components.tune.evidence import Metrics
 from draftwell.components.tune.search.space import Space, grid
 from draftwell.components.tune.settings import Constraints, TuneSettings
 from draftwell.components.tune.successive_halving import compare_with_plain
-from draftwell.components.tune.tune import TuneInputs, tune_strategy
+from draftwell.components.tune.tune import SEED, TuneInputs, tune_strategy
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.artifacts.pair_files import PairFiles
@@ -46,7 +46,7 @@ SPACES: dict[str, Space] = {
     "spide": {"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)},
     "csd": {"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)},
 }
-"""A sample, and so are the strategies of `SETTINGS`: new ones are not entered."""
+"""A sample, and so are the `STRATEGIES`: new ones are not entered."""
 PROMPTS = 8
 """Fewer choose plain decoding."""
 GRID = [StrategyChoice(name, point) for name, space in SPACES.items() for point in grid(space)]
@@ -55,15 +55,14 @@ SETTINGS = TuneSettings(
     constraints=Constraints(
         lossless_only=False, max_quality_loss=0.1, max_rouge_l_loss=2.0, max_surprisal_shift=0.1
     ),
-    strategies=("vanilla_sd", "svip", "spide", "csd"),
-    explore=2,
-    measure_top=4,
     max_tokens=32,
 )
-"""Of the tuner. The whole grid is replayed, so that the best of each kind (serial and parallel
-SPIDE are two) are enough to measure: four, and two of csd's. Successive halving leaves two of them
-after two rungs of two prompts. On 8 prompts these, the confirmation and the trials of csd are 1,616
-requested tokens; the grid has 7,936. The limits are those of registry/gates.yaml."""
+"""Of the tuner. The limits are those of registry/gates.yaml."""
+STRATEGIES, EXPLORED, MEASURED = ("vanilla_sd", "svip", "spide", "csd"), 2, 4
+"""What the tuner tries. The whole grid is replayed, so that the best of each kind (serial and
+parallel SPIDE are two) are enough to measure: four, and two of csd's. Successive halving leaves two
+of them after two rungs of two prompts. On 8 prompts these, the confirmation and the trials of csd
+are 1,616 requested tokens; the grid has 7,936."""
 
 
 class Regret(BaseModel):
@@ -139,7 +138,7 @@ class RegretStudy:
             self.inputs.pair,
             self.inputs.resources,
             max_tokens=self.settings.max_tokens,
-            seed=self.settings.seed,
+            seed=SEED,
             progress=self.progress,
         )
 
@@ -154,7 +153,7 @@ class RegretStudy:
                 update=checker.metrics(choice, prompts, measured[choice], measured[PLAIN])
             )
             for choice, figure in zip(
-                entrants, compare_with_plain(measured, seed=self.settings.seed), strict=True
+                entrants, compare_with_plain(measured, seed=SEED), strict=True
             )
         ]
 
@@ -163,7 +162,7 @@ class RegretStudy:
         if choice == best:
             return Regret(best=str(best), regret=0.0, low=0.0, high=0.0)
         chosen, rival = self.evaluator()([choice, best], self.inputs.prompts, fresh=True)
-        return regret_of(str(best), chosen, rival, self.settings.seed)
+        return regret_of(str(best), chosen, rival, SEED)
 
 
 def fastest(figures: Sequence[Metrics]) -> StrategyChoice:
@@ -217,7 +216,16 @@ def main(
     made = measure_profile(pair, provenance(pair))
     resources = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
     trace = TraceSet(traces, fingerprint=pair.fingerprint)
-    inputs = TuneInputs(pair, trace, demo_prompts(PROMPTS), resources, made)
+    inputs = TuneInputs(
+        pair,
+        trace,
+        demo_prompts(PROMPTS),
+        resources,
+        made,
+        strategies=STRATEGIES,
+        explored=EXPLORED,
+        measured=MEASURED,
+    )
     report = RegretStudy(inputs, progress=show_finished).run()
     write_atomically(out, (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
     typer.echo(summary(report))

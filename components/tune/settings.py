@@ -84,41 +84,9 @@ class Constraints(_TuneSettings):
         return None
 
 
-class TuneSettings(_TuneSettings):
-    """What is tried, how much is measured, and what a choice must keep to."""
+class RequestSettings(_TuneSettings):
+    """The requests that a choice is for, and how much of their answers is measured."""
 
-    constraints: Constraints = Field(default_factory=Constraints)
-    temperature: float = Field(
-        0.0,
-        ge=0,
-        le=2,
-        description="of the requests that the choice is for: 0 for greedy ones; above 0 it is for "
-        "all sampled ones. The trace's must be the same",
-    )
-    strategies: tuple[str, ...] | None = Field(
-        None, description="names to choose among; None: all that are allowed and possible"
-    )
-    trials: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "configurations tried by replay, at most, over all strategies; None: all there are"
-        ),
-    )
-    explore: int = Field(
-        5,
-        ge=1,
-        description=(
-            "configurations of each strategy that no replay predicts; each is measured on 2 prompts"
-        ),
-    )
-    measure_top: int = Field(
-        5,
-        ge=1,
-        description=(
-            "replayed configurations that are measured; of explored ones half as many, rounded up"
-        ),
-    )
     max_tokens: int = Field(
         64,
         ge=1,
@@ -127,7 +95,26 @@ class TuneSettings(_TuneSettings):
             "texts have"
         ),
     )
-    seed: int = 0
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        le=2,
+        description="of the requests: 0 for greedy ones; above 0 the choice is for all sampled "
+        "ones. The trace's must be the same",
+    )
+
+
+class TuneSettings(RequestSettings):
+    """What requests a choice is for, how much is tried, and what it must keep to."""
+
+    constraints: Constraints = Field(default_factory=Constraints)
+    trials: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "configurations tried by replay, at most, over all strategies; None: all there are"
+        ),
+    )
 
 
 DEFAULTS = TuneSettings()

@@ -45,7 +45,7 @@ from draftwell.components.tune.search.search import (
     trials_in,
 )
 from draftwell.components.tune.search.space import REPLAYED, nearest_default
-from draftwell.components.tune.settings import TuneSettings
+from draftwell.components.tune.settings import Constraints, TuneSettings
 from draftwell.components.tune.successive_halving import successive_halving
 from draftwell.serving.artifacts.base import ArtifactError
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
@@ -72,6 +72,11 @@ made with others are not resumed from."""
 ALWAYS_CONFIRMED = "hybrid"
 """It needs no thresholds and weighs every draft, so two prompts of a rung are no reason to leave it
 out."""
+EXPLORED, MEASURED = 5, 5
+"""Configurations that are measured: so many that the best is among them, as far as replay and two
+prompts tell; each more takes a whole measurement."""
+SEED = 0
+"""Of samples and of intervals: the same tuning gives the same choice, but for times."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,11 @@ class TuneInputs:
         resources: artifacts; a strategy that lacks one is left out, and the evidence reports it.
         profile: of this pair as it is loaded.
         champion: what is served now; measured throughout, and chosen if it is still the best.
+        strategies: names to choose among; None: all that are allowed and possible.
+        explored: configurations of each strategy that no replay predicts; each is measured on a
+            few prompts.
+        measured: replayed configurations that are measured; of explored ones half as many,
+            rounded up.
     """
 
     pair: LoadedPair
@@ -93,6 +103,9 @@ class TuneInputs:
     resources: StrategyResources
     profile: HardwareProfile
     champion: StrategyChoice | None = None
+    strategies: Sequence[str] | None = None
+    explored: int = EXPLORED
+    measured: int = MEASURED
 
 
 def prepared(
@@ -102,7 +115,7 @@ def prepared(
     those that are left out with the reason."""
     inputs = check_inputs(inputs, settings)
     pair, resources = inputs.pair, inputs.resources
-    names, left_out = choose_strategies(pair, resources, settings, quality)
+    names, left_out = choose_strategies(pair, resources, settings, quality, inputs.strategies)
     if why := unfit_champion(pair, resources, inputs.champion, quality, settings.temperature):
         left_out["champion"], inputs = why, replace(inputs, champion=None)
     check_contexts(inputs, names, settings.max_tokens)
@@ -142,7 +155,7 @@ def tune_strategy(
     to_replay = [one for one in names if one in REPLAYED]
     to_explore = [one for one in names if one not in REPLAYED]
     replayed = search.run(to_replay, settings.trials, spread=spread, progress=progress)
-    explored = explore(search, to_explore, settings.explore, evaluate, quality, inputs.prompts)
+    explored = explore(search, to_explore, inputs.explored, evaluate, quality, inputs.prompts)
     tried = [*replayed, *explored]
     vanilla = fastest_vanilla(search, replayed) if "draft" in inputs.pair.models else None
     references = [search.predict(PLAIN), *([vanilla] if vanilla else [])]
@@ -150,12 +163,12 @@ def tune_strategy(
     fastest = vanilla.choice if vanilla else None
     halved, confirmation = successive_halving(
         evaluate,
-        candidates_of(replayed, explored, vanilla, settings),
+        candidates_of(replayed, explored, vanilla, settings.constraints, inputs.measured),
         inputs.prompts,
         ConstraintChecker(settings.constraints, quality, evaluate, fastest, calls),
         champion=inputs.champion,
         default=default_among(tried),
-        seed=settings.seed,
+        seed=SEED,
     )
     choice, reason = decide(confirmation, len(tried))
     return TuningEvidence(
@@ -176,24 +189,24 @@ def search_of(inputs: TuneInputs, settings: TuneSettings, trials: Results[Trial]
     texts = texts_of(inputs.trace)
     budget = min(settings.max_tokens, texts.max_tokens)
     digest = inputs.trace.digest()
-    return Search(texts, inputs.resources, inputs.profile, budget, trials, digest, settings.seed)
+    return Search(texts, inputs.resources, inputs.profile, budget, trials, digest, SEED)
 
 
 def candidates_of(
     replayed: Sequence[Trial],
     explored: Sequence[Trial],
     vanilla: Trial | None,
-    settings: TuneSettings,
+    limits: Constraints,
+    measured: int,
 ) -> list[StrategyChoice]:
     """What is measured at length: the best by replay that do not cost too much, and the best of
-    those that were explored."""
-    limits = settings.constraints
+    those that were explored; `measured` as in `TuneInputs`."""
     if limits.max_cost_ratio is not None and vanilla is not None:
         most_calls = limits.max_cost_ratio * vanilla.target_calls_per_token
         replayed = [trial for trial in replayed if trial.target_calls_per_token <= most_calls]
     best = [
-        *shortlist(replayed, settings.measure_top),
-        *shortlist(explored, (settings.measure_top + 1) // 2, limits.max_quality_loss),
+        *shortlist(replayed, measured),
+        *shortlist(explored, (measured + 1) // 2, limits.max_quality_loss),
     ]
     return [trial.choice for trial in best]
 
@@ -292,5 +305,5 @@ def circumstances_of(inputs: TuneInputs, settings: TuneSettings) -> dict[str, An
         "max_tokens": settings.max_tokens,
         "replayed_tokens": min(settings.max_tokens, inputs.trace.header.max_tokens),
         "temperature": settings.temperature,
-        "seed": settings.seed,
+        "seed": SEED,
     }

@@ -16,7 +16,7 @@ from draftwell.components.tune.findings import artifacts_of, latest_figures
 from draftwell.components.tune.search.space import MEASURED, REPLAYED, combinations
 from draftwell.components.tune.settings import TuneSettings
 from draftwell.components.tune.successive_halving import successive_halving
-from draftwell.components.tune.tune import decide
+from draftwell.components.tune.tune import SEED, decide
 from draftwell.serving.device import device_class
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import (
@@ -42,7 +42,7 @@ def tune_without_draft(
     its shortlist; the evidence names no traces.
 
     Args:
-        settings: its tokens and seed.
+        settings: its tokens, temperature and constraints.
     """
     left_out = {
         name: why
@@ -60,7 +60,7 @@ def tune_without_draft(
     choices = [choice for name in names for choice in some_of(combinations(name))]
     checker = ConstraintChecker(settings.constraints, None)
     halved, confirmation = successive_halving(
-        evaluate, choices, prompts, checker, champion=champion, seed=settings.seed
+        evaluate, choices, prompts, checker, champion=champion, seed=SEED
     )
     choice, reason = decide(confirmation, len(choices))
     return TuningEvidence(
@@ -82,7 +82,7 @@ def tune_without_draft(
         prompts_digest=prompts_digest(prompts),
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
-        seed=settings.seed,
+        seed=SEED,
     )
 
 

@@ -121,7 +121,7 @@ def bench(
     pair: Pair = "default",
     strategies: Strategies = "vanilla_sd",
     prompts: Prompts = None,
-    limit: Limit = DEFAULTS.limit,
+    limit: Limit = None,
     mix: Mix = DEFAULTS.mix,
     max_prompt_tokens: MaxPromptTokens = DEFAULTS.max_prompt_tokens,
     max_tokens: MaxTokens = DEFAULTS.max_tokens,

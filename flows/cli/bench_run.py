@@ -131,34 +131,54 @@ def bench_pair(context: typer.Context) -> None:
         keep_modules=bool(settings.peers),
     )
     rows = readable(pair, rows, file, settings.max_tokens)
-    rows = chosen_rows(pair, rows, settings)
+    rows = chosen_rows(pair, rows, settings, given["limit"])
     profile = find_or_measure_profile(workspace, pair, names, given["artifacts"])
     resources = workspace.resources(pair, names, folder=given["artifacts"], profile=profile)
     if given["exactness"]:
         return check_exactness(pair, resources, wanted, rows, settings, workspace, tell)
     if slots is not None:
         with progress("bench") as bar:
-            found = batch_throughput(pair, resources, wanted, rows, settings, progress=bar)
+            asked = (pair, resources, wanted, rows, settings)
+            found = batch_throughput(*asked, left_out={}, progress=bar)
         return show_batches(found, tell)
     reference = workspace.load(device="cpu") if given["check_cpu"] else None
-    with progress("bench") as bar:
-        report = run_bench(pair, wanted, rows, resources, settings, check=reference, progress=bar)
+    report = measured(pair, resources, wanted, rows, settings, reference)
     shown = report.settings.model_copy(update={"prompts_file": file.name if file else "demo"})
     show(report.model_copy(update={"settings": shown}), given, outputs, tell)
 
 
+def measured(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    wanted: Sequence[StrategyChoice],
+    rows: Sequence[Prompt],
+    settings: BenchSettings,
+    reference: LoadedPair | None,
+) -> BenchReport:
+    """The report of all that the command measures, with a progress bar."""
+    with progress("bench") as bar:
+        return run_bench(
+            pair,
+            wanted,
+            rows,
+            resources,
+            settings,
+            check=reference,
+            memory=True,
+            floor=quality_floor(),
+            left_out={},
+            progress=bar,
+        )
+
+
 def bench_settings(given: Mapping[str, Any]) -> BenchSettings:
-    """Settings of the options that have their names, and what this command always does."""
-    named_alike = {
-        name: value
-        for name, value in given.items()
-        if name in BenchSettings.model_fields and value is not None
-    }
+    """Settings of the options that have their names."""
     return BenchSettings(
-        **named_alike,
-        memory=given["concurrency"] is None,
-        leave_out=True,
-        quality_floor=quality_floor(),
+        **{
+            name: value
+            for name, value in given.items()
+            if name in BenchSettings.model_fields and value is not None
+        }
     )
 
 
@@ -316,7 +336,9 @@ def check_wanted(wanted: Sequence[StrategyChoice]) -> None:
     labels_of(wanted)
 
 
-def chosen_rows(pair: LoadedPair, rows: list[Prompt], settings: BenchSettings) -> list[Prompt]:
+def chosen_rows(
+    pair: LoadedPair, rows: list[Prompt], settings: BenchSettings, limit: int | None
+) -> list[Prompt]:
     """Those that are short enough, of every task in turn where asked for, and of these the first
     `limit`."""
     longest = settings.max_prompt_tokens
@@ -327,4 +349,4 @@ def chosen_rows(pair: LoadedPair, rows: list[Prompt], settings: BenchSettings) -
             "raise max_prompt_tokens",
             code="no_short_prompts",
         )
-    return (mixed(short) if settings.mix else short)[: settings.limit]
+    return (mixed(short) if settings.mix else short)[:limit]

@@ -151,11 +151,8 @@ def export(
             draft_tokens=draft_tokens,
             draft_length_by_batch=choice.draft_length_by_batch,
         )
-        if save_head is not None and weights.head not in document["settings"].values():
-            raise DraftwellError(
-                f"{to}'s settings of {choice.name} use no head: leave save_head out",
-                code="head_not_used",
-            )
+        if save_head is not None:
+            check_head_used(document["settings"], weights.head, f"{to}'s settings of {choice.name}")
         if save_draft is not None:
             known = Known("draft_model", measured if save_head is None else None, weights.target)
             write_draft(spec, save_draft, released, Path(place), known, say)
@@ -174,6 +171,12 @@ def show(document: Mapping[str, Any], out: Path | None) -> None:
         typer.echo(str(out))
     for note in document["notes"]:
         say(note)
+
+
+def check_head_used(settings: Mapping[str, Any], head: str | None, whose: str) -> None:
+    """Refuse to save a head that settings do not name."""
+    if head not in settings.values():
+        raise DraftwellError(f"{whose} use no head: leave save_head out", code="head_not_used")
 
 
 def check_written(out: Path | None, measured: Path | None, folders: Sequence[Path]) -> None:

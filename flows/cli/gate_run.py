@@ -139,6 +139,7 @@ def release_verdict(
     prompts: Path | None,
     wanted: int,
     settings: GateSettings,
+    device: str,
     beside: Sequence[GateVerdict] = (),
 ) -> tuple[str, GateVerdict]:
     """The measured part: a release compared with the champion. Its record says that it failed, too,
@@ -149,17 +150,17 @@ def release_verdict(
     ones the last, because the first are the first to be learnt from.
     """
 
-    if settings.device == "cuda" and not cuda_available():
-        space = Workspace(pair, dtype, say, settings.device)
+    if device == "cuda" and not cuda_available():
+        space = Workspace(pair, dtype, say, device)
         result = gate_imported(space, settings, alias=wanted, beside=beside)
         return f"release {result['release']}", result["verdict"]
     rows = prompts_from(prompts) if prompts else demo_prompts()[::-1]
-    settings = settings.model_copy(update={"prompts": prompts.name if prompts else None})
-    opened = open_pair(pair, dtype, device=settings.device or pick_device(None), say=say)
+    opened = open_pair(pair, dtype, device=device, say=say)
     rows = readable(opened.pair, rows, prompts, settings.max_tokens)
     with progress("gate") as bar:
         step = type(opened)(opened.workspace, opened.pair, bar)
-        result = gate_release(step, rows, settings, alias=wanted, beside=beside)
+        file = prompts.name if prompts else None
+        result = gate_release(step, rows, settings, alias=wanted, beside=beside, file=file)
     return f"release {result['release']}", result["verdict"]
 
 
@@ -178,6 +179,7 @@ def own_verdicts(
     prompts: Path | None,
     wanted: int | None,
     settings: GateSettings,
+    device: str,
 ) -> list[tuple[str, GateVerdict]]:
     """Titles and verdicts of our own engine: this checkout's counts, and the release `wanted`, if
     any, whose record says that it failed where the counts did."""
@@ -185,7 +187,7 @@ def own_verdicts(
     if wanted is None:
         return verdicts
     beside = [verdict for _, verdict in verdicts]
-    return [*verdicts, release_verdict(pair, dtype, prompts, wanted, settings, beside=beside)]
+    return [*verdicts, release_verdict(pair, dtype, prompts, wanted, settings, device, beside)]
 
 
 def show(verdicts: Sequence[tuple[str, GateVerdict]], files: Sequence[Path]) -> None:

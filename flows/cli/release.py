@@ -179,11 +179,12 @@ def gate(
             verdicts = judge_on_other(context)
         else:
             on = "cpu" if counts_only else run.gated_on(pair, dtype, device)
-            settings = GateSettings(device=on, limit=limit, max_tokens=max_tokens, dry_run=dry_run)
-            settings = settings.model_copy(update={"unmeasured": unmeasured})
+            settings = GateSettings(
+                limit=limit, max_tokens=max_tokens, dry_run=dry_run, unmeasured=unmeasured
+            )
             asked = (find_pair(pair).name, on, release, device is not None)
             judged = None if counts_only else run.release_to_judge(*asked)
-            verdicts = run.own_verdicts(pair, dtype, prompts, judged, settings)
+            verdicts = run.own_verdicts(pair, dtype, prompts, judged, settings, on)
     run.show(verdicts, report or ())
     if dry_run:
         say("a dry run: no verdict was kept, no alias moved")

@@ -11,7 +11,7 @@ BUNDLES = {"--out": "--set bundles=FOLDER"}
 NOT_PUBLISHED = {"--no-publish": "--set publish=false", "--publish": "--set publish=true"}
 OF_CHOOSE = (
     *("--traces", "--limit", "--split", "--column", "--temperature", "--study", "--pad-target"),
-    *("--runner", "--workers", "--schedule"),
+    *("--runner", "--workers", "--schedule", "--max-cost-ratio"),
 )
 """Options of the earlier `draftwell tune`, which is `draftwell step choose` now."""
 
@@ -25,6 +25,8 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "--publish": "always so, but in `draftwell step choose`",
         "--no-publish": "--set publish=false of `draftwell step choose`",
         "--allow-lossy": "--set lossless_only=false",
+        "--port": "a free one, always",
+        "--serve-seconds": "90, always",
     },
     "bench": {
         "--json": "--out FILE.json",

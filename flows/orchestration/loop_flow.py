@@ -274,7 +274,6 @@ def gate(
         if kept is not None:
             return {"report": None, **kept, "champion": champion}
     wanted = GateSettings(
-        device=settings.device,
         limit=None,
         max_tokens=settings.bench_tokens,
         others=full and settings.source != "drift" and settings.minutes is None,

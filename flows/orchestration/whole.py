@@ -12,12 +12,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from draftwell.components.card.card import Card
 from draftwell.components.engines.launch_template import launcher_text
-from draftwell.components.engines.process_group import refuse_taken
 from draftwell.components.engines.remote.address import is_address
 from draftwell.flows.failures import reaching_prefect
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.progress import announce, settle_prefect
-from draftwell.flows.settings import OF_TRAFFIC, OF_VLLM, PipelineSettings
+from draftwell.flows.settings import OF_TRAFFIC, OF_VLLM, AskedSettings, PipelineSettings
 from draftwell.flows.steps.distil import DistilRequest, keep_report, run_distil
 from draftwell.flows.steps.engine.at_address import AddressSettings, tune_at_address
 from draftwell.flows.steps.engine.launched import is_local
@@ -44,8 +43,9 @@ INVENTED, FEWEST_INVENTED, MOST_INVENTED = 30, 64, 2000
 takes about as long again; and their bounds."""
 
 
-class TuneModelsSettings(Settings):
-    """What is tuned, on which prompts, and how long it may take."""
+class TuneModelsSettings(Settings, AskedSettings):
+    """What is tuned, on which prompts, and how long it may take: `minutes` for everything but
+    distilling; None: 10, with vLLM 45."""
 
     called, error_code = "tuning setting", "bad_tune_setting"
 
@@ -56,13 +56,7 @@ class TuneModelsSettings(Settings):
         description="name, alias or YAML file of a pair, in place of target and draft; None of all "
         "three takes the shipped pair, but for a launcher or an engine of another machine",
     )
-    prompts: Path | None = Field(
-        None, description="file or folder of prompts; None takes the shipped ones"
-    )
     engine: str = Field("draftwell", description="draftwell, vllm, or the address of an engine")
-    minutes: float | None = Field(
-        None, gt=0, description="for everything but distilling; None: 10, with vllm 45"
-    )
     distil: float | None = Field(
         None, gt=0, description="minutes to train a draft for a target that has none"
     )
@@ -70,7 +64,6 @@ class TuneModelsSettings(Settings):
         None, description="of an engine at an address: the command that starts it, or its file"
     )
     device: str | None = Field(None, description="cpu or cuda; None takes the machine's default")
-    fresh: bool = Field(False, description="begin again, instead of where a run was stopped")
     more: Mapping[str, Any] = Field(
         default_factory=dict, description="any other setting of the loop (`PipelineSettings`)"
     )
@@ -297,8 +290,6 @@ def check_elsewhere(settings: PipelineSettings) -> None:
             f"{settings.out} is not a folder and cannot be created: name another folder",
             code="no_output_folder",
         )
-    if settings.port is not None:
-        refuse_taken(settings.port)
     space_of(settings)
 
 

@@ -52,6 +52,7 @@ def gate_release(
     beside: Sequence[GateVerdict] = (),
     until: Until | None = None,
     greedy: dict[str, Any] | None = None,
+    file: str | None = None,
 ) -> dict[str, Any]:
     """Measure a release, judge it and keep the verdict with it.
 
@@ -67,16 +68,18 @@ def gate_release(
         until: begin with a few of the prompts, and take others as far as this asks for them.
         greedy: bench report of a release with the same choice for greedy requests, just measured
             on these prompts; None measures.
+        file: name of the file that a person named prompts in for this gate alone, for its record;
+            None: they are the pair's own.
     Returns:
         of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its
             number), `verdict`.
     """
     store = Store()
-    release, candidate = open_candidate(step, store, gated_device(step, settings), alias)
+    release, candidate = open_candidate(step, store, device_type(step.pair.device), alias)
     rival = find_rival(step, store, release)
     known = None if greedy is None else BenchReport.model_validate(greedy)
     found = judged(step, prompts, candidate, rival, load_gates(), settings, until, known)
-    return concluded(step, store, (release, candidate), found, rival, settings, beside)
+    return concluded(step, store, (release, candidate), found, rival, settings, beside, file)
 
 
 @in_turn("draftwell gate")
@@ -94,7 +97,7 @@ def gate_imported(
         DraftwellError: nothing was imported, or something else was measured than the release pins,
             or by other thresholds.
     """
-    store, device, step = Store(), str(settings.device), StepContext(space, encoder_of(space))
+    store, device, step = Store(), space.device, StepContext(space, encoder_of(space))
     release, candidate = open_candidate(step, store, device, alias)
     measured = read_measurement(space, device)
     measured.refuse_other(release.name, candidate.artifacts, load_gates())
@@ -114,6 +117,7 @@ def concluded(
     rival: ChampionComparison,
     settings: GateSettings,
     beside: Sequence[GateVerdict],
+    file: str | None = None,
 ) -> dict[str, Any]:
     """Build and judge the bundle of what was measured, and keep the verdict, as `gate_release`
     returns it."""
@@ -135,7 +139,7 @@ def concluded(
         if not settings.dry_run and not record_stays(step.workspace, release, total):
             digest = open_bundle(bundle).manifest.digest
             champion = rival.release.version if rival.release else None
-            bench = (found.sampled, found.judged, settings.prompts)
+            bench = (found.sampled, found.judged, file)
             record = record_of(release, total, champion, digest, *bench)
             entry = candidate.greedy(thresholds).entry(found.report.strategies)
             keep_verdict(store, record, total, found.report, entry, written)
@@ -148,20 +152,6 @@ def concluded(
         "release": release.version,
         "checks": [vars(check) for check in verdict.checks],
     }
-
-
-def gated_device(step: StepContext, settings: GateSettings) -> str:
-    """The device of the release: the one that the models are loaded on, since nothing else is
-    measured."""
-    loaded = device_type(step.pair.device)
-    if settings.device not in (None, loaded):
-        raise DraftwellError(
-            f"the gate is for {settings.device}, and the models are loaded on {loaded}: "
-            "load them with "
-            f"--device {settings.device}",
-            code="gated_on_other_device",
-        )
-    return loaded
 
 
 def open_candidate(

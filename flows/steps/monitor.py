@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from draftwell import registry
 from draftwell.components.collect.plan import prompt_hashes
@@ -54,6 +54,11 @@ HEADS = ("eagle3_head", "medusa_heads")
 """Kinds that draft by themselves and take long to train."""
 
 
+COLLECTED = 24
+"""Prompts of an answer to drift that traces are collected on: later traffic is compared with them,
+too."""
+
+
 class DriftSettings(PipelineSettings):
     """What monitoring works on; those of the pipeline say how much a recalibration may do."""
 
@@ -61,11 +66,11 @@ class DriftSettings(PipelineSettings):
         None,
         description="traces to compare with; None finds those that the champion was calibrated on",
     )
-    collect_prompts: int = Field(
-        24,
-        ge=1,
-        description="prompts to collect traces on: also what later traffic is compared with",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_as_many_as_are_compared(cls, given: Any) -> Any:
+        return {"collect_prompts": COLLECTED, **given} if isinstance(given, dict) else given
 
 
 HISTORY, OVER_TIME = "drift_history.json", "drift_over_time.png"

@@ -247,7 +247,6 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
     settings = CollectionSettings(
         max_tokens=header.max_tokens,
         temperature=header.temperature,
-        top_k=header.top_k,
         top_p=header.top_p,
         turns=0,
         rollout=1,

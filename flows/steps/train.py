@@ -22,7 +22,7 @@ from draftwell.components.report.drawing import check_drawing
 from draftwell.components.report.provenance import provenance
 from draftwell.components.train.acceptance_head import train_acceptance_head
 from draftwell.components.train.datastore import build_datastore
-from draftwell.components.train.medusa import MedusaSettings, train_medusa_heads
+from draftwell.components.train.medusa import train_medusa_heads
 from draftwell.components.train.report.plots import acceptance_head_plot, verifier_plots
 from draftwell.components.train.report.verifier_page import verifier_markdown
 from draftwell.components.train.settings import VerifierSettings
@@ -64,17 +64,18 @@ def run_train(
     settings: VerifierSettings | None = None,
     *,
     test: TraceSet | None = None,
+    seed: int = 0,
 ) -> VerifierReport:
     """Train a SPRINTER verifier, put it into the workspace and return its report. Nothing is
     written before all that can fail.
 
     Args:
-        settings, test: as in `draftwell.components.train.verifier.train_verifier`.
+        settings, test, seed: as in `draftwell.components.train.verifier.train_verifier`.
     """
 
     check_drawing()
     origin = made_from(step, traces)
-    verifier, report = train_verifier(traces, origin, settings, test=test)
+    verifier, report = train_verifier(traces, origin, settings, test=test, seed=seed)
     step.workspace.save(verifier)
     verifier_plots(report, step.workspace.reports)
     step.stamp(verifier.kind)
@@ -161,7 +162,7 @@ def run_train_medusa(
     """
 
     heads, report = train_medusa_heads(
-        step.pair, traces, made_from(step, traces), MedusaSettings(seed=seed), test=test
+        step.pair, traces, made_from(step, traces), test=test, seed=seed
     )
     step.workspace.save(heads)
     step.report("medusa_heads", report.model_dump(mode="json"))

@@ -123,9 +123,7 @@ def with_levels(
     step: StepContext, inputs: TuneInputs, settings: TuneSettings, evidence: TuningEvidence
 ) -> TuningEvidence:
     """The evidence with draft lengths of its choice by the number of requests at once."""
-    sampling = step.pair.sampling(
-        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
-    )
+    sampling = step.pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
     levels, loads = measure_levels(
         step.pair, inputs.resources, evidence.choice, inputs.prompts, sampling, step.bar
     )
@@ -329,7 +327,7 @@ def tune_without_draft_as(
     champion = champion_decoding(step)
     served = None if champion is None else served_choice(champion, 0.0)
     evidence = tune_without_draft(step.pair, resources, prompts, wanted, evaluate, served)
-    sampling = step.pair.sampling(max_tokens=wanted.max_tokens, seed=wanted.seed)
+    sampling = step.pair.sampling(max_tokens=wanted.max_tokens)
     levels, loads = measure_levels(
         step.pair, resources, evidence.choice, prompts, sampling, step.bar
     )
@@ -348,9 +346,7 @@ def tune_without_draft_as(
 def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> TuneSettings:
     """The part of the flows' settings that tuning goes by, for requests of a temperature."""
 
-    constraints = constraints_of(
-        settings.lossless_only, settings.max_quality_loss, settings.max_cost_ratio
-    )
+    constraints = constraints_of(settings.lossless_only, settings.max_quality_loss)
     return TuneSettings(
         constraints=constraints,
         trials=settings.trials,
@@ -360,7 +356,7 @@ def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> Tu
 
 
 def constraints_of(
-    lossless_only: bool, max_quality_loss: float | None, max_cost_ratio: float | None
+    lossless_only: bool, max_quality_loss: float | None, max_cost_ratio: float | None = None
 ) -> Constraints:
     """The limits of a tuning, with the gate's floor of quality; `max_quality_loss` None takes that
     from there, too."""

@@ -101,7 +101,7 @@ def test_the_named_places_exist() -> None:
             "`Thresholds`",
             "`BenchJudge.of`",
             "`gate_release`",
-            "`GateSettings.rounds`",
+            "`ROUNDS` of `components/gate/settings.py`",
         )
     )
     assert callable(BenchJudge.of)

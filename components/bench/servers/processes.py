@@ -21,7 +21,6 @@ from draftwell.components.engines.process_group import (
     START_SECONDS,
     ProcessGroup,
     free_port,
-    refuse_taken,
 )
 from draftwell.serving.bundle.bundle import Bundle
 from draftwell.serving.errors import DraftwellError
@@ -66,11 +65,10 @@ class Server:
         label: its row in the table.
         command: starts it; `--port` is added.
         log: file for all that it prints.
-        port: None takes a free one.
         end_seconds: that it has to end when it is asked to.
     Raises:
         DraftwellError: it ended, or did not answer in time (`server_failed`, or what
-            `failures.why_ended` finds); the port is taken (`engine_port_taken`).
+            `failures.why_ended` finds).
     """
 
     def __init__(
@@ -80,13 +78,10 @@ class Server:
         log: Path,
         *,
         env: Mapping[str, str] | None = None,
-        port: int | None = None,
         end_seconds: float = END_SECONDS,
     ):
         self.label, self.log, self.end_seconds = label, log, end_seconds
-        if port is None:
-            port = free_port()
-        refuse_taken(port)
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.group = ProcessGroup(
             f"the server {label}", [*command, "--port", str(port)], log, env=env

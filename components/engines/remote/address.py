@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, Field
+
 from draftwell.serving.errors import DraftwellError
 
 KEY_VARIABLE = "DRAFTWELL_ENGINE_KEY"
@@ -34,6 +36,31 @@ class EngineAddress:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     ca: Path | None = None
     model: str | None = None
+
+
+class ReachSettings(BaseModel):
+    """How engines at addresses are reached."""
+
+    engine_key_file: Path | None = Field(
+        None, strict=False, description="file of their key; None takes $DRAFTWELL_ENGINE_KEY"
+    )
+    engine_ca: Path | None = Field(
+        None, strict=False, description="file of certificates that theirs are checked by"
+    )
+    engine_model: str | None = Field(
+        None, description="name of the model there; None: the only one"
+    )
+    plain: str | None = Field(None, description="address of the same model without speculation")
+
+    def address(self, url: str, headers: Sequence[str] = ()) -> EngineAddress:
+        """A URL with key, certificates and model."""
+        return parse_address(
+            url,
+            key_file=self.engine_key_file,
+            headers=headers,
+            ca=self.engine_ca,
+            model=self.engine_model,
+        )
 
 
 def is_address(name: str) -> bool:

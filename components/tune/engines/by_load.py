@@ -17,7 +17,6 @@ from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH, Method, schedule_of
 from draftwell.components.report.intervals import TAIL
 from draftwell.components.tune.engines.budget import NO_TIME
-from draftwell.components.tune.engines.candidates import lengths_of
 from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.components.tune.engines.lab import MORE_STARTS, Lab, left_out_if_it_fails
 from draftwell.components.tune.engines.settings import EngineTuneSettings
@@ -105,8 +104,8 @@ def measure_loads(
         out: gets what fails, and what there was no time for.
     """
     higher = settings.levels[1:]
-    lengths = (method.k,) if method.name in ONE_LENGTH else lengths_of(method.name, settings)
-    groups = [(level, settings.groups) for level in higher]
+    lengths = (method.k,) if method.name in ONE_LENGTH else lab.lengths[method.name]
+    groups = [(level, lab.groups) for level in higher]
     together = [(1, len(lab.prompts)), *groups]
     loads: dict[int, list[Figure]] = {}
     for one in (method.with_k(k) for k in sorted(lengths, key=lambda k: k != method.k)):

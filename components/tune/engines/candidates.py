@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from draftwell.components.engines.vllm_methods import CASCADE, NEEDS, OFF, Method, VllmFiles
 from draftwell.components.tune.engines.ngram_replay import Text, best_n
-from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.components.tune.engines.settings import EngineTuneSettings, Lengths
 
 NEEDS_PACKAGE = {"suffix": "arctic-inference"}
 """Method → distribution that the engine's environment must have for it."""
 
-LENGTHS = {
-    "ngram": "ngram_k",
-    "suffix": "suffix_k",
-    CASCADE: "cascade_k",
-    "draft_model": "draft_k",
-    "eagle3": "head_k",
+LENGTHS: Mapping[str, Lengths] = {
+    "ngram": (3, 5, 8),
+    "suffix": (8,),
+    CASCADE: (8,),
+    "draft_model": (1, 2, 3, 5),
+    "eagle3": (1, 2, 3, 5),
 }
-"""Method → the setting of its lengths."""
+"""Method → draft lengths that are tried. A draft of n-grams costs next to nothing, so it may be
+long; one of a model costs a pass for each token. Suffixes decide their own lengths, up to this."""
+NGRAMS = (2, 3, 4)
+"""Longest n-grams; texts decide which one is measured."""
 
 
 def left_out(
@@ -35,41 +38,28 @@ def left_out(
     return found
 
 
-def lengths_of(name: str, settings: EngineTuneSettings) -> Sequence[int]:
-    """Draft lengths that are tried."""
-    found: Sequence[int] = getattr(settings, LENGTHS[name])
-    return found
-
-
-def first_ngram(settings: EngineTuneSettings) -> Method:
+def first_ngram(lengths: Mapping[str, Lengths]) -> Method:
     """The n-gram way that is measured first, whose plain texts tell which n-grams to look up."""
-    return Method(
-        "ngram",
-        settings.ngram_k[len(settings.ngram_k) // 2],
-        settings.ngram_n[len(settings.ngram_n) // 2],
-    )
+    return Method("ngram", middle_first(lengths["ngram"])[0], middle_first(NGRAMS)[0])
 
 
 def candidates(
-    names: Sequence[str], settings: EngineTuneSettings, texts: Sequence[Text] | None
+    names: Sequence[str], lengths: Mapping[str, Lengths], texts: Sequence[Text] | None
 ) -> list[Method]:
     """All ways of these methods, a method's middle length first; of n-grams one for each draft
     length, with the n that `texts` decide.
 
     Args:
+        lengths: method → draft lengths.
         texts: greedy texts of the target; None (sampled ones predict nothing) takes the middle one
             of the n.
     """
     found = []
     for name in names:
-        for k in middle_first(lengths_of(name, settings)) if name != OFF else ():
+        for k in middle_first(lengths[name]) if name != OFF else ():
             n = 0
             if name == "ngram":
-                n = (
-                    best_n(texts, k, settings.ngram_n)
-                    if texts
-                    else settings.ngram_n[len(settings.ngram_n) // 2]
-                )
+                n = best_n(texts, k, NGRAMS) if texts else middle_first(NGRAMS)[0]
             found.append(Method(name, k, n))
     return found
 

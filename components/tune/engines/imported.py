@@ -4,17 +4,16 @@ lengths like ours, and where it names one for each load, the whole schedule as i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, log
 
 from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.engines.vllm_methods import DEFAULTS, OFF, Method, schedule_of
 from draftwell.components.report.intervals import FEWEST_PROMPTS, TAIL
-from draftwell.components.tune.engines.candidates import LENGTHS
 from draftwell.components.tune.engines.choice import EngineChoice
 from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
-from draftwell.components.tune.engines.settings import EngineTuneSettings
+from draftwell.components.tune.engines.settings import EngineTuneSettings, Lengths
 from draftwell.components.tune.levels import Level
 from draftwell.serving.errors import DraftwellError
 
@@ -47,8 +46,8 @@ class Imported:
         return Method(self.method, longest, n, schedule_of(table))
 
 
-def with_lengths_of(settings: EngineTuneSettings, imported: Imported) -> EngineTuneSettings:
-    """The settings with its lengths among those that are tried.
+def check_imported(settings: EngineTuneSettings, imported: Imported) -> None:
+    """Refuse a schedule that cannot be compared.
 
     Raises:
         DraftwellError: its method is not tuned, or only one load is measured (`bad_import`).
@@ -64,10 +63,13 @@ def with_lengths_of(settings: EngineTuneSettings, imported: Imported) -> EngineT
             f"levels=1,8,32",
             code="bad_import",
         )
-    field = LENGTHS[imported.method]
-    theirs = {k for _, lengths in imported.lengths for k in lengths} - {0}
-    lengths = tuple(sorted({*getattr(settings, field), *theirs}))
-    return settings.model_copy(update={field: lengths})
+
+
+def with_lengths_of(lengths: Mapping[str, Lengths], imported: Imported) -> dict[str, Lengths]:
+    """Method → draft lengths, with its own among those of its method."""
+    theirs = {k for _, loaded in imported.lengths for k in loaded} - {0}
+    own = tuple(sorted({*lengths[imported.method], *theirs}))
+    return {**lengths, imported.method: own}
 
 
 def beside_imported(

@@ -28,6 +28,8 @@ from draftwell.components.engines.vllm_methods import OFF, Method, VllmFiles
 from draftwell.components.report.intervals import TAIL
 from draftwell.components.results import Results
 from draftwell.components.tune.engines.budget import Budget
+from draftwell.components.tune.engines.candidates import LENGTHS
+from draftwell.components.tune.engines.settings import Lengths
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.requests import Sampling
 
@@ -46,6 +48,8 @@ FATAL = frozenset(
 """Codes of failures that are of the machine or the engine, not of one way to speculate."""
 
 
+GROUPS = 8
+"""Of requests, at each load: as many as prompts are needed to choose anything."""
 MORE_STARTS = ((), (), ())
 """For `Budget.allows`: of a comparison that decides, beside its first start of the other engine."""
 
@@ -105,6 +109,7 @@ class Lab:
         slots, context: as in `EngineSettings`; all engines are started with the same.
         groups: of requests, at levels above 1.
         store: what is measured already.
+        lengths: method → draft lengths that are tried.
         budget: learns what measurements cost.
         apart: only one engine can run at a time (`measure_beside`).
         tell: called with each figure of a way beside plain decoding.
@@ -122,6 +127,7 @@ class Lab:
     budget: Budget = field(default_factory=Budget)
     apart: bool = False
     tell: Callable[[Figure], object] | None = None
+    lengths: Mapping[str, Lengths] = field(default_factory=lambda: LENGTHS)
     _plain: Engine | None = field(default=None, init=False)
 
     @contextmanager

@@ -7,42 +7,22 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from draftwell.components.engines.vllm_methods import METHODS
+from draftwell.components.tune.settings import RequestSettings
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.settings import Settings
 
 Lengths = tuple[int, ...]
 
 
-class EngineTuneSettings(Settings):
-    """What is tried, and how much is measured.
+class EngineTuneSettings(RequestSettings):
+    """What is tried, and at how many requests at once.
 
     Raises:
         DraftwellError: as all settings; a name that is no method (`bad_method`), or levels that do
             not ascend from 1 (`bad_tune_setting`).
     """
 
-    called, error_code = "tuning setting", "bad_tune_setting"
-
     methods: tuple[str, ...] = Field(
         METHODS[1:], description="names to choose among, besides plain decoding"
-    )
-    ngram_n: Lengths = Field(
-        (2, 3, 4), min_length=1, description="longest n-grams; texts decide which one is measured"
-    )
-    ngram_k: Lengths = Field((3, 5, 8), min_length=1, description="draft tokens from n-grams")
-    suffix_k: Lengths = Field((8,), min_length=1, description="draft tokens from suffixes, at most")
-    cascade_k: Lengths = Field(
-        (8,), min_length=1, description="draft tokens of the plug-in's n-grams, at most"
-    )
-    draft_k: Lengths = Field(
-        (1, 2, 3, 5), min_length=1, description="draft tokens of a draft model"
-    )
-    head_k: Lengths = Field(
-        (1, 2, 3, 5), min_length=1, description="draft tokens of an EAGLE-3 head"
-    )
-    explore: int = Field(6, ge=2, description="prompts on which every way is measured")
-    confirm: int = Field(
-        3, ge=1, description="of those the best, which are measured on all prompts"
     )
     levels: Lengths = Field(
         (1,),
@@ -53,10 +33,6 @@ class EngineTuneSettings(Settings):
         None,
         description="file of draft lengths by load from elsewhere, which are tried beside others",
     )
-    groups: int = Field(8, ge=2, description="groups of requests at each level above 1")
-    max_tokens: int = Field(64, ge=1, description="tokens to emit per prompt at most")
-    temperature: float = Field(0.0, ge=0, le=2)
-    seed: int = 0
 
     @field_validator("methods")
     @classmethod

@@ -15,7 +15,12 @@ from draftwell.components.tune.engines.budget import NO_TIME
 from draftwell.components.tune.engines.by_load import choose_by_load
 from draftwell.components.tune.engines.candidates import candidates, first_ngram, left_out
 from draftwell.components.tune.engines.choice import EngineChoice
-from draftwell.components.tune.engines.imported import Imported, beside_imported, with_lengths_of
+from draftwell.components.tune.engines.imported import (
+    Imported,
+    beside_imported,
+    check_imported,
+    with_lengths_of,
+)
 from draftwell.components.tune.engines.lab import MORE_STARTS, Lab, left_out_if_it_fails
 from draftwell.components.tune.engines.ngram_replay import Text
 from draftwell.components.tune.engines.settings import EngineTuneSettings
@@ -23,6 +28,11 @@ from draftwell.components.tune.halving import best_of_each, halve
 from draftwell.serving.errors import DraftwellError
 
 PLAIN = "plain decoding"
+EXPLORED = 6
+"""Prompts on which every way is measured: enough to tell which are worth more of them."""
+CONFIRMED = 3
+"""Ways, the best of those, that are measured on all prompts: each more costs a whole measurement,
+and takes part of what the intervals of the others may leave out."""
 
 
 def tune_engine(
@@ -45,7 +55,8 @@ def tune_engine(
             one that was tried fails (`no_method_runs`). What was finished is in the lab's store.
     """
     if imported is not None:
-        settings = with_lengths_of(settings, imported)
+        check_imported(settings, imported)
+        lab.lengths = with_lengths_of(lab.lengths, imported)
     with lab.open():
         found = search(lab, settings, lacks, texts)
         return found if imported is None else beside_imported(lab, settings, imported, found)
@@ -64,7 +75,7 @@ def search(
     explored: dict[Method, Figure] = {}
 
     def rung(entrants: Sequence[Method], start: int, end: int) -> list[Method]:
-        explored.update(explore(lab, settings, entrants, out))
+        explored.update(explore(lab, entrants, out))
         return finalists_of(explored, settings)
 
     # one rung: starting an engine takes longer than all the prompts of another one
@@ -72,8 +83,8 @@ def search(
         rung,
         ways(lab, settings, names, out, texts),
         len(lab.prompts),
-        first=settings.explore,
-        finalists=settings.confirm,
+        first=EXPLORED,
+        finalists=CONFIRMED,
     )
     tail = TAIL / max(1, len(finalists))
     confirmed = confirm(lab, finalists, out, tail)
@@ -112,17 +123,15 @@ def ways(
         out: gets what that measurement fails with.
     """
     if "ngram" in names and texts is None and settings.temperature == 0:
-        first = first_ngram(settings)
+        first = first_ngram(lab.lengths)
         with left_out_if_it_fails(out, "ngram"):
-            lab.measure(first, "explore", prompts=settings.explore)
+            lab.measure(first, "explore", prompts=EXPLORED)
             outputs = lab.found(first, "explore").plain.outputs
             texts = [(ids, output[0]) for ids, output in zip(lab.prompts, outputs, strict=False)]
-    return candidates([name for name in names if name not in out], settings, texts)
+    return candidates([name for name in names if name not in out], lab.lengths, texts)
 
 
-def explore(
-    lab: Lab, settings: EngineTuneSettings, entrants: Sequence[Method], out: dict[str, str]
-) -> dict[Method, Figure]:
+def explore(lab: Lab, entrants: Sequence[Method], out: dict[str, str]) -> dict[Method, Figure]:
     """Measure ways on a few prompts: the middle length of each method, then the other lengths,
     those of the fastest method first.
 
@@ -131,17 +140,15 @@ def explore(
         out: gets what fails, and what there was no time for.
     """
     found: dict[Method, Figure] = {}
-    to_come = [[(1, len(lab.prompts))], *MORE_STARTS] * settings.confirm
+    to_come = [[(1, len(lab.prompts))], *MORE_STARTS] * CONFIRMED
 
     def measure(name: str, method: Method) -> None:
         """`name` is what is left out where it fails: the method, or one of its lengths."""
-        if not lab.has(method, "explore") and not lab.budget.allows(
-            [(1, settings.explore)], *to_come
-        ):
+        if not lab.has(method, "explore") and not lab.budget.allows([(1, EXPLORED)], *to_come):
             out[method.label] = NO_TIME
             return
         with left_out_if_it_fails(out, name):
-            found[method] = lab.measure(method, "explore", prompts=settings.explore)[0]
+            found[method] = lab.measure(method, "explore", prompts=EXPLORED)[0]
 
     firsts: dict[str, Method] = {}
     for method in entrants:
@@ -163,7 +170,7 @@ def finalists_of(explored: Mapping[Method, Figure], settings: EngineTuneSettings
     fit = [method for method in ranked if not explored[method].surely_slower] or ranked[:1]
     several = len(settings.levels) > 1
     kind: Callable[[Method], Any] = lambda one: one.name if several else one  # noqa: E731
-    return best_of_each(fit, kind, settings.confirm)
+    return best_of_each(fit, kind, CONFIRMED)
 
 
 def confirm(

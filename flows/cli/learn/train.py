@@ -229,11 +229,11 @@ def train(
 
     names = None if features is None else tuple(name.strip() for name in features.split(","))
     settings = named(label=label, ratio=ratio, eta_fp=eta_fp, features=names)
-    verifier = VerifierSettings(seed=seed or 0, **settings)
+    verifier = VerifierSettings(**settings)
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
-        report = train_on_traces(kind, opened, found, untouched, verifier)
+        report = train_on_traces(kind, opened, found, untouched, verifier, seed or 0)
     if publish:
         publish_kinds(opened, kind.value)
     if isinstance(report, DatastoreReport):
@@ -266,6 +266,7 @@ def train_on_traces(
     found: TraceSet,
     untouched: TraceSet | None,
     verifier: VerifierSettings,
+    seed: int,
 ) -> VerifierReport | HeadReport | MedusaReport | DatastoreReport:
     """Make one kind of the traces that were found; `untouched`: those to test on."""
     from draftwell.flows.steps import train as train_step
@@ -273,10 +274,10 @@ def train_on_traces(
     if kind is Trained.DATASTORE:
         return train_step.run_train_datastore(opened, found)
     if kind is Trained.VERIFIER:
-        return train_step.run_train(opened, found, verifier, test=untouched)
+        return train_step.run_train(opened, found, verifier, test=untouched, seed=seed)
     if kind is Trained.ACCEPTANCE_HEAD:
-        return train_step.run_train_head(opened, found, test=untouched, seed=verifier.seed)
-    return train_step.run_train_medusa(opened, found, test=untouched, seed=verifier.seed)
+        return train_step.run_train_head(opened, found, test=untouched, seed=seed)
+    return train_step.run_train_medusa(opened, found, test=untouched, seed=seed)
 
 
 def refuse(context: typer.Context, names: Sequence[str], why: str, code: str) -> None:

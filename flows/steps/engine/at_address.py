@@ -6,14 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
 from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launcher import Launcher
-from draftwell.components.engines.remote.address import EngineAddress, bad, parse_address
+from draftwell.components.engines.remote.address import EngineAddress, ReachSettings, bad
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.flows.context import take_untouched, training_prompts
@@ -43,16 +42,12 @@ AT_ONCE = (1, 4)
 """Requests, of an engine that is judged as it runs."""
 
 
-class AddressSettings(Settings):
+class AddressSettings(Settings, ReachSettings):
     """How an engine at an address is reached, and started."""
 
     called, error_code = "setting", "bad_tune_setting"
 
-    engine_key_file: Path | None = Field(None, strict=False, description="file of its key")
     engine_header: tuple[str, ...] = Field((), strict=False, description="headers, NAME:VALUE")
-    engine_ca: Path | None = Field(None, strict=False, description="file of its certificates")
-    engine_model: str | None = Field(None, description="name of the model there")
-    plain: str | None = Field(None, description="where the same model runs without speculation")
     stop_command: str | None = Field(None, description="ends an engine that a launcher started")
     start_minutes: float = Field(30.0, gt=0, description="that it may take until it answers")
     engine_draft: str | None = Field(None, description="the draft model, as the engine reads it")
@@ -74,15 +69,9 @@ class AddressSettings(Settings):
             raise bad("a header of the engine is a text NAME:VALUE, in a YAML file in quotes")
         return headers
 
-    def address(self, url: str) -> EngineAddress:
+    def address(self, url: str, headers: Sequence[str] = ()) -> EngineAddress:
         """A URL with key, headers, certificates and model."""
-        return parse_address(
-            url,
-            key_file=self.engine_key_file,
-            headers=self.engine_header,
-            ca=self.engine_ca,
-            model=self.engine_model,
-        )
+        return super().address(url, (*self.engine_header, *headers))
 
     def templates(self, launcher: str) -> tuple[LaunchTemplate, LaunchTemplate | None]:
         """The commands that start and end an engine."""

@@ -63,6 +63,10 @@ if TYPE_CHECKING:
     from draftwell.flows.settings import PipelineSettings
     from draftwell.registry.bundles.vllm.settings import VllmServing
 
+SERVE_SECONDS = 90.0
+"""That what is deployed is asked for before it serves: so long that its counts, a line every few
+seconds, are enough to be compared with those of the tuning."""
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -156,9 +160,8 @@ def try_bundle(
         space.workspace.spec.name,
         ids,
         max_tokens=settings.bench_tokens,
-        seconds=settings.serve_seconds,
+        seconds=SERVE_SECONDS,
         clients=clients,
-        port=settings.port,
         spool=spool,
     )
 

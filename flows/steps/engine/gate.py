@@ -120,7 +120,7 @@ def judge(
     choice, temperature = released.choice, released.config.contents.temperature
     levels = tuple(level.at_once for level in choice.levels) or (1,)
     sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature)
-    lab = space.lab(prompts, sampling, max(levels), 8)
+    lab = space.lab(prompts, sampling, max(levels))
     with lab.open():
         figures = lab.measure(choice.chosen, "gate", levels) if choice.method != OFF else []
         unlike = [

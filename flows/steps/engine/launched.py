@@ -16,6 +16,7 @@ from draftwell.components.engines.launcher import Launcher
 from draftwell.components.engines.port import LAUNCHED, EngineSettings
 from draftwell.components.engines.vllm_methods import OFF, Method, VllmFiles
 from draftwell.components.export.launch_options import launch_options
+from draftwell.components.tune.engines.lab import GROUPS
 from draftwell.flows.steps.engine.space import EngineSpace
 from draftwell.flows.steps.remote.space import FOLDER, check_tokens, folder_name
 from draftwell.flows.workspace import Workspace
@@ -168,7 +169,9 @@ class LaunchedSpace(EngineSpace):
     def engine(self, label: str) -> Engine:
         return LaunchedEngine(f"engine/{label}", self.launcher, self.options_of)
 
-    def lab(self, prompts: Sequence[Prompt], sampling: Sampling, slots: int, groups: int) -> Lab:
+    def lab(
+        self, prompts: Sequence[Prompt], sampling: Sampling, slots: int, groups: int = GROUPS
+    ) -> Lab:
         lab = super().lab(prompts, sampling, slots, groups)
         lab.apart = self.launcher.alternates
         return lab

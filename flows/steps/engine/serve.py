@@ -51,7 +51,6 @@ def serve_and_ask(
     max_tokens: int,
     seconds: float,
     clients: int,
-    port: int | None,
     spool: Path,
 ) -> dict[str, float]:
     """Start a bundle's server, let clients ask it for a while, and end it; its log is beside those
@@ -61,14 +60,12 @@ def serve_and_ask(
         bundle: folder with `serve.sh`.
         prompts: token ids; clients take them in turn, round and round.
         seconds: that the clients ask for; each waits for the answer that it has asked for.
-        port: None takes a free one.
         spool: folder of the server's counts.
     Returns:
         `requests`, their `tokens`, `clients`, `tokens_per_second` and `start_seconds`.
     Raises:
-        DraftwellError: the port is taken (`engine_port_taken`), the server does not start or ends
-            (as `Server` says), or it did not answer all requests (`server_failed`): the line names
-            the first failure.
+        DraftwellError: the server does not start or ends (as `Server` says), or it did not answer
+            all requests (`server_failed`): the line names the first failure.
     """
     log = peers_root() / "logs" / f"{file_name(f'{NAME}/serve-{pair}')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +80,6 @@ def serve_and_ask(
         f"{NAME} of {bundle}",
         [str(bundle / "serve.sh")],
         log,
-        port=port,
         end_seconds=END_SECONDS,
         env=variables,
     )

@@ -25,7 +25,7 @@ from draftwell.components.engines.vllm_methods import Method, VllmFiles
 from draftwell.components.export.checkpoint import save_draft, save_head
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.components.prompts.prompt import ids_of
-from draftwell.components.tune.engines.lab import Lab
+from draftwell.components.tune.engines.lab import GROUPS, Lab
 from draftwell.flows.context import Bar, encoder_of, now, take_untouched, training_prompts
 from draftwell.flows.progress import announce, counting
 from draftwell.flows.steps.engine.served import Deployment, served_deployment
@@ -210,7 +210,9 @@ class EngineSpace:
                 )
         return ids, min(limit, max(map(len, ids)) + max_tokens + ROOM)
 
-    def lab(self, prompts: Sequence[Prompt], sampling: Sampling, slots: int, groups: int) -> Lab:
+    def lab(
+        self, prompts: Sequence[Prompt], sampling: Sampling, slots: int, groups: int = GROUPS
+    ) -> Lab:
         """What ways to speculate are measured with; nothing is kept."""
         ids, context = self.encoded(prompts, sampling.max_tokens)
         store = measurements_of({})

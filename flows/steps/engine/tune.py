@@ -11,11 +11,11 @@ from draftwell.components.export.schedules import read_schedule
 from draftwell.components.report.tables import plural
 from draftwell.components.tune.engines.budget import Budget
 from draftwell.components.tune.engines.candidates import left_out
-from draftwell.components.tune.engines.imported import Imported, with_lengths_of
+from draftwell.components.tune.engines.imported import Imported, check_imported
 from draftwell.components.tune.engines.lab import Lab
 from draftwell.components.tune.engines.regret import grid_regret
 from draftwell.components.tune.engines.settings import DEFAULTS, EngineTuneSettings
-from draftwell.components.tune.engines.tune import tune_engine
+from draftwell.components.tune.engines.tune import EXPLORED, tune_engine
 from draftwell.flows.context import take_untouched, training_prompts
 from draftwell.flows.progress import tell_best
 from draftwell.flows.steps.engine.collect import collected_texts
@@ -173,7 +173,7 @@ def imported_from(settings: EngineTuneSettings) -> Imported | None:
         )
     lengths = tuple((load, read.at(load)) for load in settings.levels)
     found = Imported(f"{file.name} ({read.engine})", method, lengths)
-    with_lengths_of(settings, found)  # a mistake is refused before an engine is started
+    check_imported(settings, found)  # a mistake is refused before an engine is started
     return found
 
 
@@ -220,16 +220,14 @@ def lab_of(
     space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool
 ) -> Lab:
     """What a tuning measures with, and where it keeps that."""
-    sampling = space.pair.sampling(
-        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
-    )
-    lab = space.lab(prompts, sampling, max(settings.levels), settings.groups)
+    sampling = space.pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
+    lab = space.lab(prompts, sampling, max(settings.levels))
     subject = space.subject(
         lab.prompts,
         sampling,
         slots=lab.slots,
         context=lab.context,
-        explore=settings.explore,
+        explore=EXPLORED,
         groups=lab.groups,
     )
     lab.store = measurements_of(subject, space.measurements(settings.temperature), fresh=fresh)

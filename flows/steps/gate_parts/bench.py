@@ -16,7 +16,7 @@ from draftwell.components.bench.schema import BenchEntry, BenchReport
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.bench.until import Until
 from draftwell.components.gate.bench_checks import judge_release
-from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.settings import ROUNDS, GateSettings
 from draftwell.components.gate.temperatures import (
     greedy_on_trial,
     judge_sampled,
@@ -97,10 +97,7 @@ def measured(
     wanted = BenchSettings(
         max_tokens=settings.max_tokens,
         temperature=temperature,
-        runs=settings.rounds,
-        quality_floor=quality_floor(),
-        # no verdict on sampled requests asks for it
-        cost_ratios=temperature == 0 and until is None,
+        runs=ROUNDS,
     )
     report = run_bench(
         step.pair,
@@ -110,6 +107,9 @@ def measured(
         wanted,
         extra=rival.contenders,
         until=until,
+        # no verdict on sampled requests asks for them
+        cost_ratios=temperature == 0 and until is None,
+        floor=quality_floor(),
         progress=step.bar,
     )
     return report, judging.of(report)

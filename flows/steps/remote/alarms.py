@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from draftwell.components.engines.remote.address import EngineAddress, parse_address
+from draftwell.components.engines.remote.address import ReachSettings
 from draftwell.components.watch.report import WatchReport, alarm_line
 from draftwell.components.watch.schema import Alarm, Cause
 from draftwell.flows.settings import PipelineSettings, pair_anywhere
@@ -21,21 +21,13 @@ FIXED_BY_TUNING: tuple[Cause, ...] = ("drift_of_traffic", "context_length", "loa
 """Causes that another choice, tuned on what is served now, can fix; others need a person."""
 
 
-class WatchSettings(BaseModel):
+class WatchSettings(ReachSettings):
     """What the flow `monitor` looks at where `engine` is an address; its key is read from the
     worker's environment or a file alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     engine: str = Field(pattern="^https?://", description="address of the engine")
-    plain: str | None = Field(
-        None, pattern="^https?://", description="the same model without speculation, for probes"
-    )
-    engine_key_file: Path | None = Field(
-        None, description="file of its key; None takes $DRAFTWELL_ENGINE_KEY"
-    )
-    engine_ca: Path | None = Field(None, description="file of certificates that it is checked by")
-    engine_model: str | None = Field(None, description="name of the model; None: the only one")
     limits: Path | None = Field(None, description="YAML file of limits")
     probes_per_hour: int = Field(0, ge=0, le=3600, description="requests of our own; 0: none")
     metrics_file: Path | None = Field(
@@ -46,12 +38,6 @@ class WatchSettings(BaseModel):
         description="what the flow `draftwell` runs with where tuning on recorded traffic can fix "
         "an alarm: its pair, engine and prompts; the gate decides. None leaves it to a person",
     )
-
-    def address(self, url: str) -> EngineAddress:
-        """One of the addresses, with key and certificates."""
-        return parse_address(
-            url, key_file=self.engine_key_file, ca=self.engine_ca, model=self.engine_model
-        )
 
     def open(self) -> Watch:
         """What is watched."""

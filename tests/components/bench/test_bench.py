@@ -138,7 +138,8 @@ def test_without_the_reference_there_is_no_cost_ratio():
         [StrategyChoice("prompt_lookup")],
         PROMPTS[:1],
         StrategyResources(),
-        BenchSettings(max_tokens=4, cost_ratios=False),
+        BenchSettings(max_tokens=4),
+        cost_ratios=False,
     ).to_json()
     assert all(entry["cost_ratio"] is None for entry in report["strategies"].values())
 

@@ -21,7 +21,7 @@ from tests.support.errors import raises_code
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abc", "hello", "zebra"])]
-SETTINGS = BenchSettings(max_tokens=4, warmup=False, leave_out=True, runs=2)
+SETTINGS = BenchSettings(max_tokens=4, warmup=False, runs=2)
 
 
 def recorders(calls: list[tuple[str, int]], names: str) -> dict[str, Callable[[int], int]]:
@@ -104,9 +104,15 @@ class DiesLater:
 
 def test_a_peer_that_dies_in_the_middle_is_left_out_with_a_line() -> None:
     peer = DiesLater()
-    settings = SETTINGS.model_copy(update={"cost_ratios": False})
+    left_out: dict[str, str] = {}
     arguments = (table_pair(), [StrategyChoice("vanilla_sd")], PROMPTS, StrategyResources())
-    report = run_bench(*arguments, settings, extra=[peer])  # type: ignore[list-item]
+    report = run_bench(
+        *arguments,
+        SETTINGS,
+        extra=[peer],  # type: ignore[list-item]
+        cost_ratios=False,
+        left_out=left_out,
+    )
     assert peer.texts == 2
     assert list(report.strategies) == ["autoregressive", "vanilla_sd"]
     assert [len(row.run_seconds) for row in report.strategies["vanilla_sd"].per_prompt] == [2] * 3
@@ -114,9 +120,13 @@ def test_a_peer_that_dies_in_the_middle_is_left_out_with_a_line() -> None:
     assert report.left_out == {"peer/dies": reason}
     assert BenchReport.model_validate(report.to_json()).left_out == report.left_out
     assert f"- peer/dies is left out: {reason}\n" in bench_markdown(report)
-    strict = settings.model_copy(update={"leave_out": False})
     with raises_code("engine_failed", "prompt p1"):
-        run_bench(*arguments, strict, extra=[DiesLater()])  # type: ignore[list-item]
+        run_bench(
+            *arguments,
+            SETTINGS,
+            extra=[DiesLater()],  # type: ignore[list-item]
+            cost_ratios=False,
+        )
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
@@ -131,9 +141,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     monkeypatch.setattr(StrategyContender, "generate", generate)
 
 
-@pytest.mark.parametrize("where", [{}, {"warmup": True}, {"memory": True}])
+@pytest.mark.parametrize(("warmup", "memory"), [(False, False), (True, False), (False, True)])
 def test_a_strategy_that_fails_is_left_out_wherever_it_does(
-    monkeypatch: pytest.MonkeyPatch, where: dict[str, bool]
+    monkeypatch: pytest.MonkeyPatch, warmup: bool, memory: bool
 ) -> None:
     failing(monkeypatch, "vanilla_sd")
     report = run_bench(
@@ -141,7 +151,9 @@ def test_a_strategy_that_fails_is_left_out_wherever_it_does(
         [StrategyChoice("vanilla_sd"), StrategyChoice("prompt_lookup")],
         PROMPTS,
         StrategyResources(),
-        SETTINGS.model_copy(update=where),
+        SETTINGS.model_copy(update={"warmup": warmup}),
+        memory=memory,
+        left_out={},
     )
     assert list(report.strategies) == ["autoregressive", "prompt_lookup"]
     assert report.left_out["vanilla_sd"] == "RuntimeError: out of memory"
@@ -150,7 +162,7 @@ def test_a_strategy_that_fails_is_left_out_wherever_it_does(
 def test_without_plain_decoding_there_is_no_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, "autoregressive")
     with pytest.raises(RuntimeError, match="out of memory"):
-        run_bench(table_pair(), [], PROMPTS, StrategyResources(), SETTINGS)
+        run_bench(table_pair(), [], PROMPTS, StrategyResources(), SETTINGS, left_out={})
 
 
 def test_throughput_leaves_out_who_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +183,7 @@ def test_throughput_leaves_out_who_fails(monkeypatch: pytest.MonkeyPatch) -> Non
         [PLAIN, StrategyChoice("vanilla_sd")],
         PROMPTS,
         SETTINGS.model_copy(update={"concurrency": 2}),
+        left_out={},
     )
     assert list(report["configs"]) == ["autoregressive"]
     assert len(report["configs"]["autoregressive"]["alone_runs"]) == 2

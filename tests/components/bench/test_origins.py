@@ -78,7 +78,8 @@ def test_the_rows_of_a_bench_carry_them(tmp_path: Path) -> None:
         [StrategyChoice("spide")],
         [Prompt("p", None, ["hello"])],
         resources,
-        BenchSettings(max_tokens=8, cost_ratios=False),
+        BenchSettings(max_tokens=8),
+        cost_ratios=False,
     ).to_json()
     assert report["strategies"]["spide"]["artifacts"] == {
         "acceptance_table": table.digest,

@@ -46,9 +46,9 @@ def report() -> dict:
         configs,
         PROMPTS,
         resources,
-        BenchSettings(
-            max_tokens=24, peers=("transformers",), threads=1, memory=True, quality_floor=FLOOR
-        ),
+        BenchSettings(max_tokens=24, peers=("transformers",), threads=1),
+        memory=True,
+        floor=FLOOR,
     ).to_json()
 
 
@@ -239,7 +239,8 @@ def test_a_padded_pair_says_so_and_gives_the_same_outputs_to_peers_too():
             [StrategyChoice("vanilla_sd")],
             PROMPTS,
             StrategyResources(),
-            BenchSettings(max_tokens=16, peers=("transformers",), cost_ratios=False),
+            BenchSettings(max_tokens=16, peers=("transformers",)),
+            cost_ratios=False,
         ).to_json()
         for pair in (plain, padded)
     ]

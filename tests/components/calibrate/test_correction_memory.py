@@ -62,8 +62,8 @@ def test_the_memory_counts_the_rejections_of_standard_speculative_decoding():
     pair = table_pair()
     expected: Counter = Counter()
     for i, prompt in enumerate(PROMPTS):
-        expected += slow_rejections(pair, prompt, seed=7 + i, max_tokens=40, gamma=6)[1]
-    memory = build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(max_tokens=40, seed=7))
+        expected += slow_rejections(pair, prompt, seed=i, max_tokens=40, gamma=6)[1]
+    memory = build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(max_tokens=40))
     assert memory.counts == dict(expected)
     assert sum(memory.counts.values()) > 20
     assert memory.provenance.metrics == {
@@ -121,7 +121,7 @@ def test_a_killed_run_resumes_and_counts_the_same(tmp_path, monkeypatch):
     [
         (PROMPTS, MemorySettings(max_tokens=24)),
         (PROMPTS[:2], MemorySettings(max_tokens=8)),
-        (PROMPTS, MemorySettings(max_tokens=8, seed=1)),
+        (PROMPTS, MemorySettings(max_tokens=8, batch=1)),
     ],
 )
 def test_an_unfinished_run_of_other_settings_is_not_used(tmp_path, prompts, settings):
@@ -180,8 +180,7 @@ def test_no_prompts_is_a_mistake():
 
 def test_settings_out_of_bounds_are_refused():
     for wrong in (
-        {"gamma": 0},
-        {"temperature": -0.1},
+        {"smallest_count": 0},
         {"max_tokens": 0},
         {"batch": 0},
         {"tokens": 8},

@@ -30,7 +30,6 @@ def test_settings_do_not_change() -> None:
         {"max_tokens": 0},
         {"temperature": -0.1},
         {"temperature": float("nan")},
-        {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"rollout": 0},

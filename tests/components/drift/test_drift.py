@@ -26,7 +26,6 @@ from draftwell.components.drift.statistics import exchange, rate_change, share
 from draftwell.components.drift.traffic import COLUMNS
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.intervals import bootstrap_of_sums
-from draftwell.components.train.settings import VerifierSettings
 from draftwell.components.train.verifier import train_verifier
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
@@ -244,7 +243,7 @@ def test_positions_are_counted_as_an_acceptance_table_counts_them(traced: TraceS
 
 
 def test_the_verifiers_untouched_prompts_are_those_of_its_report(traced: TraceSet) -> None:
-    _, report = train_verifier(traced, ORIGIN, VerifierSettings(seed=3))
+    _, report = train_verifier(traced, ORIGIN, seed=3)
     ids = traced.read(["prompt_id"]).column("prompt_id").to_pylist()
     assert untouched_prompts(sorted(set(ids)), 3) == report.prompts["test"]
 

@@ -4,15 +4,13 @@ killed."""
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from draftwell.components.engines.process_group import ProcessGroup, free_port, refuse_taken
-from tests.support.errors import raises_code
+from draftwell.components.engines.process_group import ProcessGroup
 from tests.support.paths import REPO
 from tests.support.peers.environments import in_group
 from tests.support.server.server_process import wait_until
@@ -71,21 +69,3 @@ def test_what_is_asked_to_end_and_does_not_is_ended_by_force(tmp_path: Path) -> 
     group.end(0.2)
     assert group.exit_code() == -signal.SIGKILL
     assert in_group(group.pid) == []
-
-
-def test_a_taken_port_is_refused_until_it_is_left() -> None:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        one.listen()
-        port = one.getsockname()[1]
-        with raises_code("engine_port_taken", str(port), "--port"):
-            refuse_taken(port)
-        with socket.create_connection(("127.0.0.1", port)):
-            pass
-    refuse_taken(port)
-    refuse_taken(free_port())
-
-
-def test_what_cannot_be_listened_on_is_refused() -> None:
-    with raises_code("engine_port_taken", "70000", "--port"):
-        refuse_taken(70_000)

@@ -14,7 +14,7 @@ from draftwell.components.gate.baseline_counts import (
 from draftwell.components.gate.bench_checks import judge_release
 from draftwell.components.gate.evidence import Interval, at_least, at_most, prompts_to_decide
 from draftwell.components.gate.footprint import Footprint, judge_footprint
-from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.settings import ROUNDS
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.registry.gates import load_gates
 from draftwell.serving.bundle.verdict import (
@@ -453,7 +453,7 @@ def clock(
 def judged(seeds: tuple[int, int], *, pace: float = 0.03) -> GateVerdict:
     """A candidate beside a champion of pace .03 and autoregressive decoding of .04, in as many
     rounds as the gate measures."""
-    runs = GateSettings().rounds
+    runs = ROUNDS
     plain = entry(
         strategy="autoregressive", per_prompt=clock(0.04, 1000 * runs + seeds[0], runs=runs)
     )

@@ -83,7 +83,8 @@ def test_counts_are_those_of_a_real_run(counts: CellFile, sets: Path) -> None:
         CELL.choices(),
         choose("code", 3, sets).prompts,
         resources,
-        BenchSettings(max_tokens=12, cost_ratios=False),
+        BenchSettings(max_tokens=12),
+        cost_ratios=False,
     )
     assert counts.report.strategies.keys() == real.strategies.keys()
     for label, entry in real.strategies.items():

@@ -12,7 +12,6 @@ import torch
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.train.medusa import (
     UNKNOWN,
-    MedusaSettings,
     Places,
     labels_of,
     read_target,
@@ -31,7 +30,7 @@ from tests.support.models.tiny import llama_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")
 PROMPTS = [Prompt(f"p{i}", None, [f"some words about {i}, and {i * i} more"]) for i in range(24)]
-SETTINGS = MedusaSettings(epochs=30, seed=1)
+TRAINING = {"epochs": 30, "seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def test_states_are_those_that_predict_the_outputs_tokens(
 def test_trained_heads_raise_what_is_accepted(
     pair: LoadedPair, trace: TraceSet, tmp_path: Path
 ) -> None:
-    heads, report = train_medusa_heads(pair, trace, ORIGIN, SETTINGS)
+    heads, report = train_medusa_heads(pair, trace, ORIGIN, **TRAINING)
     assert len(report.prompts["train"]) == 19
     assert len(report.prompts["test"]) == 5
     assert not set(report.prompts["train"]) & set(report.prompts["test"])
@@ -109,9 +108,8 @@ def test_trained_heads_raise_what_is_accepted(
         assert [job.output for job in jobs] == [job.output for job in plain]
         accepted.append(sum(job.session.stats.accepted for job in jobs))
     assert accepted[0] > 1.2 * accepted[1]
-    assert torch.equal(train_medusa_heads(pair, trace, ORIGIN, SETTINGS)[0].weight, heads.weight), (
-        "a seed gives the same heads"
-    )
+    again, _ = train_medusa_heads(pair, trace, ORIGIN, **TRAINING)
+    assert torch.equal(again.weight, heads.weight), "a seed gives the same heads"
 
 
 def test_a_test_trace_shares_no_prompt_with_the_training(
@@ -125,7 +123,7 @@ def test_a_test_trace_shares_no_prompt_with_the_training(
         rollout=1,
         prefix_kinds=("target",),
     )
-    _, report = train_medusa_heads(pair, trace, ORIGIN, MedusaSettings(epochs=1), test=other)
+    _, report = train_medusa_heads(pair, trace, ORIGIN, test=other, epochs=1)
     assert (report.prompts["test"], report.left_out) == (["new"], ["known"])
     assert report.prompts["train"] == sorted(prompt.id for prompt in PROMPTS)
     with raises_code("test_prompts_known", "other prompts"):

@@ -52,9 +52,9 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
         pair.special_tokens,
     )
     limits = Constraints(lossless_only=False, max_quality_loss=0.1)
-    settings = TuneSettings(constraints=limits, trials=9, max_tokens=8, explore=1, measure_top=20)
+    settings = TuneSettings(constraints=limits, trials=9, max_tokens=8)
     tuned = tune_strategy(
-        TuneInputs(pair, trace, prompts[:3], resources, times),
+        TuneInputs(pair, trace, prompts[:3], resources, times, explored=1, measured=20),
         settings,
         Evaluator(pair, resources, max_tokens=8),
         lambda prompts, measured: Quality(1.0),

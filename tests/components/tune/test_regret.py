@@ -45,7 +45,7 @@ ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 
 def test_the_grid_is_valid_and_about_thirty() -> None:
     assert 28 <= len(GRID) <= 32
-    assert {choice.name for choice in GRID} == set(SETTINGS.strategies)
+    assert {choice.name for choice in GRID} == set(module.STRATEGIES)
     for choice in GRID:
         build_strategy(choice.name, dict(choice.parameters))
 
@@ -67,7 +67,11 @@ def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
         StrategyChoice("svip", {"threshold": 0.3, "max_draft": 8}),
     ]
     settings = SETTINGS.model_copy(update={"max_tokens": 8, "trials": 8})
-    report = RegretStudy(TuneInputs(pair, trace, PROMPTS, resources, profile), settings, grid).run()
+    width = {"explored": module.EXPLORED, "measured": module.MEASURED}
+    inputs = TuneInputs(
+        pair, trace, PROMPTS, resources, profile, strategies=module.STRATEGIES, **width
+    )
+    report = RegretStudy(inputs, settings, grid).run()
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert [figure["strategy"] for figure in report["grid"]] == [
         "autoregressive",
@@ -79,10 +83,10 @@ def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
     ]
     assert report["low"] <= report["regret"] <= report["high"]
     assert min(report["tune_seconds"], report["grid_seconds"]) > 0
-    assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(SETTINGS.strategies)
+    assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(module.STRATEGIES)
     assert (
         len([t for t in report["evidence"]["trials"] if t["source"] == "measured"])
-        == SETTINGS.explore
+        == module.EXPLORED
     )
     assert report["evidence"]["constraints"]["max_quality_loss"] == 0.1
 
@@ -130,9 +134,9 @@ def test_what_the_tuner_measures_is_less_than_a_third_of_the_grid() -> None:
     clock = Clock(lambda config: 1.0 if config == PLAIN else 1.5)
     survivors = [
         StrategyChoice("vanilla_sd", {"num_speculative_tokens": g})
-        for g in range(1, SETTINGS.measure_top + 1)
+        for g in range(1, module.MEASURED + 1)
     ]
-    survivors += [StrategyChoice("csd", {"tau": i}) for i in range((SETTINGS.measure_top + 1) // 2)]
+    survivors += [StrategyChoice("csd", {"tau": i}) for i in range((module.MEASURED + 1) // 2)]
     successive_halving(
         clock,
         survivors,
@@ -140,7 +144,7 @@ def test_what_the_tuner_measures_is_less_than_a_third_of_the_grid() -> None:
         ConstraintChecker(Constraints(lossless_only=False), lambda *given: Quality(1.0)),
     )
     asked = tokens * sum(len(configs) * len(ids) for configs, ids, _ in clock.calls)
-    explored = EXPLORE_PROMPTS * EXPLORE_TOKENS * (SETTINGS.explore + 1)
+    explored = EXPLORE_PROMPTS * EXPLORE_TOKENS * (module.EXPLORED + 1)
     assert prompts >= FEWEST_PROMPTS
     assert (asked + explored) / (tokens * prompts * (len(GRID) + 1)) < 0.22, (
         "so that replay and warming up have room below a quarter"

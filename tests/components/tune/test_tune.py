@@ -257,7 +257,7 @@ def test_the_shortlist_is_the_predicted_best_of_each_strategy(
     pair: LoadedPair, trace: TraceSet
 ) -> None:
     clock, names = Clock({"autoregressive": 1.0}), ["vanilla_sd", "spide", "prompt_lookup"]
-    tuned = run(pair, trace, clock, measure_top=4, trials=60, strategies=names)
+    tuned = run(pair, trace, clock, measured=4, trials=60, strategies=names)
     assert clock.asked[0] == PLAIN
     assert len(clock.asked) == 5
     spides = [choice for choice in clock.asked if choice.name == "spide"]
@@ -424,7 +424,7 @@ def test_a_broken_line_costs_one_replay(
 def test_a_limit_covers_every_value_before_it_repeats_one(
     pair: LoadedPair, trace: TraceSet
 ) -> None:
-    tuned = run(pair, trace, Clock({}), constraints=LOSSY, strategies=["csd"], explore=5)
+    tuned = run(pair, trace, Clock({}), constraints=LOSSY, strategies=["csd"], explored=5)
     tried = [trial.parameters for trial in tuned.trials]
     assert {len({point[name] for point in tried}) for name in ("min_count", "tau")} == {4, 5}, (
         "all values of both"
@@ -450,7 +450,7 @@ def test_a_tuning_that_was_killed_in_the_second_rung_measures_the_rest_only(
         "rungs": tmp_path / "rungs.jsonl",
         "strategies": ["vanilla_sd", "csd"],
         "constraints": LOSSY,
-        "measure_top": 5,
+        "measured": 5,
     }
     speeds = {"autoregressive": 1.0, "vanilla_sd": 1.3, "csd": 1.2}
     whole = Clock(speeds)
@@ -487,7 +487,7 @@ def test_a_tuning_with_other_threads_measures_anew(
 
 def test_explored_configs_are_measured_briefly(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0})
-    evidence = run(pair, trace, clock, constraints=LOSSY, explore=5)
+    evidence = run(pair, trace, clock, constraints=LOSSY, explored=5)
     explored = [trial for trial in evidence.trials if trial.source == "measured"]
     for name in ("csd", "fuzzy_sd", "mentored", "lossy_sd"):
         tried = [trial.choice for trial in explored if trial.strategy == name]
@@ -511,7 +511,7 @@ def test_few_tokens_do_not_drop_what_may_keep_to_the_limit(
 
     names = ("vanilla_sd", "csd")
     clock = Calls({"csd": 2.0})
-    settings: dict[str, Any] = {"strategies": names, "quality": quality, "explore": 2}
+    settings: dict[str, Any] = {"strategies": names, "quality": quality, "explored": 2}
     evidence = run(pair, trace, clock, constraints=LOSSY, **settings)
     explored = [trial for trial in evidence.trials if trial.source == "measured"]
     assert all(trial.divergence == pytest.approx(0.115) for trial in explored)
@@ -521,14 +521,14 @@ def test_few_tokens_do_not_drop_what_may_keep_to_the_limit(
 def test_quality_binds(pair: LoadedPair, trace: TraceSet) -> None:
     """csd is by far the fastest; how much it writes that is not the target's decides."""
     speeds = {"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}
-    settings: dict[str, Any] = {"strategies": ["csd", "vanilla_sd"], "explore": 30}
+    settings: dict[str, Any] = {"strategies": ["csd", "vanilla_sd"], "explored": 30}
     settings["quality"] = by_calls({2: 0.5, 3: 0.5, 4: 0.5, 6: 0.1, 8: 0.11})
     loose = run(pair, trace, Calls(speeds), constraints=LOSSY, **settings)
     assert (loose.choice.name, loose.choice.parameters["num_speculative_tokens"]) == ("csd", 6)
     tight = Constraints(lossless_only=False, max_quality_loss=0.05)
     strict = run(pair, trace, Calls(speeds), constraints=tight, **settings)
     assert strict.choice.name == "vanilla_sd"
-    forbidden = run(pair, trace, Calls(speeds), measure_top=9)
+    forbidden = run(pair, trace, Calls(speeds), measured=9)
     assert forbidden.choice.name == "vanilla_sd"
     assert forbidden.left_out["csd"].startswith("it is lossy")
 
@@ -536,8 +536,8 @@ def test_quality_binds(pair: LoadedPair, trace: TraceSet) -> None:
 def test_rouge_binds_where_there_are_references(pair: LoadedPair, trace: TraceSet) -> None:
     settings: dict[str, Any] = {
         "strategies": ["csd", "vanilla_sd"],
-        "explore": 30,
-        "measure_top": 60,
+        "explored": 30,
+        "measured": 60,
         "constraints": LOSSY,
     }
     speeds = {"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}

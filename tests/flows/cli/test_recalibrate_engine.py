@@ -19,7 +19,7 @@ import pytest
 from draftwell.components.engines.process_group import free_port
 from draftwell.flows.orchestration.whole import run_loop
 from draftwell.flows.settings import PipelineSettings
-from draftwell.flows.steps.engine import recalibrate as step
+from draftwell.flows.steps.engine import deploy, recalibrate as step
 from draftwell.flows.steps.engine.serve import server_environment
 from draftwell.flows.steps.engine.space import space_of
 from tests.support.errors import raises_code
@@ -82,7 +82,6 @@ class Loop:
             "collect_tokens": 8,
             "tune_tokens": 8,
             "bench_tokens": 8,
-            "serve_seconds": 0.3,
             **changes,
         }
         settings = PipelineSettings.model_validate(given)
@@ -102,6 +101,7 @@ def loop(
     """First traffic: a draft model with two tokens is fastest, and every draft has its first token
     kept."""
     with_server(install(tmp_path / "peers", monkeypatch, ("vllm",)))
+    monkeypatch.setattr(deploy, "SERVE_SECONDS", 0.3)
     made = Loop(pair_file, own_stores / "draftwell", tmp_path / "dist", monkeypatch)
     made.engine({"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1})
     prompts = write_requests(tmp_path / "first.jsonl", "the")

@@ -320,6 +320,16 @@ def test_a_server_that_turns_us_away_is_told_without_a_password(
     assert "secret" not in done.output
 
 
+def test_an_answer_to_drift_collects_as_many_prompts_as_are_compared() -> None:
+    from draftwell.flows.orchestration.monitor_flow import answer_settings
+    from draftwell.flows.steps.monitor import DriftSettings
+
+    asked = [DriftSettings(), DriftSettings(collect_prompts=9)]
+    given = [answer_settings(one, Path("spool"), "d" * 64) for one in asked]
+    assert [PipelineSettings(**one).collect_prompts for one in given] == [24, 9]
+    assert PipelineSettings().collect_prompts == 16, "of other runs"
+
+
 def test_what_is_published_names_no_place_of_this_machine(pair_file: Path, tmp_path: Path) -> None:
     from draftwell.flows.steps.monitor import DriftSettings
 

@@ -16,7 +16,7 @@ import draftwell.flows.steps.gate
 from draftwell.components.bench.runner import StrategyContender
 from draftwell.components.gate.baseline_counts import fixed_resources
 from draftwell.components.gate.losslessness import identity_entry
-from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.settings import ROUNDS, GateSettings
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext
 from draftwell.flows.steps.gate_parts import checks, judged as parts
@@ -382,7 +382,7 @@ def test_the_greedy_choice_is_measured_for_sampled_requests_at_the_default_tempe
         {"autoregressive", "vanilla_sd"},
     )
     assert found.as_greedy, "any speed is enough here"
-    assert bench["settings"]["runs"] == GateSettings().rounds
+    assert bench["settings"]["runs"] == ROUNDS
     assert found.low == bench["strategies"]["vanilla_sd"]["speedup_low"]
     assert "sampled speedup" in {check.name for check in found.verdict.checks}
 

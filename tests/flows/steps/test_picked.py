@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ from tests.support.loop.publishing import (
     verifier,
 )
 
-TUNING = TuneSettings(max_tokens=8, trials=1, explore=1, measure_top=1, strategies=("vanilla_sd",))
+TUNING = TuneSettings(max_tokens=8, trials=1)
 ANOTHER = VerifierSettings(label=LabelKind.ARGMAX)
 
 
@@ -63,7 +64,7 @@ def told(step: StepContext) -> list[str]:
 
 
 def test_an_older_verifier_that_a_person_marks_is_tuned_released_and_deployed(
-    step: StepContext, own_stores: Path
+    step: StepContext, own_stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two that were trained; without the mark the newer one of the workspace is."""
     traces, store, space = collect(step), Store(), step.workspace
@@ -75,6 +76,9 @@ def test_an_older_verifier_that_a_person_marks_is_tuned_released_and_deployed(
     assert newer != older.digest
     store.set_alias(older, PICKED)  # as a person does in MLflow's UI
     lines = told(step)
+    whole = tune_step.inputs_of
+    few = {"strategies": ("vanilla_sd",), "explored": 1, "measured": 1}
+    monkeypatch.setattr(tune_step, "inputs_of", lambda *given: replace(whole(*given), **few))
     tune_step.run_tune(step, traces, traffic.prompts(2, seed=5), TUNING)
     assert digest_of(folder) == older.digest
     assert [line for line in lines if "verifier.tiny version 1, marked in MLflow" in line]

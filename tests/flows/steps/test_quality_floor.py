@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftwell.components.bench.settings import BenchSettings, QualityFloor
-from draftwell.components.gate.settings import GateSettings
+from draftwell.components.gate.settings import ROUNDS, GateSettings
 from draftwell.components.tune.regret import SETTINGS
 from draftwell.flows.settings import PipelineSettings, quality_floor
 from draftwell.flows.steps.gate_parts import bench as gate_bench
@@ -37,12 +37,12 @@ def test_the_gates_file_is_the_one_floor_of_bench_tuner_and_gate(
     assert constraints_of(False, 0.01, None).max_quality_loss == 0.01, (
         "unless a person names another"
     )
-    seen: list[BenchSettings] = []
+    seen: list[tuple[BenchSettings, Any]] = []
 
     def run_bench(
         pair: Any, choices: Any, prompts: Any, resources: Any, settings: BenchSettings, **more: Any
     ) -> Any:
-        seen.append(settings)
+        seen.append((settings, more["floor"]))
         return SimpleNamespace(strategies={})
 
     monkeypatch.setattr(gate_bench, "run_bench", run_bench)
@@ -51,8 +51,9 @@ def test_the_gates_file_is_the_one_floor_of_bench_tuner_and_gate(
         pair=None, bar=None, workspace=SimpleNamespace(say=lambda line: None)
     )
     measured(step, [], judging, None, ChampionComparison(), GateSettings(max_tokens=8))  # type: ignore[arg-type]
-    assert [settings.quality_floor for settings in seen] == [floor]
-    assert (seen[0].runs, seen[0].max_tokens) == (GateSettings().rounds, 8)
+    ((settings, given),) = seen
+    assert given == floor
+    assert (settings.runs, settings.max_tokens) == (ROUNDS, 8)
 
 
 def test_the_regret_study_has_the_same_limits() -> None:

@@ -41,13 +41,17 @@ def run_tuner(
     quality: Any = None,
     **settings: Any,
 ) -> TuningEvidence:
-    """`tune_strategy` with the fields of `TuneSettings` as keywords, beside its own."""
+    """`tune_strategy` with the fields of `TuneSettings` and of `TuneInputs` as keywords, beside its
+    own."""
     own = {
         name: settings.pop(name)
         for name in ("study", "rungs", "spread", "progress")
         if name in settings
     }
-    if settings.get("strategies") is not None:
-        settings["strategies"] = tuple(settings["strategies"])
-    inputs = TuneInputs(pair, trace, prompts, resources, profile, champion)
+    width = {
+        name: settings.pop(name)
+        for name in ("strategies", "explored", "measured")
+        if name in settings
+    }
+    inputs = TuneInputs(pair, trace, prompts, resources, profile, champion, **width)
     return tune_strategy(inputs, TuneSettings(**settings), evaluate, quality, **own)

@@ -42,7 +42,7 @@ def short_demo(pair: Path, prompts: Path, out: Path) -> str:
     """The command of a whole loop, small enough for seconds."""
     return (
         f"tune --engine vllm --pair {pair} --prompts {prompts} --device cpu "
-        f"{tokens_of(8)} --set tune_prompts=8 --set bench_prompts=8 --set serve_seconds=1 "
+        f"{tokens_of(8)} --set tune_prompts=8 --set bench_prompts=8 "
         f"--set out={out} --set methods=ngram,draft_model"
     )
 

@@ -102,9 +102,8 @@ def test_the_report_has_a_row_for_each_variant_with_version_and_interval(
         [StrategyChoice("prompt_lookup")],
         PROMPTS,
         StrategyResources(),
-        BenchSettings(
-            max_tokens=6, peers=("transformers", "vllm", "llama.cpp"), threads=1, cost_ratios=False
-        ),
+        BenchSettings(max_tokens=6, peers=("transformers", "vllm", "llama.cpp"), threads=1),
+        cost_ratios=False,
     )
     labels = [label for label, _ in entries_of(report)]
     assert [label for label in labels if "fake" in label] == [
@@ -178,9 +177,9 @@ def test_a_peer_that_crashes_is_left_out_and_the_others_are_measured(
         [],
         PROMPTS,
         StrategyResources(),
-        BenchSettings(
-            max_tokens=6, runs=2, peers=("vllm",), threads=1, cost_ratios=False, leave_out=True
-        ),
+        BenchSettings(max_tokens=6, runs=2, peers=("vllm",), threads=1),
+        cost_ratios=False,
+        left_out={},
     )
     assert list(report.strategies) == ["autoregressive"]
     assert list(report.peers["vllm"]) == ["autoregressive", "draft_model"]

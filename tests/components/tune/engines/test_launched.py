@@ -20,6 +20,7 @@ from draftwell.components.engines.port import Decoded
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.engines.vllm_methods import Method, VllmFiles
 from draftwell.components.export.launch_options import launch_options
+from draftwell.components.tune.engines import candidates, tune
 from draftwell.components.tune.engines.lab import Lab
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.components.tune.engines.tune import tune_engine
@@ -31,14 +32,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="groups of proce
 
 PLAYED = REPO / "tests" / "support" / "launching" / "played_vllm.py"
 PROMPTS = [[5 + i, 6] for i in range(8)]
-ONE_LENGTH = EngineTuneSettings(
-    methods=("ngram", "draft_model", "eagle3"),
-    ngram_k=(3,),
-    ngram_n=(2,),
-    draft_k=(3,),
-    head_k=(3,),
-    explore=2,
-)
+METHODS = ("ngram", "draft_model", "eagle3")
+SETTINGS = EngineTuneSettings(methods=METHODS)
 PACE = {"eagle3(k=3)": 1.8, "ngram(k=3,n=2)": 1.2}
 """Way → times plain decoding."""
 FILES = VllmFiles(Path("target"), draft=Path("draft"), head=Path("head"))
@@ -78,6 +73,7 @@ def lab(
         bench = Lab(
             make, FILES, PROMPTS, Sampling(max_tokens=6), 1, 64, 8, store, apart=launcher.alternates
         )
+        bench.lengths = dict.fromkeys(METHODS, (3,))
         with bench.open():
             yield bench
     assert not any(listens(address.url) for address in launcher.addresses)
@@ -88,16 +84,22 @@ def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
 
 
+@pytest.fixture(autouse=True)
+def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "NGRAMS", (2,))
+    monkeypatch.setattr(tune, "EXPLORED", 2)
+
+
 def test_what_dies_and_what_does_not_start_is_left_out_with_its_reason(tmp_path: Path) -> None:
     with lab(tmp_path, "--die-with ngram --refuse draft_model") as bench:
-        found = tune_engine(bench, ONE_LENGTH)
+        found = tune_engine(bench, SETTINGS)
     assert found.chosen == Method("eagle3", 3)
     assert "the drafter has no weights" in found.left_out["ngram"]
     assert "no such method here" in found.left_out["draft_model(k=3)"]
 
 
 def test_a_killed_tuning_goes_on_with_what_was_not_measured(tmp_path: Path) -> None:
-    settings = ONE_LENGTH.model_copy(update={"methods": ("ngram", "eagle3")})
+    settings = EngineTuneSettings(methods=("ngram", "eagle3"))
 
     def stopped(done: int, total: int, label: str) -> None:
         if label == "eagle3(k=3)":

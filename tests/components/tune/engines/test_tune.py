@@ -16,11 +16,12 @@ from draftwell.components.bench.engines.figures import Figure, figure_of
 from draftwell.components.bench.engines.measure import measurements_of
 from draftwell.components.engines.port import About, EngineSettings
 from draftwell.components.engines.vllm_methods import Method, VllmFiles, schedule_of
+from draftwell.components.tune.engines import candidates as module, tune
 from draftwell.components.tune.engines.budget import NO_TIME, Budget
 from draftwell.components.tune.engines.by_load import choose_by_load
 from draftwell.components.tune.engines.candidates import candidates
 from draftwell.components.tune.engines.choice import EngineChoice
-from draftwell.components.tune.engines.imported import Imported, with_lengths_of
+from draftwell.components.tune.engines.imported import Imported, check_imported
 from draftwell.components.tune.engines.lab import Lab
 from draftwell.components.tune.engines.ngram_replay import best_n, passes, propose
 from draftwell.components.tune.engines.regret import grid_regret
@@ -567,7 +568,7 @@ def test_a_method_that_was_not_measured_at_other_loads_replaces_none_that_did_no
     assert found.reason.endswith(f"; {NO_TIME}")
 
 
-def test_finalists_are_the_fastest_that_may_be_faster() -> None:
+def test_finalists_are_the_fastest_that_may_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """On six prompts .92 [.77, 1.24] was 1.27 on twelve."""
     (figure,) = figures_of(x=1.0)
     explored = {
@@ -581,18 +582,20 @@ def test_finalists_are_the_fastest_that_may_be_faster() -> None:
             (Method("draft_model", 3), 1.0, 0.9, 1.1),
         )
     }
-    alone, several = EngineTuneSettings(), EngineTuneSettings(levels=(1, 8), confirm=4)
+    alone, several = EngineTuneSettings(), EngineTuneSettings(levels=(1, 8))
     assert [method.label for method in finalists_of(explored, alone)] == [
         "eagle3(k=3)",
         "eagle3(k=5)",
         "draft_model(k=2)",
     ]
+    monkeypatch.setattr(tune, "CONFIRMED", 4)
     assert [method.label for method in finalists_of(explored, several)] == [
         "eagle3(k=3)",
         "draft_model(k=2)",
         "cascade(k=8)",
         "eagle3(k=5)",
     ]
+    monkeypatch.undo()
     slow = {method: one for method, one in explored.items() if method.name == "ngram"}
     assert finalists_of(slow, alone) == list(slow), "its figures say why plain decoding stays"
 
@@ -663,15 +666,16 @@ def test_a_schedule_has_no_gap_and_joins_equal_lengths() -> None:
     assert schedule_of(table_of(levels)) == ((1, 4, 3), (5, 16, 1))
 
 
-def test_the_n_of_ngrams_is_what_texts_decide() -> None:
+def test_the_n_of_ngrams_is_what_texts_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ([1, 2, 9, 3, 2, 8], [1, 2, 9, 3, 2, 8, 1, 2, 9, 3, 2, 8])
     counts = {n: passes(text, 5, n) for n in (1, 2, 3)}
     assert best_n([text], 5, (1, 2, 3)) == min(counts, key=lambda n: (counts[n], n))
-    settings = EngineTuneSettings(ngram_n=(1, 2, 3), ngram_k=(5,))
-    assert candidates(["ngram"], settings, [text]) == [
+    monkeypatch.setattr(module, "NGRAMS", (1, 2, 3))
+    lengths = {"ngram": (5,)}
+    assert candidates(["ngram"], lengths, [text]) == [
         Method("ngram", 5, best_n([text], 5, (1, 2, 3)))
     ]
-    assert candidates(["ngram"], settings, None) == [Method("ngram", 5, 2)]
+    assert candidates(["ngram"], lengths, None) == [Method("ngram", 5, 2)]
 
 
 @given(
@@ -753,6 +757,6 @@ def test_several_lengths_at_a_load_are_tried_and_no_whole_schedule() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     with raises_code("bad_import", "in methods"):
-        with_lengths_of(LOADED, imported((4,), (0,), method="eagle3"))
+        check_imported(LOADED, imported((4,), (0,), method="eagle3"))
     with raises_code("bad_import", "--set levels="):
-        with_lengths_of(EngineTuneSettings(), imported((4,), (0,)))
+        check_imported(EngineTuneSettings(), imported((4,), (0,)))
