@@ -14,6 +14,7 @@ import pytest
 
 from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
+from tests.support.loop.thresholds import ANY_PREDICTION, ANY_SPEED
 from tests.support.own_models import sharegpt
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quiet_prefect")]
@@ -28,6 +29,9 @@ def tune(
         shutil.copytree(pair_file.parent / role, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "models"))
+    (tmp_path / "gates").mkdir()
+    (tmp_path / "gates" / "gates.yaml").write_text(json.dumps(ANY_SPEED | ANY_PREDICTION))
+    monkeypatch.setenv("DRAFTWELL_GATES", str(tmp_path / "gates"))
     prompts = sharegpt(tmp_path / "chats.json", 40)
     few = "--set trials=6 --set sampled_temperature=0 --set collect_tokens=24"
     words = f"tune --target big --prompts {prompts} --device cpu --minutes 1 --json {few}"

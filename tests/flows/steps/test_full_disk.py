@@ -46,6 +46,7 @@ def collect(
         sys.executable,
         "-m",
         "draftwell.flows.cli.main",
+        "step",
         "collect",
         "--pair",
         str(pair),

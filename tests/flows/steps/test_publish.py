@@ -101,7 +101,7 @@ def test_stations_one_by_one(
         done = run(
             f"generate --pair {pair_file} --strategy {strategy} --prompt",
             "the inn",
-            "--set max_tokens=8",
+            "--max-tokens 8",
         )
         assert done.exit_code == 0, done.output
     assert not (own_stores / "mlflow.db").exists()
