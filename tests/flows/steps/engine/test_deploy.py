@@ -33,7 +33,7 @@ def test_the_trials_server_is_given_no_key_because_the_trial_sends_none(
     script = tmp_path / "serve.sh"
     script.write_text('#!/bin/sh\necho "key <${VLLM_API_KEY:-}${VLLM_API_KEY_FILE:-}>"\nexit 1\n')
     script.chmod(0o755)
-    limits = {"max_tokens": 1, "seconds": 1.0, "clients": 1, "port": None}
+    limits = {"max_tokens": 1, "seconds": 1.0, "clients": 1}
     with raises_code("server_failed"):
         serve_and_ask(tmp_path, "tiny", [[1]], **limits, spool=tmp_path)  # type: ignore[arg-type]
     (log,) = (tmp_path / "peers").rglob("*serve-tiny*.log")
