@@ -52,7 +52,6 @@ class BenchMetrics:
     ):
         self.pair, self.prompts, self.measured, self.settings = pair, prompts, measured, settings
         self.floor = floor
-        self.floor = floor
         self.greedy = settings.temperature == 0
         self.encoded = [ids_of(pair, prompt) for prompt in prompts]
         self.categories = [

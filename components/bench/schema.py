@@ -221,8 +221,11 @@ class Machine(Frozen):
 
 
 class ReportSettings(Frozen, RunSettings):
-    """What was decoded."""
+    """What was decoded. A report names all of the first three, whatever the defaults."""
 
+    max_tokens: int
+    temperature: float
+    runs: int
     prompts_file: str | None = None
 
 

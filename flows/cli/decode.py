@@ -34,7 +34,7 @@ from draftwell.registry.bundles.vllm.build import bundles_of
 from draftwell.registry.pairs import find_pair, list_pairs
 from draftwell.registry.pairs.fitting import device_gigabytes, export_only
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.server.main import app as server
+from draftwell.serving.server.main import app as server, refuse_removed
 
 if TYPE_CHECKING:
     from draftwell.serving.runtime.session.stats import Stats
@@ -324,13 +324,12 @@ def serve(
                 code="no_bundle",
             )
         serve_elsewhere(found, name, passed_on)
+    refuse_removed(passed_on)
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
         raise DraftwellError(
-            (
-                f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy "
-                f"--pair {pair} --device DEVICE`"
-            ),
+            f"no bundle at {folder}: build one with `draftwell deploy --pair {pair} --device "
+            "DEVICE`",
             code="no_bundle",
         )
 

@@ -131,6 +131,8 @@ class Command(TyperCommand):
         """Say which keys there are, and which one was meant."""
         if (option := self.option(one.key)) is not None:
             why = f"it is an option, {option}"
+        elif gone := RENAMED.get(str(self.name), {}).get(f"--{one.key.replace('_', '-')}"):
+            why = f"it is now {gone}"
         elif not self.all_keys():
             why = "the command takes none"
         else:

@@ -42,10 +42,12 @@ def keep_with_release(space: Workspace, card: Card, device: str | None = None) -
 
 def first_of_the_same(card: Card, folder: Path) -> Card:
     """The card that is there already where the new one says the same of the same release, as that
-    of a resumed command does: its bundle stays the same, too."""
+    of a resumed command does where measurements are kept (engines that restart): its bundle stays
+    the same, too."""
     try:
         earlier = read_card(folder / CARD_JSON)
     except DraftwellError:
         return card
     same = earlier.model_dump(exclude=OF_A_RUN) == card.model_dump(exclude=OF_A_RUN)
+    same &= (earlier.memory_bytes is None) == (card.memory_bytes is None)
     return earlier if same else card

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from draftwell import registry
 from draftwell.components.collect.plan import prompt_hashes
@@ -66,11 +66,11 @@ class DriftSettings(PipelineSettings):
         None,
         description="traces to compare with; None finds those that the champion was calibrated on",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _collect_as_many_as_are_compared(cls, given: Any) -> Any:
-        return {"collect_prompts": COLLECTED, **given} if isinstance(given, dict) else given
+    collect_prompts: int = Field(
+        COLLECTED,
+        ge=1,
+        description="prompts to collect traces on: also what later traffic is compared with",
+    )
 
 
 HISTORY, OVER_TIME = "drift_history.json", "drift_over_time.png"

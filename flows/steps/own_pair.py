@@ -135,8 +135,10 @@ def written(spec: PairSpec, gigabytes: float | None) -> PairSpec:
 
 
 def words_of(source: ModelSource) -> str:
-    """A model as a user named it, without the folders above it."""
-    return source.hub or source.artifact or Path(source.path or "").name
+    """A model as a user named it, without the folders above it; of a pair's artifact, which all are
+    called `draft`, with the one above."""
+    parts = Path(source.path or source.artifact or "").parts
+    return source.hub or "/".join(parts[-2 if source.artifact else -1 :])
 
 
 def free_name(sources: Mapping[str, ModelSource]) -> str:

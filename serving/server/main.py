@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -40,13 +40,18 @@ class ServeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse earlier options, then parse as usual."""
-        for word in args:
-            if (option := word.partition("=")[0]) in REMOVED:
-                raise DraftwellError(
-                    f"{option} is no option any more, leave it out: {REMOVED[option]}",
-                    code="removed_option",
-                )
+        refuse_removed(args)
         return super().parse_args(ctx, args)
+
+
+def refuse_removed(words: Iterable[str]) -> None:
+    """Say of an earlier option in a command line what holds in its place (`removed_option`)."""
+    for word in words:
+        if (option := word.partition("=")[0]) in REMOVED:
+            raise DraftwellError(
+                f"{option} is no option any more, leave it out: {REMOVED[option]}",
+                code="removed_option",
+            )
 
 
 def option_of(name: str, field: FieldInfo) -> inspect.Parameter:

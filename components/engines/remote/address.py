@@ -50,7 +50,11 @@ class ReachSettings(BaseModel):
     engine_model: str | None = Field(
         None, description="name of the model there; None: the only one"
     )
-    plain: str | None = Field(None, description="address of the same model without speculation")
+    plain: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="address of the same model without speculation",
+    )
 
     def address(self, url: str, headers: Sequence[str] = ()) -> EngineAddress:
         """A URL with key, certificates and model."""
