@@ -147,16 +147,16 @@ def named(source: str | Path | None) -> str | None:
 
 
 def tune_as_asked(**asked: Any) -> Card:
-    """The card of fields of `TuneModelsSettings`."""
+    """The card of fields of `TuneRequest`."""
     # what the base install lacks is imported with it
     from draftwell.flows.loading import forget_loaded
     from draftwell.flows.orchestration.whole import (
-        TuneModelsSettings,
+        TuneRequest,
         refuse_mistakes,
         tune_models,
     )
 
-    wanted = TuneModelsSettings(**asked)
+    wanted = TuneRequest(**asked)
     refuse_mistakes(wanted)
     try:
         return tune_models(wanted, log.info)

@@ -44,11 +44,11 @@ OF_VLLM: dict[str, Any] = {
     "minutes": 45.0,
     "collect_prompts": 24,
     "tune_prompts": 12,
-    "collect_tokens": 64,
-    "tune_tokens": 64,
-    "bench_tokens": 64,
+    "max_tokens": 64,
 }
 """Defaults of the loop on vLLM, where they are others than ours."""
+FORMER = ("collect_tokens", "tune_tokens", "bench_tokens")
+"""Settings of earlier versions that are `max_tokens` now."""
 
 
 class AskedSettings(BaseModel):
@@ -101,7 +101,9 @@ class PipelineSettings(AskedSettings):
         "draftwell", description="what decodes; with vllm other counts of prompts and tokens"
     )
     collect_prompts: int = Field(16, ge=1, description="prompts to collect traces on")
-    collect_tokens: int = Field(48, ge=8, description="tokens per collected prompt")
+    max_tokens: int = Field(
+        40, ge=8, description="tokens of an answer, at most, that is collected, measured or judged"
+    )
     sampled_temperature: float = Field(
         SERVED_TEMPERATURE,
         ge=0,
@@ -119,7 +121,6 @@ class PipelineSettings(AskedSettings):
         ge=2,
         description="prompts that the shortlist is measured on; fewer than 8 choose plain decoding",
     )
-    tune_tokens: int = Field(40, ge=8, description="tokens per measured prompt")
     trials: int | None = Field(
         DEFAULTS.trials,
         ge=1,
@@ -130,9 +131,6 @@ class PipelineSettings(AskedSettings):
         ge=2,
         description="prompts of the gate, disjoint from the others, as all steps' prompts are",
     )
-    bench_tokens: int = Field(
-        40, ge=8, description="tokens per prompt of the gate and of the final table"
-    )
     lossless_only: bool = Field(
         DEFAULTS.constraints.lossless_only, description="choose among lossless strategies only"
     )
@@ -141,7 +139,8 @@ class PipelineSettings(AskedSettings):
         ge=0,
         le=1,
         description="of a lossy choice: relative loss, at most, in the share of "
-        "tokens that are the target's argmax, compared with plain decoding; None: the gate's",
+        "tokens that are the target's argmax, compared with plain decoding; the gate holds it to "
+        "that; None: the gate's own",
     )
     device: str = Field(
         default_factory=default_device,
@@ -193,6 +192,13 @@ class PipelineSettings(AskedSettings):
     grid: bool = Field(
         False, description="at last measure every setting again, for the regret of the choice"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_what_took_its_place(cls, given: Any) -> Any:
+        if isinstance(given, dict) and (former := [name for name in FORMER if name in given]):
+            raise ValueError(f"{former[0]} is max_tokens now, for collecting, tuning and the gate")
+        return given
 
     @model_validator(mode="before")
     @classmethod

@@ -1,7 +1,7 @@
 """Settings of a collection, with every default of the command in one place. Entry points build them
 and pass them on as one value.
 
-The demo and the schedules collect less: `PipelineSettings.collect_prompts` and `collect_tokens` in
+The demo and the schedules collect less: `PipelineSettings.collect_prompts` and `max_tokens` in
 flows/settings.py.
 """
 

@@ -20,13 +20,6 @@ class GateSettings(Settings):
 
     limit: int | None = Field(16, ge=1, description="how many prompts; None takes all")
     max_tokens: int = Field(BENCH.max_tokens, ge=1, description="tokens to emit per prompt at most")
-    others: bool = Field(
-        False,
-        description=(
-            "whether other strategies decode the prompts too, for a table; nothing is judged "
-            "by them"
-        ),
-    )
     dry_run: bool = Field(False, description="keep nothing in the registry, and move no alias")
     unmeasured: str | None = Field(
         None,

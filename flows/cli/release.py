@@ -40,6 +40,7 @@ from draftwell.registry.bundles.build import build_bundle, check_deployable, rel
 from draftwell.registry.bundles.judged import deviation
 from draftwell.registry.bundles.signing import hashes_remark, signature_remark
 from draftwell.registry.bundles.vllm.build import bundles_of
+from draftwell.registry.bundles.vllm.settings import VllmServing
 from draftwell.registry.pairs import fetch, find_pair
 from draftwell.registry.releases import (
     device_options,
@@ -346,7 +347,7 @@ SwapPrompts = Annotated[
     Path | None,
     Field(description="With swap: a file with the prompts that the release was tuned on."),
 ]
-Serving = Annotated[dict[str, str], OtherKeys(OPTIONS)]
+Serving = Annotated[dict[str, str], OtherKeys(OPTIONS, fields=lambda: VllmServing.model_fields)]
 
 
 def deploy(

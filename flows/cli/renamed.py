@@ -21,7 +21,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
             option: f"--set {option[2:].replace('-', '_')}=VALUE of `draftwell step choose`"
             for option in OF_CHOOSE
         },
-        "--max-tokens": "--set tune_tokens=N, and --set max_tokens=N of `draftwell step choose`",
+        "--max-tokens": "--set max_tokens=N",
         "--publish": "always so, but in `draftwell step choose`",
         "--no-publish": "--set publish=false of `draftwell step choose`",
         "--allow-lossy": "--set lossless_only=false",

@@ -13,9 +13,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 from types import UnionType
-from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 import typer
 import yaml
@@ -30,13 +32,17 @@ from draftwell.serving.files import read_text
 NAMED = "draftwell.named_settings"
 """Where a context keeps the names of the settings that were given."""
 WORDS, FILE, CONTEXT = "set_words", "settings_file", "called_in"
+HELP = "help"
+"""In place of KEY=VALUE: explains the settings."""
 STRATEGY = "STRATEGY.PARAMETER"
+NAMES_OF_KINDS: Mapping[Any, str] = {int: "number", float: "number", Path: "path"}
+INDENTED: Mapping[str, Any] = {"initial_indent": "    ", "subsequent_indent": "    "}
 NOTHING = ("", "~", "null")
 """Texts that say that a setting has no value."""
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting (below); repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting below; help explains all."),
 ]
 FileOption = Annotated[
     Path | None, typer.Option("--settings", metavar="FILE", help="YAML file of settings.")
@@ -46,10 +52,12 @@ FileOption = Annotated[
 @dataclass(frozen=True)
 class OtherKeys:
     """Annotates the parameter that takes further keys as they were written: those of the parameters
-    of strategies, or these; `several` may be named several times."""
+    of strategies, or these; `several` may be named several times, and `fields` has what each of
+    them is."""
 
     names: tuple[str, ...] = (STRATEGY,)
     several: tuple[str, ...] = ()
+    fields: Callable[[], Mapping[str, FieldInfo]] = dict
 
 
 class Keys(BaseModel):
@@ -73,6 +81,9 @@ class Command(TyperCommand):
     # typer brings its own copy of click, or takes the installed one
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = tuple(args)
+        if not ctx.resilient_parsing and ("--set", HELP) in pairwise(given):
+            typer.echo(self.explained())
+            ctx.exit()
         try:
             rest = super().parse_args(ctx, args)
         except Exception as error:
@@ -112,6 +123,20 @@ class Command(TyperCommand):
     def all_keys(self) -> list[str]:
         """All keys that the command takes."""
         return [*self.settings.model_fields, *(self.others[1].names if self.others else ())]
+
+    def explained(self) -> str:
+        """What each setting is: type, default, and a sentence."""
+        known = {**(self.others[1].fields() if self.others else {}), **self.settings.model_fields}
+        lines = ["Settings, of --set KEY=VALUE:"]
+        for key in self.all_keys():
+            if (field := known.get(key)) is None:
+                lines += ["", f"{key}: `draftwell list strategies` names those of each"]
+                continue
+            default = None if field.is_required() else field.default
+            shown = "" if default in (None, (), [], "") else f", default {as_written(default)}"
+            lines += ["", f"{key}: {kind_in_words(field.annotation)}{shown}"]
+            lines += wrap(field.description or "", 80, **INDENTED)
+        return "\n".join(lines)
 
     def several(self) -> list[str]:
         """Keys that have several values, and may be named once for each."""
@@ -177,7 +202,9 @@ def split_word(word: str) -> Given:
     key, equals, value = word.partition("=")
     if not equals or not key.strip():
         raise DraftwellError(
-            f"--set {word!r} is not KEY=VALUE, for example --set threads=4", code="bad_setting"
+            f"--set {word!r} is not KEY=VALUE, for example --set threads=4; --set {HELP} explains "
+            "all",
+            code="bad_setting",
         )
     return Given(key.strip(), value.strip(), f"--set {key.strip()}", written=True)
 
@@ -259,6 +286,28 @@ def kinds_of(annotation: Any) -> list[Any]:
 def is_several(annotation: Any) -> bool:
     """Whether a setting has several values."""
     return any(get_origin(kind) in (list, tuple) for kind in kinds_of(annotation))
+
+
+def kind_in_words(annotation: Any) -> str:
+    """A type as people name it: what a setting takes."""
+    found = list[str]()
+    for kind in kinds_of(annotation):
+        if get_origin(kind) is Literal:
+            found += map(str, get_args(kind))
+        elif get_origin(kind) in (list, tuple):
+            found.append("one or several, with commas")
+        elif kind is bool:
+            found += ["true", "false"]
+        elif kind is not type(None):
+            found.append(NAMES_OF_KINDS.get(kind, "text"))
+    return " or ".join(dict.fromkeys(found))
+
+
+def as_written(value: Any) -> str:
+    """A default as it would be given to `--set`."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(as_written, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def from_text(annotation: Any, text: str) -> Any:

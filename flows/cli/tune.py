@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +18,10 @@ from draftwell.flows.cli.settings_option import OtherKeys, add_command, from_tex
 from draftwell.flows.settings import OF_TRAFFIC, PipelineSettings
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from draftwell.components.card.card import Card
-    from draftwell.flows.orchestration.whole import TuneModelsSettings
+    from draftwell.flows.orchestration.whole import TuneRequest
 
 OPTIONS = ("pair", "prompts", "engine", "minutes", "device", "fresh")
 """Settings of the loop that are options."""
@@ -80,8 +82,18 @@ ADDRESS_KEYS = (
     *("stop_command", "start_minutes", "engine_draft", "engine_head"),
 )
 """Those of an engine at an address."""
+
+
+def fields_of_settings() -> Mapping[str, FieldInfo]:
+    """What each setting is."""
+    from draftwell.flows.steps.engine.at_address import AddressSettings
+
+    return AddressSettings.model_fields | PipelineSettings.model_fields
+
+
 More = Annotated[
-    dict[str, str] | None, OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS), several=("engine_header",))
+    dict[str, str] | None,
+    OtherKeys((*LOOP_KEYS, *ADDRESS_KEYS), several=("engine_header",), fields=fields_of_settings),
 ]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Begin again, not where it was stopped.")
@@ -118,12 +130,12 @@ def tune(
     from draftwell.flows.cli.signals import ends_what_it_started
     from draftwell.flows.live import LiveView
     from draftwell.flows.orchestration.whole import (
-        TuneModelsSettings,
+        TuneRequest,
         refuse_mistakes,
         tune_models,
     )
 
-    wanted = TuneModelsSettings(
+    wanted = TuneRequest(
         target=target,
         draft=draft,
         pair=pair,
@@ -148,7 +160,7 @@ def tune(
     raise typer.Exit(EXIT_CODES[card.verdict])
 
 
-def runs_already(settings: TuneModelsSettings) -> bool:
+def runs_already(settings: TuneRequest) -> bool:
     """Whether nothing is tuned, so that a run that is stopped keeps nothing."""
     return is_address(settings.engine) and settings.launcher is None
 
@@ -177,10 +189,7 @@ def typed(card: Card, pair: str | None) -> Card:
 def value_of(key: str, text: str) -> Any:
     """A setting's value, as every command reads it; several are written with commas, too, but for
     headers, which may hold some."""
-    from draftwell.flows.steps.engine.at_address import AddressSettings
-
-    fields = AddressSettings.model_fields | PipelineSettings.model_fields
-    found = from_text(fields[key].annotation, text)
+    found = from_text(fields_of_settings()[key].annotation, text)
     if key == "engine_header" and isinstance(found, str):
         return [found]
     if key in SEVERAL and isinstance(found, str):

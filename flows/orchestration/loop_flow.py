@@ -248,7 +248,6 @@ def release_made(space: Workspace, release: ReleaseVersion) -> None:
 def gate(
     settings: PipelineSettings,
     release: int,
-    full: bool = True,
     limit: int | None = None,
     seconds: float = 0.0,
     greedy: dict[str, Any] | None = None,
@@ -257,7 +256,6 @@ def gate(
     champion.
 
     Args:
-        full: other strategies decode the same prompts, for a table.
         limit: prompts, at most: two suffice for plain decoding, of which no speed is judged.
         seconds: of a loop of so many minutes: for more prompts, while the interval is wide.
         greedy: report of another release with the same choice for greedy requests.
@@ -275,8 +273,7 @@ def gate(
             return {"report": None, **kept, "champion": champion}
     wanted = GateSettings(
         limit=None,
-        max_tokens=settings.bench_tokens,
-        others=full and settings.source != "drift" and settings.minutes is None,
+        max_tokens=settings.max_tokens,
     )
     prompts = prompts_of(settings)["bench"][:limit]
     until = (
@@ -537,7 +534,6 @@ def give_way_to_plain(
         again = timed(settings, gate)(
             settings,
             release,
-            full=sampled_only,
             limit=None if sampled_only else 2,
             greedy=gated["report"] if sampled_only else None,
         )

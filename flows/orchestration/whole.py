@@ -16,7 +16,7 @@ from draftwell.components.engines.remote.address import is_address
 from draftwell.flows.failures import reaching_prefect
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.progress import announce, settle_prefect
-from draftwell.flows.settings import OF_TRAFFIC, OF_VLLM, AskedSettings, PipelineSettings
+from draftwell.flows.settings import OF_TRAFFIC, AskedSettings, PipelineSettings
 from draftwell.flows.steps.distil import DistilRequest, keep_report, run_distil
 from draftwell.flows.steps.engine.at_address import AddressSettings, tune_at_address
 from draftwell.flows.steps.engine.launched import is_local
@@ -32,6 +32,8 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.settings import Settings
 
 Say = Callable[[str], None]
+OF_ANY_ENGINE = ("methods", "levels", "max_tokens")
+"""Settings of the loop that an engine at an address has, too."""
 NEED_A_LAUNCHER = (
     *("levels", "methods", "stop_command", "start_minutes", "engine_draft", "engine_head"),
 )
@@ -43,7 +45,7 @@ INVENTED, FEWEST_INVENTED, MOST_INVENTED = 30, 64, 2000
 takes about as long again; and their bounds."""
 
 
-class TuneModelsSettings(Settings, AskedSettings):
+class TuneRequest(Settings, AskedSettings):
     """What is tuned, on which prompts, and how long it may take: `minutes` for everything but
     distilling; None: 10, with vLLM 45."""
 
@@ -69,7 +71,7 @@ class TuneModelsSettings(Settings, AskedSettings):
     )
 
     @model_validator(mode="after")
-    def _models_or_pair(self) -> TuneModelsSettings:
+    def _models_or_pair(self) -> TuneRequest:
         if self.pair is not None and (self.target is not None or self.draft is not None):
             raise DraftwellError(
                 "--pair names both models already: leave --target and --draft out, or --pair",
@@ -82,7 +84,7 @@ class TuneModelsSettings(Settings, AskedSettings):
         return self
 
     @model_validator(mode="after")
-    def _refuse_what_has_no_effect(self) -> TuneModelsSettings:
+    def _refuse_what_has_no_effect(self) -> TuneRequest:
         at_address = is_address(self.engine)
         if self.launcher is not None and not at_address:
             raise DraftwellError(
@@ -91,6 +93,7 @@ class TuneModelsSettings(Settings, AskedSettings):
                 code="bad_tune_setting",
             )
         loop, address = set(PipelineSettings.model_fields), set(AddressSettings.model_fields)
+        address |= set(OF_ANY_ENGINE)
         others = loop - address if at_address else address - loop
         whom = "--engine draftwell or vllm" if at_address else "--engine URL"
         for name in self.more:
@@ -119,7 +122,7 @@ class TuneModelsSettings(Settings, AskedSettings):
             raise DraftwellError(f"{named[0]} has no effect here: {why}", code="bad_tune_setting")
 
 
-def tune_models(settings: TuneModelsSettings, say: Say = announce) -> Card:
+def tune_models(settings: TuneRequest, say: Say = announce) -> Card:
     """Collect, train, calibrate, tune, judge, register and deploy; a run that was stopped continues
     where it was. `refuse_mistakes` is asked before.
 
@@ -152,14 +155,14 @@ def with_bundle(card: Card, bundle: str | None, loop: PipelineSettings) -> Card:
     return card.model_copy(update=changes)
 
 
-def refuse_mistakes(settings: TuneModelsSettings) -> None:
+def refuse_mistakes(settings: TuneRequest) -> None:
     """Refuse settings and prompts that nothing could be tuned with; nothing is written.
 
     Raises:
         DraftwellError: what is wrong.
     """
     if is_address(settings.engine):
-        given = AddressSettings.model_validate(dict(settings.more))
+        given, loop = address_of(settings), loop_at_address(settings)
         for url in (settings.engine, given.plain):
             if url is not None:
                 given.address(url)
@@ -172,13 +175,13 @@ def refuse_mistakes(settings: TuneModelsSettings) -> None:
             )
         if settings.launcher is not None:
             given.templates(launcher_text(settings.launcher))
-            given.tuning(given.methods)
-        prompts_of(cut_at_address(settings))
+            engine_settings(loop)
+        prompts_of(loop)
     else:
         prompts_of(loop_settings(settings, settings.pair or "default", device_of(settings)))
 
 
-def device_of(settings: TuneModelsSettings) -> str:
+def device_of(settings: TuneRequest) -> str:
     """The device that is tuned on; that of an engine at an address need not be here."""
     if settings.device is None:
         return default_device()
@@ -186,7 +189,7 @@ def device_of(settings: TuneModelsSettings) -> str:
     return known_device(settings.device) if at_address else checked_device(settings.device)
 
 
-def pair_for(settings: TuneModelsSettings, device: str, say: Say) -> str:
+def pair_for(settings: TuneRequest, device: str, say: Say) -> str:
     """The pair that the models are, after a draft was distilled where that is asked for."""
     if settings.target is None:
         pair = settings.pair or "default"
@@ -206,7 +209,7 @@ def pair_for(settings: TuneModelsSettings, device: str, say: Say) -> str:
     return distilled(spec, settings, device, say)
 
 
-def distilled(spec: PairSpec, settings: TuneModelsSettings, device: str, say: Say) -> str:
+def distilled(spec: PairSpec, settings: TuneRequest, device: str, say: Say) -> str:
     """The pair of a target and a draft that is distilled from it, by an earlier run or now."""
     name = f"{spec.name}-distilled"
     known = [one.name for one in list_pairs() if one.name == name]
@@ -227,31 +230,43 @@ def distilled(spec: PairSpec, settings: TuneModelsSettings, device: str, say: Sa
     return made.pair.name
 
 
-def tune_there(settings: TuneModelsSettings, workspace: Workspace) -> Card:
+def tune_there(settings: TuneRequest, workspace: Workspace) -> Card:
     """The card of an engine at an address."""
-    given = AddressSettings.model_validate(dict(settings.more))
     launcher = None if settings.launcher is None else launcher_text(settings.launcher)
-    cut = cut_at_address(settings)
-    fits = said_to_fit(workspace, refuse=False)
+    loop = loop_at_address(settings)
+    fits = (
+        said_to_fit(workspace, refuse=False)
+        if is_local(settings.engine)
+        else "not looked at, because the engine runs elsewhere"
+    )
     shown = None if settings.prompts is None else settings.prompts.name
-    asked = Asked(fits, 0.0, cut.engine_minutes, shown)
-    return tune_at_address(
-        workspace, settings.engine, launcher, given, asked, prompts_of(cut), fresh=settings.fresh
+    asked = Asked(fits, 0.0, loop.engine_minutes, shown)
+    return tune_at_address(workspace, settings.engine, launcher, address_of(settings), loop, asked)
+
+
+def address_of(settings: TuneRequest) -> AddressSettings:
+    """How an engine at an address is reached."""
+    own = {key: value for key, value in settings.more.items() if key not in OF_ANY_ENGINE}
+    return AddressSettings.model_validate(own)
+
+
+def loop_at_address(settings: TuneRequest) -> PipelineSettings:
+    """What is tried of an engine at an address, one request at a time unless `levels` says
+    otherwise, and on which prompts."""
+    named = {key: settings.more[key] for key in OF_ANY_ENGINE if key in settings.more}
+    fixed = {"engine": "vllm", "collect_prompts": 1, "device": device_of(settings), "levels": (1,)}
+    return checked_loop(
+        {
+            **fixed,
+            "prompts": settings.prompts,
+            "minutes": settings.minutes,
+            "fresh": settings.fresh,
+            **named,
+        }
     )
 
 
-def cut_at_address(settings: TuneModelsSettings) -> PipelineSettings:
-    """How prompts are cut for an engine at an address."""
-    return PipelineSettings(
-        engine="vllm",
-        prompts=settings.prompts,
-        minutes=settings.minutes or float(OF_VLLM["minutes"]),
-        collect_prompts=1,
-        device=device_of(settings),
-    )
-
-
-def loop_settings(settings: TuneModelsSettings, pair: str, device: str) -> PipelineSettings:
+def loop_settings(settings: TuneRequest, pair: str, device: str) -> PipelineSettings:
     """The settings of the flow.
 
     Raises:
@@ -267,6 +282,15 @@ def loop_settings(settings: TuneModelsSettings, pair: str, device: str) -> Pipel
         "fresh": settings.fresh,
         **settings.more,
     }
+    return checked_loop(given)
+
+
+def checked_loop(given: Mapping[str, Any]) -> PipelineSettings:
+    """The settings of the loop, of which those that are None have their defaults.
+
+    Raises:
+        DraftwellError: one is no setting, or has no such value (`bad_setting`).
+    """
     try:
         return PipelineSettings.model_validate(
             {name: value for name, value in given.items() if value is not None}

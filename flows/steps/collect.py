@@ -69,9 +69,9 @@ def collection_at(settings: PipelineSettings, temperature: float) -> CollectionS
     that replay and the acceptance table read."""
 
     if class_of(temperature) == "greedy":
-        return CollectionSettings(max_tokens=settings.collect_tokens)
+        return CollectionSettings(max_tokens=settings.max_tokens)
     return CollectionSettings(
-        max_tokens=settings.collect_tokens,
+        max_tokens=settings.max_tokens,
         temperature=temperature,
         rollout=SAMPLED_ROLLOUT,
         prefix_kinds=("target",),

@@ -41,7 +41,7 @@ MOST_CONFIRMING = 64
 """Prompts of the gate; there is time for all of them where a model is small."""
 FEWEST: Mapping[str, int] = {
     **{"collect_prompts": 8, "sampled_prompts": 4, "calibrate_prompts": 4, "tune_prompts": 8},
-    **{"collect_tokens": 24, "tune_tokens": 24, "bench_tokens": 24},
+    "max_tokens": 24,
 }
 """Setting → count that is worth measuring."""
 
@@ -110,10 +110,10 @@ def counts_for(settings: PipelineSettings, pace: float, prompts: int) -> dict[st
         prompts: that there are for all steps.
 
     >>> slow = counts_for(PipelineSettings(minutes=10, device="cpu"), 0.5, 120)
-    >>> slow["collect_prompts"], slow["tune_prompts"], slow["bench_tokens"]
+    >>> slow["collect_prompts"], slow["tune_prompts"], slow["max_tokens"]
     (8, 8, 24)
     >>> fast = counts_for(PipelineSettings(minutes=10, device="cpu"), 0.04, 120)
-    >>> fast["collect_prompts"], fast["tune_tokens"], fast["bench_prompts"]
+    >>> fast["collect_prompts"], fast["max_tokens"], fast["bench_prompts"]
     (16, 40, 64)
     """
     times = (60 * (settings.minutes or math.inf) - FIXED) / (WORK * pace)

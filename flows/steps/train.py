@@ -335,7 +335,7 @@ def calibrate_as(
         step,
         open_trace(step),
         prompts if settings.takes_lossy else None,
-        MemorySettings(max_tokens=settings.collect_tokens),
+        MemorySettings(max_tokens=settings.max_tokens),
         keep_sampled=not sampled,
     )
     for temperature in sampled:

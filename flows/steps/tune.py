@@ -350,7 +350,7 @@ def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> Tu
     return TuneSettings(
         constraints=constraints,
         trials=settings.trials,
-        max_tokens=settings.tune_tokens,
+        max_tokens=settings.max_tokens,
         temperature=temperature,
     )
 

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from configparser import ConfigParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,3 +117,20 @@ def test_the_unit_starts_the_script_of_a_bundle_with_its_variables() -> None:
     assert variables == ["PYTHON", "DRAFTWELL_SPOOL", "DRAFTWELL_SIGNATURE_KEY"]
     assert all(name in templates_of_bundle for name in ("PYTHON", "DRAFTWELL_SIGNATURE_KEY"))
     assert unit["Service"]["KillMode"] == "mixed"
+
+
+def test_the_unit_of_the_watchdog_is_a_command_that_the_program_takes() -> None:
+    from draftwell.flows.cli.main import all_commands
+
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(REPO / "examples" / "monitor.service", encoding="utf-8")
+    program, name, *words = shlex.split(unit["Service"]["ExecStart"])
+    assert (Path(program).name, name) == ("draftwell", "monitor")
+    given = all_commands()["monitor"].make_context("monitor", words).params
+    assert (given["engine"], given["every"], given["probes_per_hour"]) == (
+        "http://127.0.0.1:8000",
+        60.0,
+        24,
+    )
+    assert unit["Service"]["RestartPreventExitStatus"] == "2", "a mistake is no reason to restart"

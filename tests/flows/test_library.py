@@ -34,14 +34,12 @@ def test_a_tuning_ends_in_a_card_whose_bundle_answers(
         prompts=prompts_file,
         device="cpu",
         collect_prompts=8,
-        collect_tokens=16,
+        max_tokens=16,
         calibrate_prompts=2,
         sampled_temperature=0.0,
         tune_prompts=2,
-        tune_tokens=8,
         trials=3,
         bench_prompts=2,
-        bench_tokens=8,
         threads=1,
     )
     assert isinstance(card, draftwell.Card)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -14,15 +15,15 @@ from draftwell.components.engines.launch_template import LaunchTemplate
 from draftwell.components.engines.launcher import Launcher
 from draftwell.components.engines.remote.address import EngineAddress, ReachSettings, bad
 from draftwell.components.tune.engines.budget import Budget
-from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.flows.context import take_untouched, training_prompts
+from draftwell.flows.loading import prompts_of
 from draftwell.flows.progress import counting
 from draftwell.flows.steps.engine.card import EngineOutcome, engine_card
 from draftwell.flows.steps.engine.gate import gate_on_engine
 from draftwell.flows.steps.engine.launched import LaunchedSpace, is_local, place_of
 from draftwell.flows.steps.engine.release import publish_on_engine
 from draftwell.flows.steps.engine.space import untouched
-from draftwell.flows.steps.engine.tune import tune_on_engine
+from draftwell.flows.steps.engine.tune import engine_settings, tune_on_engine
 from draftwell.flows.steps.keep_card import keep_with_release
 from draftwell.flows.steps.outcome_card import Asked
 from draftwell.flows.steps.remote.gate import judged_as_it_runs
@@ -34,6 +35,7 @@ from draftwell.serving.settings import Settings
 if TYPE_CHECKING:
     from draftwell.components.card.card import Card
     from draftwell.components.prompts.prompt import Prompt
+    from draftwell.flows.settings import PipelineSettings
     from draftwell.serving.bundle.verdict import GateVerdict
 
 TUNING = 0.6
@@ -52,11 +54,6 @@ class AddressSettings(Settings, ReachSettings):
     start_minutes: float = Field(30.0, gt=0, description="that it may take until it answers")
     engine_draft: str | None = Field(None, description="the draft model, as the engine reads it")
     engine_head: str | None = Field(None, description="the EAGLE-3 head, as the engine reads it")
-    methods: tuple[str, ...] | None = Field(
-        None, strict=False, description="ways to speculate to choose among; None: all it has"
-    )
-    levels: tuple[int, ...] = Field((1,), strict=False, description="requests at once, from 1")
-    tune_tokens: int = Field(64, ge=1, description="tokens of an answer, at most")
 
     @field_validator("engine_header", mode="before")
     @classmethod
@@ -78,41 +75,32 @@ class AddressSettings(Settings, ReachSettings):
         stop = self.stop_command
         return LaunchTemplate(launcher), None if stop is None else LaunchTemplate(stop, stops=True)
 
-    def tuning(self, methods: Sequence[str] | None) -> EngineTuneSettings:
-        """What is tried, of these methods."""
-        named: dict[str, Any] = {} if methods is None else {"methods": tuple(methods)}
-        return EngineTuneSettings(
-            **named,
-            levels=self.levels,
-            max_tokens=self.tune_tokens,
-        )
-
 
 def tune_at_address(
     workspace: Workspace,
     url: str,
     launcher: str | None,
     given: AddressSettings,
+    loop: PipelineSettings,
     asked: Asked,
-    rows: Mapping[str, Sequence[Prompt]],
-    *,
-    fresh: bool = False,
 ) -> Card:
     """Tune, judge and register what a launcher starts; without one, judge what runs.
 
     Args:
         launcher: the command that starts the engine; None: it runs already.
+        loop: on which prompts, and what is tried.
         asked: its seconds are counted from now on.
-        rows: prompts to tune on (`tune`) and to judge on (`bench`).
     """
-    begun = time.monotonic()
+    begun, rows = time.monotonic(), prompts_of(loop)
     if launcher is None:
-        found = judged_at(workspace, url, given, rows["bench"])
+        found = judged_at(workspace, url, given, rows["bench"], loop.max_tokens)
         device = None
     else:
-        found, device = launched_at(workspace, url, launcher, given, asked, rows, fresh=fresh)
+        found, device = launched_at(workspace, url, launcher, given, loop, asked, rows)
     done = Asked(asked.fits, time.monotonic() - begun, asked.minutes, asked.prompts)
     card = engine_card(workspace, found, done)
+    if not is_local(url):
+        card = card.model_copy(update={"machine": f"that of {urlsplit(url).hostname}"})
     keep_with_release(workspace, card, device)
     return card
 
@@ -122,10 +110,9 @@ def launched_at(
     url: str,
     launcher: str,
     given: AddressSettings,
+    loop: PipelineSettings,
     asked: Asked,
     rows: Mapping[str, Sequence[Prompt]],
-    *,
-    fresh: bool,
 ) -> tuple[EngineOutcome, str]:
     """What came of a tuning with a launcher, and the device that its release is for."""
     address = given.address(url)
@@ -148,10 +135,10 @@ def launched_at(
             draft=given.engine_draft,
             head=given.engine_head,
         )
-        settings = given.tuning(space.methods(given.methods))
-        space.check_levels(given.levels)
+        settings = engine_settings(loop).model_copy(update={"methods": space.methods(loop.methods)})
+        space.check_levels(loop.levels)
         budget = Budget(60 * asked.minutes * TUNING)
-        choice = tune_on_engine(space, rows["tune"], settings, fresh=fresh, budget=budget)
+        choice = tune_on_engine(space, rows["tune"], settings, fresh=loop.fresh, budget=budget)
         released = publish_on_engine(space)
         judging = untouched(space, rows["bench"], None, released.config)
         verdict, figures = gate_on_engine(space, released, judging, settings.max_tokens)
@@ -179,7 +166,11 @@ def next_step(space: LaunchedSpace, release: int, *, passed: bool) -> str:
 
 
 def judged_at(
-    workspace: Workspace, url: str, given: AddressSettings, prompts: Sequence[Prompt]
+    workspace: Workspace,
+    url: str,
+    given: AddressSettings,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
 ) -> EngineOutcome:
     """What an engine gains as it runs."""
     plain = None if given.plain is None else given.address(given.plain)
@@ -189,7 +180,7 @@ def judged_at(
         space = stack.enter_context(
             open_remote(workspace, given.address(url), plain, bar=counting("done"))
         )
-        verdict, figures = judged_as_it_runs(space, rows, given.tune_tokens, AT_ONCE)
+        verdict, figures = judged_as_it_runs(space, rows, max_tokens, AT_ONCE)
         for remark in space.remarks:
             workspace.say(remark)
         return EngineOutcome(

@@ -58,7 +58,7 @@ def collect_as(
     """Texts of plain decoding with the flows' settings, for the tuning; those of an earlier run
     stay where they are of the same prompts."""
     (space.folder / REPORT).unlink(missing_ok=True)  # of an earlier run
-    sampling = space.pair.sampling(max_tokens=settings.collect_tokens)
+    sampling = space.pair.sampling(max_tokens=settings.max_tokens)
     file, plain = space.folder / TEXTS, Method()
     try:
         made = collect_on_engine(space, prompts, plain, sampling, file, fresh=settings.fresh)

@@ -154,12 +154,12 @@ def try_bundle(
     leave for monitoring."""
     spool = trial_spool(space)
     rmtree(spool, ignore_errors=True)
-    ids, _ = space.encoded(prompts, settings.bench_tokens)
+    ids, _ = space.encoded(prompts, settings.max_tokens)
     return serve_and_ask(
         bundle,
         space.workspace.spec.name,
         ids,
-        max_tokens=settings.bench_tokens,
+        max_tokens=settings.max_tokens,
         seconds=SERVE_SECONDS,
         clients=clients,
         spool=spool,

@@ -60,14 +60,14 @@ def gate_as(
     found: dict[str, Any] = {"report": None, "champion": champion}
     if (
         record is not None
-        and record.judged == judged_digest(rows, settings.bench_tokens)
+        and record.judged == judged_digest(rows, settings.max_tokens)
         and objection(release, record) is None
         and outdated(Store(), release, record) is None
         and (kept := kept_figures(release, record)) is not None
     ):
         space.workspace.say("    passed in an earlier run")
         return {**found, "passed": True, "checks": [], "figures": kept}
-    verdict, figures = gate_on_engine(space, released, rows, settings.bench_tokens)
+    verdict, figures = gate_on_engine(space, released, rows, settings.max_tokens)
     return {
         **found,
         "passed": verdict.passed,

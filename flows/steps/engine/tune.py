@@ -182,7 +182,7 @@ def engine_settings(settings: PipelineSettings, temperature: float = 0.0) -> Eng
     return EngineTuneSettings(
         methods=settings.methods or DEFAULTS.methods,
         levels=settings.levels,
-        max_tokens=settings.tune_tokens,
+        max_tokens=settings.max_tokens,
         temperature=temperature,
     )
 

@@ -1,13 +1,10 @@
 """The measured part of the gate: candidate, champion and plain decoding on the same prompts in one
 run, for greedy and sampled requests.
-
-What other strategies would bring is measured in that run, too: a table of another one would say
-something else of the candidate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +22,6 @@ from draftwell.components.gate.temperatures import (
     untuned,
 )
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.tune.candidates import lacking_for
 from draftwell.flows.context import StepContext
 from draftwell.flows.settings import quality_floor
 from draftwell.flows.steps.gate_parts.champion import ChampionComparison
@@ -36,16 +32,9 @@ from draftwell.serving.runtime.strategies import (
     PLAIN,
     StrategyChoice,
     StrategyResources,
-    build_strategy,
     served_choice,
 )
 from draftwell.serving.temperature import SERVED_TEMPERATURE
-
-SHOWN = ("prompt_lookup", "hf_dynamic", "eagle3", "hybrid")
-"""What is measured together with a release for a table, besides vanilla SD at its fastest gamma: an
-n-gram, a draft model, a head, and the best of them by round, each where the pair has it, with its
-usual parameters. `make demo` waits for it, so this is a sample: new strategies are not
-entered, but left to `draftwell bench`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +82,6 @@ def measured(
         until: as `run_bench` takes it; then only what is judged is measured.
     """
     judged = StrategyChoice(judging.strategy, judging.parameters)
-    beside = others(step, resources, judged) if settings.others and temperature == 0 else []
     wanted = BenchSettings(
         max_tokens=settings.max_tokens,
         temperature=temperature,
@@ -101,7 +89,7 @@ def measured(
     )
     report = run_bench(
         step.pair,
-        [*dict.fromkeys((PLAIN, judged)), *beside],
+        list(dict.fromkeys((PLAIN, judged))),
         prompts,
         resources,
         wanted,
@@ -115,23 +103,18 @@ def measured(
     return report, judging.of(report)
 
 
-def others(
-    step: StepContext, resources: StrategyResources, judged: StrategyChoice
-) -> list[StrategyChoice]:
-    """What is shown besides a choice: `SHOWN` as far as it is here, and is not the choice
-    itself."""
-    able = [
-        StrategyChoice(name) for name in SHOWN if lacking_for(step.pair, resources, name) is None
-    ]
-    known = {configured(PLAIN), configured(judged)}
-    return [choice for choice in able if configured(choice) not in known]
+def held_to(thresholds: Thresholds, evidence: Mapping[str, Any]) -> Thresholds:
+    """The thresholds, with the loss that a choice was tuned for where that allows less: a choice at
+    2 % does not pass because it loses less than 10 %.
 
-
-def configured(choice: StrategyChoice) -> tuple[str, str]:
-    """A strategy's name and all of its parameters: a choice that names a default is the same as one
-    that leaves it out."""
-    config = build_strategy(choice.name, dict(choice.parameters)).config
-    return choice.name, config.model_dump_json()
+    Args:
+        evidence: of the choice (`DecodingConfig.evidence`), whose `constraints` name it.
+    """
+    allowed = (evidence.get("constraints") or {}).get("max_quality_loss")
+    least = thresholds.min_quality_ratio
+    if allowed is None or (least is not None and 1 - allowed <= least):
+        return thresholds
+    return thresholds.model_copy(update={"min_quality_ratio": round(1 - allowed, 9)})
 
 
 @dataclass(frozen=True)
@@ -173,7 +156,8 @@ def sampled_verdict(
     if temperature is None:
         return SampledVerdict(GateVerdict((), untuned(config, None)))
     choice = trial or served_choice(config, temperature)
-    relaxed = thresholds.model_copy(update={"lossless_identical": False})
+    tuned = config.sampled.evidence if config.sampled is not None else config.evidence
+    relaxed = held_to(thresholds, tuned).model_copy(update={"lossless_identical": False})
     judging = BenchJudge(choice.name, dict(choice.parameters), relaxed)
     report, verdict = measured(
         step, prompts, judging, resources, rival.at(temperature), settings, temperature

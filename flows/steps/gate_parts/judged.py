@@ -17,6 +17,7 @@ from draftwell.flows.context import StepContext, artifact_prompts
 from draftwell.flows.steps.gate_parts.bench import (
     BenchJudge,
     SampledVerdict,
+    held_to,
     measured,
     sampled_verdict,
 )
@@ -55,7 +56,8 @@ class Candidate:
 
     def greedy(self, thresholds: Thresholds) -> BenchJudge:
         """What judges its choice for greedy requests."""
-        return BenchJudge(self.config.strategy, self.config.parameters, thresholds)
+        config = self.config
+        return BenchJudge(config.strategy, config.parameters, held_to(thresholds, config.evidence))
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class VllmServing(Strict):
     replicas: int = Field(
         2, ge=1, description="copies behind one address: with two, one may restart"
     )
-    port: int = Field(8000, ge=1, le=65535)
+    port: int = Field(8000, ge=1, le=65535, description="that the address listens on")
     image: str | None = Field(
         None,
         pattern=IMAGE,

@@ -119,6 +119,23 @@ def test_a_key_means_one_thing_in_all_commands() -> None:
     assert len(types) <= 120
 
 
+def test_help_explains_every_setting(run: Any) -> None:
+    """Also where an option that the command cannot do without is not there."""
+    from draftwell.flows.cli import main
+
+    silent = []
+    for name, command in main.all_commands().items():
+        if not command.all_keys():
+            continue
+        done = run(f"{name} --set help")
+        assert done.exit_code == 0, (name, done.output)
+        for one in command.all_keys():
+            found = re.search(rf"^{re.escape(one)}: (.+)\n( {{4}}\S.+)?", done.stdout, re.MULTILINE)
+            if found is None or not (found[2] or one == "STRATEGY.PARAMETER"):
+                silent.append(f"{name}: {one}")
+    assert not silent
+
+
 def test_help_of_a_command_fits_a_screen(help_pages: tuple[list[str], list[str]]) -> None:
     pages, _ = help_pages
     long = {

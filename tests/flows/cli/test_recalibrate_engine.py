@@ -79,9 +79,7 @@ class Loop:
             "levels": (1,),
             "tune_prompts": 8,
             "bench_prompts": 8,
-            "collect_tokens": 8,
-            "tune_tokens": 8,
-            "bench_tokens": 8,
+            "max_tokens": 8,
             **changes,
         }
         settings = PipelineSettings.model_validate(given)

@@ -27,9 +27,9 @@ from draftwell.flows.settings import PipelineSettings
 
 done = draftwell(
     PipelineSettings(
-        pair=sys.argv[1], prompts=Path(sys.argv[2]), collect_prompts=8, collect_tokens=16,
-        calibrate_prompts=2, tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2,
-        bench_tokens=8, threads=1,
+        pair=sys.argv[1], prompts=Path(sys.argv[2]), collect_prompts=8, max_tokens=16,
+        calibrate_prompts=2, tune_prompts=2, trials=3, bench_prompts=2,
+        threads=1,
     )
 )
 print("deployed" if done["bundle"] else "refused")

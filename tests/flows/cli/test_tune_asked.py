@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from draftwell.components.card.card import Card
 from draftwell.flows import settings as loop
 from draftwell.flows.cli.tune import resuming, typed, value_of
 from draftwell.flows.orchestration import whole
-from draftwell.flows.orchestration.whole import TuneModelsSettings, loop_settings, tune_models
+from draftwell.flows.orchestration.whole import TuneRequest, loop_settings, tune_models
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.distil import DistilRequest, find_target
 from draftwell.flows.steps.engine import at_address
@@ -97,6 +98,13 @@ def test_what_has_no_effect_is_refused_before_any_work(
     assert "Traceback" not in done.output
 
 
+class Shown(BaseModel):
+    """What a card says of the machine."""
+
+    fits: str
+    machine: str = "this one"
+
+
 def test_an_engine_elsewhere_may_have_a_device_that_this_machine_lacks(
     pair_file: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,10 +113,12 @@ def test_an_engine_elsewhere_may_have_a_device_that_this_machine_lacks(
     monkeypatch.setattr(
         at_address, "launched_at", lambda space, *_, **__: (seen.append(space), ("played", None))[1]
     )
-    monkeypatch.setattr(at_address, "engine_card", lambda space, found, asked: asked)
+    monkeypatch.setattr(
+        at_address, "engine_card", lambda space, found, asked: Shown(fits=asked.fits)
+    )
     monkeypatch.setattr(at_address, "keep_with_release", lambda *arguments: None)
-    asked: Any = tune_models(
-        TuneModelsSettings(
+    card = tune_models(
+        TuneRequest(
             pair=str(pair_file),
             engine="http://gpu1:8100",
             launcher="serve {port} {speculation_options}",
@@ -117,15 +127,18 @@ def test_an_engine_elsewhere_may_have_a_device_that_this_machine_lacks(
         lambda line: None,
     )
     assert seen[0].device == "cuda"
-    assert "is not known" in asked.fits
+    assert (card.fits, card.machine) == (
+        "not looked at, because the engine runs elsewhere",
+        "that of gpu1",
+    )
     assert "another machine" in machine_words("cuda")
     with raises_code("no_cuda"):
-        whole.device_of(TuneModelsSettings(device="cuda"))
+        whole.device_of(TuneRequest(device="cuda"))
 
 
 def test_vllm_takes_the_device_that_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "device_for", lambda named: "cuda")
-    assert loop_settings(TuneModelsSettings(engine="vllm"), "tiny", "cpu").device == "cuda"
+    assert loop_settings(TuneRequest(engine="vllm"), "tiny", "cpu").device == "cuda"
 
 
 def test_a_draft_is_distilled_for_the_target_of_a_pair_in_a_file(
@@ -141,7 +154,7 @@ def test_a_draft_is_distilled_for_the_target_of_a_pair_in_a_file(
 
     monkeypatch.setattr(whole, "run_distil", played)
     with pytest.raises(InterruptedError):
-        tune_models(TuneModelsSettings(pair=str(file), distil=1.0, device="cpu"), print)
+        tune_models(TuneRequest(pair=str(file), distil=1.0, device="cpu"), print)
 
 
 def test_the_command_of_a_bundle_elsewhere_names_it(models: Path, tmp_path: Path) -> None:
@@ -155,7 +168,7 @@ def test_the_command_of_a_bundle_elsewhere_names_it(models: Path, tmp_path: Path
 
 
 def test_an_unknown_setting_is_named_without_its_value() -> None:
-    asked = TuneModelsSettings(more={"bench_promts": "s3cret"})
+    asked = TuneRequest(more={"bench_promts": "s3cret"})
     with raises_code("bad_setting", "no setting bench_promts") as caught:
         loop_settings(asked, "default", "cpu")
     assert "s3cret" not in str(caught.value)

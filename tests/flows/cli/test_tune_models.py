@@ -15,7 +15,7 @@ from draftwell.components.card.card import Card
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.flows.loading import prompts_of
 from draftwell.flows.orchestration import whole
-from draftwell.flows.orchestration.whole import TuneModelsSettings, tune_models
+from draftwell.flows.orchestration.whole import TuneRequest, tune_models
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps import fits, outcome_card
 from draftwell.flows.steps.distil import Distilled, DistilRequest
@@ -85,7 +85,7 @@ def test_a_target_without_room_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(fits, "free_memory", lambda device: 1000)
     with raises_code("pair_too_large", "does not fit"):
         fits.said_to_fit(Workspace(spec.name, device="cpu"))
-    wanted = TuneModelsSettings(target=str(models / "Big Model"), device="cpu")
+    wanted = TuneRequest(target=str(models / "Big Model"), device="cpu")
     monkeypatch.setattr(whole, "run_loop", lambda settings: pytest.fail("it began"))
     with raises_code("pair_too_large", "does not fit"):
         tune_models(wanted, lambda line: None)
@@ -130,9 +130,9 @@ def test_too_few_prompts_are_refused_with_how_many_it_takes(tmp_path: Path) -> N
 
 
 def test_counts_that_are_named_stay() -> None:
-    settings = PipelineSettings(minutes=600, device="cpu", tune_tokens=9, bench_prompts=5)
+    settings = PipelineSettings(minutes=600, device="cpu", max_tokens=9, bench_prompts=5)
     counts = counts_for(settings, 0.01, 500)
-    assert (counts["tune_tokens"], "bench_prompts" in counts) == (9, False)
+    assert (counts["max_tokens"], "bench_prompts" in counts) == (9, False)
     assert counts["collect_prompts"] > PipelineSettings(device="cpu").collect_prompts
 
 
@@ -318,7 +318,7 @@ def test_a_draft_is_distilled_once_for_a_target_without_one(
 
     monkeypatch.setattr(whole, "run_distil", played)
     monkeypatch.setattr(whole, "run_loop", loop)
-    wanted = TuneModelsSettings(target=str(models / "Big Model"), distil=3.0, device="cpu")
+    wanted = TuneRequest(target=str(models / "Big Model"), distil=3.0, device="cpu")
     for _ in range(2):
         tune_models(wanted, lambda line: None)
     assert tuned == ["big-model-distilled"] * 2
@@ -348,6 +348,6 @@ def test_a_launcher_is_a_command_or_a_file_with_one(
     (tmp_path / "start").write_text(f"{command}\n")
     workspace: Any = SimpleNamespace(name="tiny", device="cpu")
     for launcher in (command, str(tmp_path / "start")):
-        settings = whole.TuneModelsSettings(engine="http://127.0.0.1:9", launcher=launcher)
+        settings = whole.TuneRequest(engine="http://127.0.0.1:9", launcher=launcher)
         whole.tune_there(settings, workspace)
     assert asked == [command, command]

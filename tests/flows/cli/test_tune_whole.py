@@ -33,7 +33,7 @@ def tune(
     (tmp_path / "gates" / "gates.yaml").write_text(json.dumps(ANY_SPEED | ANY_PREDICTION))
     monkeypatch.setenv("DRAFTWELL_GATES", str(tmp_path / "gates"))
     prompts = sharegpt(tmp_path / "chats.json", 40)
-    few = "--set trials=6 --set sampled_temperature=0 --set collect_tokens=24"
+    few = "--set trials=6 --set sampled_temperature=0 --set max_tokens=24"
     words = f"tune --target big --prompts {prompts} --device cpu --minutes 1 --json {few}"
     return lambda *more: run(words, *more)
 

@@ -88,7 +88,7 @@ def settings(place: Path, pair_file: Path, prompts_file: Path) -> PipelineSettin
         pair=str(pair_file),
         prompts=prompts_file,
         collect_prompts=6,
-        collect_tokens=8,
+        max_tokens=8,
         bench_prompts=2,
         sampled_prompts=3,
         threads=1,
@@ -721,12 +721,10 @@ def test_two_weeks(
         update={
             "source": "traffic",
             "collect_prompts": 8,
-            "collect_tokens": 16,
+            "max_tokens": 16,
             "calibrate_prompts": 2,
             "tune_prompts": 2,
-            "tune_tokens": 8,
             "trials": 3,
-            "bench_tokens": 8,
         }
     )
     let_any_speed_pass(monkeypatch, space.root / "registry")

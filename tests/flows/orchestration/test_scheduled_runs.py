@@ -168,13 +168,11 @@ class Place:
             source="traffic",
             out=self.folder / "dist",
             collect_prompts=prompts,
-            collect_tokens=traffic.TOKENS,
+            max_tokens=traffic.TOKENS,
             calibrate_prompts=2,
             tune_prompts=2,
-            tune_tokens=8,
             trials=3,
             bench_prompts=8,
-            bench_tokens=8,
             sampled_prompts=4,
             threads=1,
         )
@@ -477,7 +475,7 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(
     unbroken = collect_step.run_collect(
         open_pair(str(pair_file)),
         prompts_of(settings)["collect"],
-        CollectionSettings(max_tokens=settings.collect_tokens),
+        CollectionSettings(max_tokens=settings.max_tokens),
         folder=place.folder / "unbroken",
     )
     assert len(shards.shards) == MANY // 32
@@ -539,7 +537,7 @@ def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(
     wait_for_quiet(place, deployment)
     shards = TraceSet(place.traces)
     old = shards.shard(0).stat()
-    parameters = place.parameters(MANY, collect_tokens=23)
+    parameters = place.parameters(MANY, max_tokens=23)
     with place.client() as client:
         lost = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     wait_for("its process", place.engine, place.worker_log)

@@ -129,7 +129,7 @@ def left(own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> 
             pair=str(pair_file),
             source="traffic",
             collect_prompts=20,
-            collect_tokens=8,
+            max_tokens=8,
             bench_prompts=16,
             threads=1,
         ),

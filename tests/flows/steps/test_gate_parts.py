@@ -21,9 +21,9 @@ from draftwell.components.prompts.prompt import Prompt
 from draftwell.flows.context import StepContext
 from draftwell.flows.steps.gate_parts import checks, judged as parts
 from draftwell.flows.steps.gate_parts.bench import (
-    SHOWN,
     BenchJudge,
     SampledVerdict,
+    held_to,
     measured,
     sampled_verdict,
 )
@@ -42,7 +42,7 @@ from draftwell.serving.artifacts.decoding_config import DecodingConfig, SampledC
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.bundle.verdict import FAILED, PASSED, GateVerdict, Thresholds
 from draftwell.serving.runtime.pair import LoadedPair, over_slots
-from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.by_library import by_library, compiles
@@ -261,37 +261,6 @@ def test_a_champion_without_a_sampled_choice_decodes_what_it_would_serve(step: S
     assert (found.low, found.as_greedy) == (None, False), "a choice of its own was tuned"
 
 
-def test_other_strategies_are_measured_in_the_run_that_is_judged(step: StepContext) -> None:
-    """A table of another run would contradict the verdict; and a choice is not measured twice
-    because it names its defaults."""
-    rival, resources = champion(step.pair, None), fixed_resources(step.pair)
-    wanted = GateSettings(max_tokens=6, others=True)
-    choice = config("hf_dynamic", **build_strategy("hf_dynamic").config.model_dump())
-    report, verdict = measured(
-        step,
-        ROWS,
-        BenchJudge(choice.strategy, choice.parameters, ANY_SPEED),
-        resources,
-        rival,
-        wanted,
-    )
-    assert report.prompts == 4
-    shown = [entry.strategy for label, entry in report.strategies.items() if label != "champion"]
-    others = {"autoregressive", *SHOWN, "vanilla_sd"} - {"eagle3"}
-    assert sorted(shown) == sorted(others), "this pair has no head"
-    assert report.strategies[report.cost_reference or ""].strategy == "vanilla_sd"
-    assert verdict.checks
-    alone, _ = measured(
-        step,
-        ROWS,
-        BenchJudge(choice.strategy, choice.parameters, ANY_SPEED),
-        resources,
-        rival,
-        GateSettings(max_tokens=6),
-    )
-    assert len(alone.strategies) == 4
-
-
 def test_a_greedy_choice_that_was_just_measured_is_judged_by_that(
     step: StepContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +277,24 @@ def test_a_greedy_choice_that_was_just_measured_is_judged_by_that(
     found = parts.judged(step, ROWS, candidate, rival, limits, wanted, None, known)
     assert found.report is known
     assert "speedup" in {check.name for check in found.verdict.checks}
+
+
+@pytest.mark.parametrize(("allowed", "least"), [(0.02, 0.98), (0.1, 0.9), (0.5, 0.9), (None, 0.9)])
+def test_a_lossy_choice_is_held_to_the_loss_that_it_was_tuned_for(
+    allowed: float | None, least: float
+) -> None:
+    mine = config("csd")
+    mine.evidence["constraints"] = {"max_quality_loss": allowed}
+    candidate = parts.Candidate({"decoding_config": mine}, StrategyResources())
+    limits = Thresholds(min_quality_ratio=0.9)
+    assert candidate.greedy(limits).thresholds.min_quality_ratio == least
+    assert limits.min_quality_ratio == 0.9
+
+
+def test_the_loss_of_a_tuning_binds_where_gates_name_none() -> None:
+    bound = held_to(Thresholds(), {"constraints": {"max_quality_loss": 0.05}})
+    assert bound.min_quality_ratio == 0.95
+    assert held_to(Thresholds(), {}).min_quality_ratio is None
 
 
 def test_a_sampled_bench_measures_no_cost_ratio(step: StepContext) -> None:

@@ -128,7 +128,7 @@ def test_the_pipeline_collects_what_the_command_line_collects(
         prompts=prompts_file,
         bench_prompts=2,
         collect_prompts=3,
-        collect_tokens=8,
+        max_tokens=8,
     )
     monkeypatch.setattr(loop.shown, "table", lambda *given: None)
     made = loop.collect.fn(settings)["traces"]

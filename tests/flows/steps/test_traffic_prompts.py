@@ -35,7 +35,7 @@ def settings(
         source="traffic",
         spool=own_stores / "spool",
         collect_prompts=20,
-        collect_tokens=8,
+        max_tokens=8,
         bench_prompts=16,
         threads=1,
     )

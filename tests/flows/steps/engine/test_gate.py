@@ -131,7 +131,7 @@ def test_a_gate_that_passed_already_gives_its_figures_again(
     gate.find_engine_release.return_value.release.published = None
     store = SimpleNamespace(read_file=lambda published, file: kept.get(file))
     monkeypatch.setattr(gate, "Store", lambda: store)
-    settings: Any = SimpleNamespace(fresh=False, bench_tokens=8)
+    settings: Any = SimpleNamespace(fresh=False, max_tokens=8)
     space: Any = SimpleNamespace(workspace=SimpleNamespace(say=lambda line: None))
     assert gate.gate_as(settings, space, 2, [])["figures"] == [{"label": "ngram(k=5)"}]
     kept.clear()
