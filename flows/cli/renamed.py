@@ -22,6 +22,9 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
             for option in OF_CHOOSE
         },
         "--max-tokens": "--set max_tokens=N",
+        **dict.fromkeys(
+            ("--collect-tokens", "--tune-tokens", "--bench-tokens"), "--set max_tokens=N"
+        ),
         "--publish": "always so, but in `draftwell step choose`",
         "--no-publish": "--set publish=false of `draftwell step choose`",
         "--allow-lossy": "--set lossless_only=false",

@@ -111,9 +111,7 @@ def test_a_refused_choice_gives_way_to_plain_decoding(refused_once: dict[str, An
         "passed",
         None,
     )
-    assert {"autoregressive", "prompt_lookup", "hf_dynamic", "hybrid"} <= set(
-        refused_once["report"]["strategies"]
-    ), "all in one run, whatever the second release's has"
+    assert "autoregressive" in refused_once["report"]["strategies"]
 
 
 def test_both_classes_are_tuned_and_a_sampled_choice_alone_gives_way_first(
@@ -197,11 +195,9 @@ def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) 
     assert done.exit_code == 0, (done.output, done.exception)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     digest = TraceSet(space / "traces").digest()
-    (of_table, *_) = [
-        step for step in rows["hybrid"]["made_from"] if step["what"] == "acceptance_table"
-    ]
-    assert (of_table["where"], of_table["made_from"][0]["digest"]) == ("registry", digest)
     config = rows[shown(made)]["made_from"][0]
+    (of_table, *_) = [step for step in config["made_from"] if step["what"] == "acceptance_table"]
+    assert (of_table["where"], of_table["made_from"][0]["digest"]) == ("registry", digest)
     assert (config["what"], config["where"]) == ("decoding_config", "registry")
     assert {"acceptance_table", "verifier", "trace"} <= {
         step["what"] for step in config["made_from"]

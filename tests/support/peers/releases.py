@@ -48,8 +48,8 @@ def short_demo(pair: Path, prompts: Path, out: Path) -> str:
 
 
 def tokens_of(count: int) -> str:
-    """The settings for answers of so many tokens."""
-    return " ".join(f"--set {step}_tokens={count}" for step in ("collect", "tune", "bench"))
+    """The setting for answers of so many tokens."""
+    return f"--set max_tokens={count}"
 
 
 def settings_of(bundle: Path) -> dict[str, Any]:
