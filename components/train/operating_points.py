@@ -16,15 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import expit
 
 from draftwell.components.collect.trace_columns import column
+from draftwell.components.report.intervals import bootstrap_of_sums
 from draftwell.components.train.examples import Examples, VerifierLabel, read_examples
-from draftwell.components.train.metrics import rate
+from draftwell.components.train.metrics import RESAMPLES
 from draftwell.components.train.verifier import choose_threshold
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import SCALAR_NAMES, Verifier
@@ -67,6 +69,7 @@ class ScoredTokens:
         begins: `[rows]` whether a text begins here.
         accepted: `[rows]` chance that the target keeps the token when it judges it.
         rejected: `[rows]` how much it counts as one to be rejected (`VerifierLabel.rejected`).
+        prompt: `[rows]` ids of the prompts.
         max_run: SPRINTER's cap.
     """
 
@@ -74,24 +77,39 @@ class ScoredTokens:
     begins: np.ndarray
     accepted: np.ndarray
     rejected: np.ndarray
+    prompt: np.ndarray
     max_run: int = MAX_RUN
 
     def at(self, threshold: float) -> OperatingPoint:
         """What it does at a threshold."""
+        run, eta_fp, eta_tp = figures_of(self.counts(threshold).sum(0)).tolist()
+        return OperatingPoint(
+            float(threshold),
+            run,
+            *(None if math.isnan(share) else share for share in (eta_fp, eta_tp)),
+        )
+
+    def counts(self, threshold: float) -> np.ndarray:
+        """`[prompts, 6]` in the order of their ids: tokens that stay and target calls; tokens to be
+        rejected that are kept, and all of them; the others that are kept, and all of them."""
         kept = self.score >= threshold
         row = np.arange(len(kept))
         # a stretch of kept tokens begins with a text and behind a token that is not kept
         fresh = self.begins | np.concatenate([[True], ~kept[:-1]])
         place = row - np.maximum.accumulate(np.where(fresh, row, 0)) + 1
         judged = ~kept | (place % self.max_run == 0)
-        calls = int(judged.sum())
-        stay = float((~judged).sum() + self.accepted[judged].sum())
-        return OperatingPoint(
-            float(threshold),
-            stay / calls if calls else math.inf,
-            rate(kept, self.rejected),
-            rate(kept, 1 - self.rejected),
-        )
+        stays = np.where(judged, self.accepted, 1.0)
+        rows = [stays, judged, *(part for side in self._sides for part in (kept * side, side))]
+        place_of = self._places
+        return np.stack([np.bincount(place_of, one) for one in rows], axis=1)
+
+    @cached_property
+    def _sides(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.rejected, 1 - self.rejected
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        return np.unique(self.prompt, return_inverse=True)[1]
 
     def at_run_length(self, wanted: float) -> OperatingPoint:
         """Where the run length is nearest to the wanted one; of equally near thresholds the
@@ -105,6 +123,34 @@ class ScoredTokens:
         """The lowest threshold that keeps at most this share of the tokens to be rejected, as a
         verifier's own is chosen."""
         return self.at(choose_threshold(self.rejected, self.score, wanted))
+
+
+def figures_of(counts: np.ndarray) -> np.ndarray:
+    """`[..., 6]` sums as in `ScoredTokens.counts` → `[..., 3]` run length, η_FP and η_TP; NaN of
+    nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: np.ndarray = counts[..., 0::2] / counts[..., 1::2]
+    return found
+
+
+def difference(
+    figure: Literal["run_length", "eta_fp"],
+    one: tuple[ScoredTokens, OperatingPoint],
+    other: tuple[ScoredTokens, OperatingPoint],
+) -> tuple[float, float, float]:
+    """A figure of one score at its point less that of another at its own, with the ends of its
+    95 % interval: a paired bootstrap over prompts, the thresholds being what they are."""
+    column_of = {"run_length": 0, "eta_fp": 1}[figure]
+    both = np.concatenate(
+        [tokens.counts(point.threshold) for tokens, point in (one, other)], axis=1
+    )
+
+    def measure(sums: np.ndarray) -> np.ndarray:
+        first, second = (figures_of(sums[..., i : i + 6])[..., column_of] for i in (0, 6))
+        return np.asarray(first - second)[..., None]
+
+    low, high = bootstrap_of_sums(both, measure, resamples=RESAMPLES)
+    return float(measure(both.sum(0))[0]), float(low[0]), float(high[0])
 
 
 class Comparison(NamedTuple):
@@ -165,7 +211,12 @@ def scored_tokens(
     rejected = (label or VerifierLabel()).rejected(examples)
     return {
         name: ScoredTokens(
-            scores_of(verifier, examples), begins, examples.accepted, rejected, max_run
+            scores_of(verifier, examples),
+            begins,
+            examples.accepted,
+            rejected,
+            examples.prompt,
+            max_run,
         )
         for name, verifier in verifiers.items()
     }

@@ -16,6 +16,7 @@ from draftwell.components.train.operating_points import (
     ScoredTokens,
     compare,
     confidence_rule,
+    difference,
     scored_tokens,
 )
 from draftwell.serving.artifacts.verifier import Verifier
@@ -55,6 +56,7 @@ def random_tokens(seed: int, rows: int = 300, max_run: int = 4) -> ScoredTokens:
         begins,
         rng.random(rows).astype(np.float32),
         (rng.random(rows) < 0.5).astype(np.float64),
+        np.sort(rng.integers(0, 7, rows)),
         max_run,
     )
 
@@ -71,7 +73,8 @@ def test_run_lengths_are_those_of_a_walk_along_the_texts(seed):
 
 def test_rates_are_shares_of_the_tokens_to_be_rejected_and_of_the_others():
     score, rejected = np.array([0.9, 0.8, 0.4, 0.2]), np.array([0.0, 1.0, 1.0, 0.0])
-    tokens = ScoredTokens(score, np.arange(4) == 0, np.zeros(4, np.float32), rejected)
+    prompt = np.zeros(4, int)
+    tokens = ScoredTokens(score, np.arange(4) == 0, np.zeros(4, np.float32), rejected, prompt)
     assert tokens.at(0.5)[2:] == (0.5, 0.5)
     assert tokens.at(0.85)[2:] == (0.0, 0.5)
 
@@ -85,7 +88,7 @@ def test_at_equal_cost_the_better_score_lets_fewer_bad_tokens_pass_or_asks_less_
 
     def tokens(noise: float, level: float) -> ScoredTokens:
         score = 0.2 * (1 - rejected) + noise * rng.random(4000) + level
-        return ScoredTokens(score, begins, accepted, rejected)
+        return ScoredTokens(score, begins, accepted, rejected, begins.cumsum())
 
     both = {"verifier": tokens(0.2, 0.05), "confidence": tokens(0.6, 0.1)}
     assert both["verifier"].at(0.5).run_length < both["confidence"].at(0.5).run_length
@@ -102,8 +105,15 @@ def test_at_equal_cost_the_better_score_lets_fewer_bad_tokens_pass_or_asks_less_
     assert verifier.eta_fp is not None
     assert confidence.eta_fp is not None
     assert verifier.eta_fp < confidence.eta_fp - 0.1
+    value, low, high = difference(
+        "eta_fp", (both["verifier"], verifier), (both["confidence"], confidence)
+    )
+    assert value == pytest.approx(verifier.eta_fp - confidence.eta_fp)
+    assert low < value < high < 0, "over 80 prompts the verifier is better beyond chance"
     verifier, confidence = pair_of(found.at_eta_fp)
     assert verifier.run_length > confidence.run_length * 1.5
+    same = (both["verifier"], verifier)
+    assert difference("run_length", same, same) == (0.0, 0.0, 0.0)
 
 
 def test_the_confidence_rule_ranks_by_confidence():
