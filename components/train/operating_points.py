@@ -6,7 +6,7 @@ speed. So scores are compared where they ask the target equally often (which of 
 tokens pass?), and where they let as many bad tokens pass (which asks the target less often?). Both
 are read from a trace, without a model.
 
-Runs are counted along the trace's texts: a run goes on while the score of the draft's token is at
+Runs are counted along the trace's texts: a run lasts while the score of the draft's token is at
 least τ; the target judges the first token below it, or the last of a run at its cap, and the next
 run begins behind it. Texts of kind `mixed` are those that SPRINTER meets.
 """

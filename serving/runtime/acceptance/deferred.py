@@ -4,7 +4,7 @@ the draft (FLy, 2511.22972, section 2.2).
 Entropy gate: the entropy h of the target's raw distribution at the rejected position is at least
 theta. Deferred window: the W draft tokens behind it exist and pass the exact test, each behind the
 draft's own words; a second rejection among them means that the target corrects an error. A token
-that stays is kept, and judging goes on behind it.
+that stays is kept, and judging continues behind it.
 
 Ours: no stop or special token stays, nor one that bans, top-k or top-p rule out; a request that
 penalises or biases tokens is judged exactly.

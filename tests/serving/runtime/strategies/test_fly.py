@@ -65,7 +65,7 @@ def test_greedy_fly_is_the_papers_equations(rounds, entropy, theta, window):
     assert rejected > 0 or theta == 0
 
 
-@pytest.mark.parametrize(("theta", "window"), [(0.3, 1), (0.0, 0), (0.8, 1)])
+@pytest.mark.parametrize(("theta", "window"), [(0.6, 1), (0.0, 0)])
 def test_sampled_fly_has_the_law_of_the_equations(rounds, theta, window):
     pair, sampling = tables(3, vocab=3, temperature=1.0), Sampling(max_tokens=4, temperature=1.0)
     settings = {"num_speculative_tokens": 2, "threshold": theta, "window": window}
@@ -139,7 +139,8 @@ def test_a_window_that_never_fits_is_vanilla_speculative_decoding_or_refused():
     with raises_code("bad_parameter", "window 6", "num_speculative_tokens 6"):
         build_strategy("fly", {"num_speculative_tokens": 6})
     for temperature in (0.0, 1.0):
-        pair, settings = pairs()[0], {"max_tokens": 60, "temperature": temperature, "seed": 4}
+        pair = pairs()[0]
+        settings: dict[str, Any] = {"max_tokens": 60, "temperature": temperature, "seed": 4}
         never = {"num_speculative_tokens": 4, "window": 3, "threshold": 1.5}
         mine = decode(pair.models, PROMPT, "fly", never, **settings)
         vanilla = decode(
