@@ -158,8 +158,8 @@ def test_algorithm_1_to_the_letter_is_not_lossless(letter):
 @pytest.mark.parametrize(("frequency", "tau"), [(1, 0.01), (2, 0.3), (math.inf, 0.01)])
 def test_csd_is_algorithm_1_behind_a_first_token_of_the_target(rounds, frequency, tau, temperature):
     """Tokens, rounds, rescues and the memory, which two requests fill in turn."""
-    saved, budget = 0, 24 if frequency == 2 else 40
-    for seed, pair in enumerate(some_pairs(with_llamas=frequency == 2)):
+    saved, budget = 0, 24 if frequency == 1 else 40
+    for seed, pair in enumerate(some_pairs(with_llamas=frequency == 1)):
         pair = warm(pair, temperature)
         memory = CorrectionMemory({(1, 2): 1, (3, 4): 5}, ORIGIN)
         resources = replace(table_resources(correction_memory=memory), deterministic=False)
