@@ -196,6 +196,7 @@ EXPORTED: dict[str, Callable[[Any], Speculation | None]] = {
     "lossy_sd": lambda config: fixed_length(
         config, "lossy_sd's threshold on p(x)/p(t*) is left out."
     ),
+    "fly": lambda config: fixed_length(config, "FLy's deferral of rejections is left out."),
 }
 """Strategy → what other engines can do of it, by its config; None, or no entry: nothing sensible
 would remain."""

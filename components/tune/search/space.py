@@ -40,7 +40,7 @@ def steps(low: float, high: float, step: float) -> tuple[float, ...]:
 
 
 PYRAMID_LENGTHS, PYRAMID_TAUS = (1, 2, 3, 4, 5, 7, 10, 15, 20, 25), (0.2, 0.3, 0.4, 0.5)
-"""The grid of PyramidSD, section 4.1; l_D is half of l_Q."""
+"""The grid of PyramidSD, section 4.1 and Table 2: every l_D below every l_Q."""
 
 REPLAYED: dict[str, Space] = {
     "vanilla_sd": {"num_speculative_tokens": range(1, 13)},
@@ -97,9 +97,19 @@ MEASURED: dict[str, Space] = {
     "fuzzy_sd": {"num_speculative_tokens": (3, 5, 7), "tau": (0.05, 0.1, 0.2, 0.3)},
     "mentored": {"num_speculative_tokens": (3, 5, 7), "budget": (0.05, 0.1, 0.2, 0.4)},
     "lossy_sd": {"num_speculative_tokens": (3, 5, 7), "tau": (0.3, 0.45, 0.6, 0.8)},
-    "pyramid_assisted": {"num_speculative_tokens": PYRAMID_LENGTHS, "tau_target": PYRAMID_TAUS},
+    "fly": {
+        "num_speculative_tokens": (10, 15),
+        "threshold": (0.05, 0.1, 0.3),
+        "window": (3, 6),
+    },
+    "pyramid_assisted": {
+        "num_speculative_tokens": PYRAMID_LENGTHS,
+        "num_draft_tokens": PYRAMID_LENGTHS,
+        "tau_target": PYRAMID_TAUS,
+    },
     "pyramid_fuzzy": {
         "num_speculative_tokens": PYRAMID_LENGTHS,
+        "num_draft_tokens": PYRAMID_LENGTHS,
         "tau_target": PYRAMID_TAUS,
         "tau_qualifier": PYRAMID_TAUS,
     },
@@ -165,8 +175,9 @@ def completed(strategy: str, point: Mapping[str, Any]) -> dict[str, Any]:
         parameters["overlap_tau"] = 0.0  # a serial SPIDE has no continuation that it could end
     if strategy == "eagle3":  # a chain has no tree's tokens, and no threshold ends a tree
         parameters.pop("tree_tokens" if point.get("top_k", 1) == 1 else "threshold", None)
-    if strategy.startswith("pyramid_"):  # l_D is about half of l_Q
-        parameters["num_draft_tokens"] = max(1, point["num_speculative_tokens"] // 2)
+    if strategy.startswith("pyramid_"):  # the qualifier adds one token of its own to l_Q
+        longest = max(1, point["num_speculative_tokens"] - 1)
+        parameters["num_draft_tokens"] = min(point["num_draft_tokens"], longest)
     return parameters
 
 

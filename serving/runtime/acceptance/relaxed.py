@@ -3,8 +3,11 @@
 `Fuzzy` (fuzzy speculative decoding, 2502.20704; PyramidSD, section 3.2): keep iff Div(p̄, q̄) <=
 tau, else sample the judge's own warped distribution p. Not a residual: the decision does not depend
 on which token q drew, so p is what is left. Ours: a request that penalises or biases tokens is
-judged exactly, because p̄ and q̄ do not know of it. `SampleAndMatch` (assisted decoding; PyramidSD,
-section 3.4): the judge draws t from p; keep iff x = t, else t.
+judged exactly, because p̄ and q̄ do not know of it.
+
+PyramidSD's section 3.4 has two readings. `SampleAndMatch` (assisted decoding): the judge draws t
+from p; keep iff x = t, else t. `RatioOrOwn`: keep with probability min(1, p/q) as speculative
+decoding does, but at a rejection draw from p instead of the residual.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from draftwell.serving.runtime.acceptance.divergence import DivergenceName
-from draftwell.serving.runtime.acceptance.exact import Exact
+from draftwell.serving.runtime.acceptance.exact import Exact, keeps
 from draftwell.serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
 from draftwell.serving.runtime.commands import Step
 from draftwell.serving.runtime.logits import Divergence, Span
@@ -55,6 +58,22 @@ class SampleAndMatch(InOrder):
     def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
         own = (yield from target.draw(i, rng.sample)).token
         return KEPT if own == draft.tokens[i] else TokenDecision(own)
+
+
+class RatioOrOwn(Exact):
+    """Keep a token with probability min(1, p/q), else the judge draws from its own p.
+
+    More is kept than by `SampleAndMatch`, Σ min(p, q) for Σ p·q, but the output is not the
+    judge's own: a token follows min(p, q) + (1 − β)·p with β = Σ min(p, q), whose total variation
+    from p is at most β(1 − β) ≤ ¼.
+    """
+
+    lossless: ClassVar[bool] = False
+
+    def look(self, draft: Draft, i: int, target: Span, rng: Streams) -> Step[TokenDecision]:
+        if (yield from keeps(draft, i, target, rng)):
+            return KEPT
+        return TokenDecision((yield from target.draw(i, rng.sample)).token)
 
 
 def could_be_rejected(draft: Draft, i: int, target: Span) -> Step[bool]:

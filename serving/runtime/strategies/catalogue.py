@@ -34,6 +34,7 @@ from draftwell.serving.runtime.strategies.lossless.spide import Spide
 from draftwell.serving.runtime.strategies.lossless.suffix import SuffixDecoding
 from draftwell.serving.runtime.strategies.lossless.swift import Swift
 from draftwell.serving.runtime.strategies.lossy.csd import CSD
+from draftwell.serving.runtime.strategies.lossy.fly import FLy
 from draftwell.serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
 from draftwell.serving.runtime.strategies.lossy.lossy_sd import LossySD
 from draftwell.serving.runtime.strategies.lossy.mentored import Mentored
@@ -66,6 +67,7 @@ OUR_STRATEGIES: dict[str, type[Strategy]] = {
     "fuzzy_sd": FuzzySD,
     "mentored": Mentored,
     "lossy_sd": LossySD,
+    "fly": FLy,
     "pyramid_assisted": PyramidAssisted,
     "pyramid_fuzzy": PyramidFuzzy,
 }

@@ -302,6 +302,7 @@ def test_three_models_of_three_vocabularies(tmp_path: Path) -> None:
         ("csd", {}),
         ("mentored", {}),
         ("lossy_sd", {}),
+        ("fly", {}),
     ):
         strategy = build_strategy(name, parameters, table_resources(HIDDEN))
         job = pair.engine().generate(case.prompt, asked, strategy)

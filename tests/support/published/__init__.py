@@ -1,2 +1,2 @@
-"""Generation loops of published repositories, retold from their code without caches, batches or
-processes, for comparison with ours."""
+"""Generation loops of published repositories and algorithms of papers, retold from their text
+without caches, batches or processes, for comparison with ours."""

@@ -1,5 +1,5 @@
 """REST: a trie of what followed the longest match in a datastore is the draft, verified as a tree
-(He 2023, 2311.08252)."""
+(He 2023, 2311.08252). A rival of DuoDecoding's Table 1."""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from draftwell.serving.runtime.acceptance.divergence import DivergenceName, check_support
-from draftwell.serving.runtime.acceptance.relaxed import Fuzzy, SampleAndMatch
+from draftwell.serving.runtime.acceptance.relaxed import Fuzzy, RatioOrOwn, SampleAndMatch
 from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.stopping import FixedLength
@@ -24,7 +25,11 @@ class PyramidConfig(StrategyConfig):
     """What both variants share."""
 
     num_draft_tokens: int = Field(
-        5, ge=1, le=32, description="l_D: draft tokens per inner round, about half of l_Q"
+        5,
+        ge=1,
+        le=32,
+        description="l_D: draft tokens per inner round; of the paper's settings 5 of 20 and 3 of "
+        "25 are the fastest",
     )
     num_speculative_tokens: int = Field(
         10, ge=1, le=32, description="l_Q: qualified tokens that the target judges at once"
@@ -62,16 +67,20 @@ class Pyramid(Strategy):
 
 
 class PyramidAssisted(Pyramid):
-    """PSD_A: the qualifier keeps what it would have drawn itself."""
+    """PSD_A: the qualifier falls back on its own distribution."""
 
     name = "pyramid_assisted"
     paper = "PyramidSD, section 3.4 (PSD_A)"
 
     class Config(PyramidConfig):
-        pass
+        qualifier_rule: Literal["match", "ratio"] = Field(
+            "match",
+            description="when the qualifier keeps a token: match, if it draws the same, so that "
+            "its text is its own; ratio, with probability min(1, p/q)",
+        )
 
     def qualifies(self) -> AcceptanceRule:
-        return SampleAndMatch()
+        return SampleAndMatch() if self.config.qualifier_rule == "match" else RatioOrOwn()
 
 
 class PyramidFuzzy(Pyramid):

@@ -4,20 +4,26 @@ the stages are counted."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.acceptance.divergence import divergence
+from draftwell.serving.runtime.acceptance.relaxed import RatioOrOwn, SampleAndMatch
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.stats import Stats
 from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.types import Draft
 from tests.support.errors import raises_code
-from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.joint_distributions import furthest
+from tests.support.models.counters import counters
+from tests.support.models.enumeration import Oracle, joint_law, law_of, true_law
+from tests.support.models.joint_distributions import Context, furthest
 from tests.support.models.resources import decode, table_pair
+from tests.support.models.spans import decided, span_of
 from tests.support.models.table_model import TableModel
 
 BOTH = ("pyramid_assisted", "pyramid_fuzzy")
@@ -182,6 +188,100 @@ def test_assisted_follows_fuzzy_sd_with_the_qualifier_as_draft(tau, warpers):
             sampling,
         )
         assert furthest(law, expected) < 1e-6
+
+
+RATIO = {"qualifier_rule": "ratio"}
+
+
+def own_with_ratio(qualifier: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """How a token falls that is kept with min(1, p/q) and else drawn from p."""
+    both = torch.minimum(qualifier, draft)
+    return both + (1 - both.sum()) * qualifier
+
+
+@pytest.mark.parametrize(("tau", "temperature"), [(0.0, 1.0), (0.1, 0.7)])
+def test_assisted_by_ratio_follows_its_rule_where_the_draft_proposed(tau, temperature):
+    """Of two ready tokens the draft proposes the first, and the second is the qualifier's own
+    draw, whether it is a bonus or stands behind a rejection."""
+    models, sampling = table_pair(2, noise=1.5), Sampling(max_tokens=4, temperature=temperature)
+    parameters = {"num_draft_tokens": 1, "num_speculative_tokens": 2, "tau_target": tau, **RATIO}
+    law = joint_law(lambda: build_strategy("pyramid_assisted", parameters), models, [0], sampling)
+    two = {"target": models["target"], "draft": models["qualifier"]}
+
+    def expected(proposed: bool, at: Context, ids: list[int]) -> torch.Tensor:
+        if divergence("js", at.P, at.Q, 0) > tau:
+            return at.p
+        if not proposed:
+            return at.q
+        third = Context({**two, "draft": models["draft"]}, ids, sampling)
+        return own_with_ratio(at.q, third.q)
+
+    wanted: dict[tuple[int, ...], float] = {(): 1.0}
+    for place in range(4):
+        longer: dict[tuple[int, ...], float] = {}
+        for text, mass in wanted.items():
+            at = Context(two, ids := [0, *text], sampling)
+            shares = expected(place == 1, at, ids) if place in (1, 2) else at.p
+            for token, share in enumerate(shares.tolist()):
+                if share > 0:
+                    longer[(*text, token)] = mass * share
+        wanted = longer
+    assert furthest(law, wanted) < 1e-6
+    match = joint_law(
+        lambda: build_strategy("pyramid_assisted", parameters | {"qualifier_rule": "match"}),
+        models,
+        [0],
+        sampling,
+    )
+    assert (furthest(match, wanted) > 1e-3) == (tau > 0)
+
+
+@given(
+    st.lists(st.floats(0.001, 1), min_size=2, max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_what_each_reading_of_psd_a_guarantees(weights, random):
+    """By match a token follows the qualifier's p, whatever the draft's q. By ratio it is within
+    β(1 − β) ≤ 1/4 of it in total variation, and kept more often: β = Σ min(p, q) ≥ Σ p·q."""
+    p = torch.tensor(weights, dtype=torch.float64)
+    q = torch.tensor([random.random() ** 4 + 1e-3 for _ in weights], dtype=torch.float64)
+    p, q = p / p.sum(), q / q.sum()
+
+    def law_and_kept(rule: Any) -> tuple[torch.Tensor, float]:
+        def one(oracle: Oracle) -> tuple[int, bool]:
+            sampling = Sampling(temperature=1.0)
+            token = oracle.draw(q)
+            draft = Draft([token], [span_of(q.log().float()[None], sampling)])
+            rows = span_of(p.log().float().repeat(2, 1), sampling)
+            found = decided(rule.judge(draft, rows, oracle, bonus=False))
+            return (token, True) if found.accepted else (found.token, False)
+
+        law = law_of(one)
+        shares = [sum(m for (x, _), m in law.items() if x == token) for token in range(len(p))]
+        return torch.tensor(shares, dtype=torch.float64), sum(
+            m for (_, kept), m in law.items() if kept
+        )
+
+    own, matched = law_and_kept(SampleAndMatch())
+    assert torch.allclose(own, p, atol=1e-6)
+    assert matched == pytest.approx(float((p * q).sum()), abs=1e-6)
+    other, kept = law_and_kept(RatioOrOwn())
+    beta = float(torch.minimum(p, q).sum())
+    assert torch.allclose(other, own_with_ratio(p, q), atol=1e-6)
+    assert kept == pytest.approx(beta, abs=1e-6)
+    assert kept >= matched - 1e-6
+    assert float((other - p).abs().sum()) / 2 <= beta * (1 - beta) + 1e-6 <= 0.25 + 2e-6
+
+
+def test_greedy_both_readings_of_psd_a_are_one():
+    for seed in range(4):
+        models = table_pair(8, seed=seed, noise=1.2)
+        match, ratio = (
+            run("pyramid_assisted", models, {"tau_target": 0.05, **one}, max_tokens=40)
+            for one in ({}, RATIO)
+        )
+        assert match.output == ratio.output
+        assert counters(match.session.stats) == counters(ratio.session.stats)
 
 
 @pytest.mark.parametrize("name", BOTH)

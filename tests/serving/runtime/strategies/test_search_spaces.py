@@ -73,8 +73,9 @@ SIZES = {
     "fuzzy_sd": 12,
     "mentored": 12,
     "lossy_sd": 12,
-    "pyramid_assisted": 40,
-    "pyramid_fuzzy": 100,
+    "fly": 12,
+    "pyramid_assisted": 204,
+    "pyramid_fuzzy": 510,
     "suffix": 12,
     "rest": 6,
     "lookahead": 4,
@@ -93,6 +94,20 @@ def test_every_searched_strategy_has_a_size() -> None:
 def test_the_number_of_configurations(name: str) -> None:
     found = combinations(name)
     assert len(set(found)) == len(found) == SIZES[name]
+
+
+@pytest.mark.parametrize("name", ["pyramid_assisted", "pyramid_fuzzy"])
+@pytest.mark.parametrize(("l_d", "l_q"), [(5, 20), (3, 25), (2, 4), (1, 1)])
+def test_pyramids_lengths_are_free_of_one_another(name: str, l_d: int, l_q: int) -> None:
+    """The paper's fastest are 5 of 20 and 3 of 25 (Table 2), its rule of thumb half."""
+    lengths = [
+        (one.parameters["num_draft_tokens"], one.parameters["num_speculative_tokens"])
+        for one in combinations(name)
+    ]
+    assert (l_d, l_q) in lengths
+    assert all(drafted < max(2, ready) for drafted, ready in lengths), (
+        "longer drafts than the target is given are drafts of that length"
+    )
 
 
 @pytest.fixture(scope="module")
