@@ -51,7 +51,7 @@ def break_even_costs(
 def crossings(function: Callable[[float], float], places: Iterable[float]) -> list[float]:
     """Where a function changes its sign, once between two places that have different signs.
 
-    >>> crossings(lambda x: x * x - 4, (0, 1, 3, 5))
+    >>> [round(place, 6) for place in crossings(lambda x: x * x - 4, (0, 1, 3, 5))]
     [2.0]
     """
     points = [(place, function(place)) for place in places]

@@ -6,6 +6,7 @@ token, so that plain decoding writes one token in each unit of time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
@@ -150,7 +151,8 @@ def sprinter(
     kept, wrong = verifier
     whole = (1 - pair.alpha) / (1 - pair.alpha * kept)  # chance that it errs nowhere in the run
     tokens = (kept - whole) / (1 - kept) + whole / (1 - wrong) + 1
-    return tokens / (tokens * pair.c + seconds_at(pair.verify, max(1.0, tokens)))
+    seconds = seconds_table(pair.verify, math.ceil(tokens))
+    return tokens / (tokens * pair.c + float(np.interp(tokens, range(len(seconds)), seconds)))
 
 
 def rescued(kept: float, kept_with: float, gamma: int) -> float:
@@ -200,7 +202,7 @@ def pyramid_sd(pair: Pair, qualifier: Qualifier) -> float:
     It depends on a third model, so that it has no place on a plane of c and α.
 
     >>> round(pyramid_sd(Pair(c=0.15, alpha=0.6), Qualifier(0.4, 0.8, 0.95)), 2)
-    1.64
+    2.24
     """
     lengths = range(1, LONGEST + 1)
     drafted = max(  # tokens per unit of time that draft and qualifier write together

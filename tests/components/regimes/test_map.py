@@ -11,7 +11,12 @@ from PIL import Image
 
 from draftwell.components.regimes import picture
 from draftwell.components.regimes.page import rows
-from draftwell.components.regimes.points import LEFT_OUT, our_points, published_points
+from draftwell.components.regimes.points import (
+    LEFT_OUT,
+    Point,
+    our_points,
+    published_points,
+)
 from draftwell.components.regimes.speedups import METHODS, Placement, sd
 from tests.support.paths import REPO
 
@@ -90,10 +95,14 @@ def test_a_map_is_drawn_with_its_own_points(
     placement: Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(picture, "GRID", 12)
-    named = []
-    monkeypatch.setattr(picture, "name_of", lambda point: named.append(point) or str(point.name))
+    named: list[Point] = []
+
+    def name_of(point: Point) -> str:
+        named.append(point)
+        return point.name
+
+    monkeypatch.setattr(picture, "name_of", name_of)
     path = picture.draw_map(placement, list(published_points()), tmp_path / "map.png")
     with Image.open(path) as image:
-        assert image.getpixel((2, 2))[:3] == (255, 255, 255)
-    assert named
+        assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
     assert {point.placement for point in named} == {placement}
