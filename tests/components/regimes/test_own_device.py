@@ -50,8 +50,7 @@ def test_acceptance_is_that_of_the_fastest_replay_of_sd() -> None:
 def test_a_pair_is_asked_with_its_own_cost_and_acceptance() -> None:
     found = own_device(profile(), [trial(0.9, 5)])
     assert found is not None
-    pair = Pair(0.145, pytest.approx(0.9))
-    assert (found.c, found.acceptance) == pair[:2]
+    assert (found.c, found.acceptance) == (0.145, pytest.approx(0.9))
     assert found.speedup == pytest.approx(spide(Pair(0.145, 0.9), Placement.OWN), rel=0.03)
     assert found.in_turn == pytest.approx(sd(Pair(0.145, 0.9)))
     # time outside passes is spent on every token of plain decoding, too
