@@ -81,6 +81,8 @@ class Card(Frozen):
     loses: str | None = None
     """Of a lossy choice: what it loses, with the figure, as a clause."""
     tried: tuple[Tried, ...] = ()
+    own_device: str | None = None
+    """What a device of its own for the draft would give by formula, as a clause."""
     verdict: str
     """passed, failed or undecided, by the gate."""
     needs: str | None = None

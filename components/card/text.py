@@ -28,7 +28,7 @@ LABEL = 9
 """Columns of a fact's name."""
 MOST_LINES = 2
 """Of a fact, and of what was tried."""
-MOST_KINDS, MOST_LEVELS, MOST_TRIED = 5, 4, 3
+MOST_KINDS, MOST_LEVELS, MOST_TRIED = 5, 4, 2
 """Rows that are shown; a line says how many more there are."""
 ON_THE_PAGE = ("models", "bundle")
 """Facts that the terminal leaves to the page."""

@@ -77,6 +77,7 @@ def facts(card: Card) -> dict[str, str]:
         "settings": settings_of(card.parameters),
         "exact": f"no, {card.loses}" if card.loses else LOSSLESS if card.exact else ROUNDED,
         "gate": card.verdict + (f", release {card.release}" if card.release is not None else ""),
+        "formula": card.own_device,
         "memory": memory,
         "fits": card.fits,
         "machine": f"{card.machine}, {card.dtype}",

@@ -210,6 +210,41 @@ class Rollouts(_Part):
         return " ".join([*found, "Use a longer `step collect --set rollout=…`."]) if found else ""
 
 
+class OwnDevice(_Part):
+    """What a device of its own for the draft, as fast as this one, would give by formula
+    (`draftwell.components.regimes`). Nothing of it is measured.
+
+    Args:
+        c: seconds of a draft pass over those of plain decoding's token.
+        acceptance: chance that speculative decoding keeps a draft token, by replay.
+        method: the fastest there.
+        speedup, in_turn: times plain decoding with that device, and with both models on one.
+
+    >>> OwnDevice(c=0.1, acceptance=0.9, method="SPIDE", speedup=4.21, in_turn=3.44).words
+    'with a device of its own the draft would give about 4.2 times plain decoding (SPIDE), in \
+turn about 3.4; by formula, not measured'
+    """
+
+    c: float
+    acceptance: float
+    method: str
+    speedup: float
+    in_turn: float
+
+    @property
+    def words(self) -> str:
+        """As a clause."""
+        own, in_turn = f"{self.speedup:.1f}", f"{self.in_turn:.1f}"
+        if own == in_turn:
+            found = f"the draft would give about {own} times plain decoding, as much as in turn"
+        else:
+            found = (
+                f"the draft would give about {own} times plain decoding ({self.method}), in turn "
+                f"about {in_turn}"
+            )
+        return f"with a device of its own {found}; by formula, not measured"
+
+
 class TuningEvidence(_Part):
     """A tuning's choice and all that it rests on.
 
@@ -220,6 +255,7 @@ class TuningEvidence(_Part):
         levels: draft lengths of the choice by the number of requests that are decoded together;
             empty where only single requests were measured.
         loads: what the levels were chosen by.
+        own_device: what the draft would give on a device of its own, by formula.
         left_out: strategy → why it was not tried; "champion" → why the champion was not measured.
         artifacts: kind → digest of what was tuned with.
         max_tokens, replayed_tokens: tokens per prompt as measured and as predicted.
@@ -239,6 +275,7 @@ class TuningEvidence(_Part):
     measured: list[Metrics] = []
     levels: list[Level] = []
     loads: list[Figure] = []
+    own_device: OwnDevice | None = None
     champion: Choice | None = None
     constraints: Constraints | None = None
     left_out: dict[str, str] = {}

@@ -75,7 +75,7 @@ def card_of(
     entry = None if report is None else entry_of(report, choice)
     plain = choice.name == PLAIN.name
     speed = None if entry is None or plain else speed_of(entry)
-    lost = loses(result)
+    lost, evidence = loses(result), evidence_in(space)
     meanwhile = None if result is outcome else "plain decoding serves meanwhile"
     needed = "; ".join(part for part in (meanwhile, needs(speed, asked, result)) if part)
     return Card(
@@ -91,7 +91,8 @@ def card_of(
         by_requests=tuple(by_requests(speed, result.get("loads", ()))),
         exact=lost is None and entry is not None and entry.exact,
         loses=lost,
-        tried=tuple(tried(evidence_in(space), choice, result)),
+        tried=tuple(tried(evidence, choice, result)),
+        own_device=evidence and evidence.own_device and evidence.own_device.words,
         verdict=verdict_word(result["verdict"]),
         needs=needed or None,
         release=result["release"],

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from draftwell.components.collect.trace_checks import check_temperature
 from draftwell.components.prompts.overlap import hashes_of
+from draftwell.components.regimes.own_device import own_device
+from draftwell.components.report.machine import draft_device_of
 from draftwell.components.report.provenance import provenance
 from draftwell.components.report.tables import plural
 from draftwell.components.tune.by_batch import measure_levels
@@ -105,7 +107,7 @@ def run_tune(
     )
     if not keep:
         return evidence
-    evidence = with_levels(step, inputs, settings, evidence)
+    evidence = with_own_device(step, inputs, with_levels(step, inputs, settings, evidence))
     seen = {*(prompts_behind(traces, step.pair)[0] or ()), *hashes_of(prompts)}
     evidence = evidence.model_copy(
         update={"training_prompts": tuple(sorted(seen)), "unknown_prompts": used.unknown}
@@ -128,6 +130,16 @@ def with_levels(
         step.pair, inputs.resources, evidence.choice, inputs.prompts, sampling, step.bar
     )
     return evidence.model_copy(update={"levels": levels, "loads": loads})
+
+
+def with_own_device(
+    step: StepContext, inputs: TuneInputs, evidence: TuningEvidence
+) -> TuningEvidence:
+    """The evidence with what the draft would give on a device of its own, by formula; as it is
+    where the draft has one."""
+    apart = draft_device_of(step.pair) is not None
+    found = None if apart else own_device(inputs.profile, evidence.trials)
+    return evidence if found is None else evidence.model_copy(update={"own_device": found})
 
 
 def evaluator_of(step: StepContext, inputs: TuneInputs, settings: TuneSettings) -> Evaluate:

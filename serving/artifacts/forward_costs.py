@@ -7,8 +7,13 @@ their drafts. Plain numbers, no models.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 
 import numpy as np
+
+ONE_PASS = 1.25
+"""A pass over several tokens that takes at most so many times one over a single token counts as
+one: it is spent on reading the weights."""
 
 
 def seconds_at(seconds: Mapping[int, float], tokens: int) -> float:
@@ -56,3 +61,19 @@ def ascending(seconds: Mapping[int, float]) -> dict[int, float]:
     """
     sizes = sorted(seconds)
     return {size: min(seconds[other] for other in sizes[i:]) for i, size in enumerate(sizes)}
+
+
+def in_one_pass(t_verify: Mapping[int, float], most: int = 64) -> int:
+    """How many tokens the target verifies in about the time of one, by the measured sizes; `most`
+    where that holds for all of them.
+
+    Args:
+        t_verify: tokens → seconds, with one token among them.
+
+    >>> in_one_pass({1: 1.0, 4: 1.1, 8: 1.2, 16: 2.0}), in_one_pass({1: 1.0, 4: 1.5, 8: 1.2})
+    (8, 1)
+    """
+    fast = list(
+        takewhile(lambda tokens: t_verify[tokens] <= ONE_PASS * t_verify[1], sorted(t_verify))
+    )
+    return most if len(fast) == len(t_verify) else min(most, fast[-1])

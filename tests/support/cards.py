@@ -71,6 +71,7 @@ def crowded() -> Card:
         tried=(Tried(speed=speed, parameters={"gamma": 4}, why_not=long),) * 12,
         parameters={f"parameter_{i}": i for i in range(30)},
         exact=False,
+        own_device=long,
         **dict.fromkeys(("pair", "loses", "fits", "machine", "engine", "target", "bundle"), long),
         next_command="draftwell serve --pair " + "x" * 110,
     )

@@ -15,6 +15,7 @@ Table = list[dict[str, str]]
 SHOWN_TRIALS = 200
 """Trials in the report, the fastest; the evidence has all."""
 FACTS = (
+    "own_device",
     "device_class",
     "machine",
     "padded_to",
@@ -140,6 +141,7 @@ def facts(evidence: TuningEvidence) -> dict[str, str]:
     known["machine"] = {
         name: evidence.machine[name] for name in MACHINE if name in evidence.machine
     }
+    known["own_device"] = evidence.own_device and evidence.own_device.words
     known["constraints"] = evidence.constraints.model_dump() if evidence.constraints else None
     return {
         name.replace("_", " "): plain(value)

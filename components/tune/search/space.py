@@ -154,7 +154,7 @@ def rollout_needed(choice: StrategyChoice, profile: HardwareProfile) -> int:
         case Spide() if config.parallel and not config.overlap_tau:
             # while the target verifies gamma tokens the draft makes up to gamma more
             times = profile.when(overlapping=True)
-            return 2 * strategy.overlap_steps(times, config.max_draft) - 1
+            return 2 * strategy.overlap_steps(times, strategy.most_unverified) - 1
     return 0
 
 

@@ -80,7 +80,7 @@ def test_a_crowded_card_keeps_to_a_terminal_and_says_what_it_leaves_out() -> Non
     lines = printed(crowded())
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
-    assert "24 more in card.html" in lines, "7 + 8 + 9 rows"
+    assert "25 more in card.html" in lines, "7 + 8 + 10 rows"
     assert len(printed(crowded(), width=200)) <= 40
     # the command is whole: it is there to be copied
     assert "x" * 110 in "".join(line.strip() for line in lines)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,15 +18,17 @@ from draftwell.flows.loading import prompts_of
 from draftwell.flows.orchestration import whole
 from draftwell.flows.orchestration.whole import TuneRequest, tune_models
 from draftwell.flows.settings import PipelineSettings
-from draftwell.flows.steps import fits, outcome_card
+from draftwell.flows.steps import fits, outcome_card, tune
 from draftwell.flows.steps.distil import Distilled, DistilRequest
 from draftwell.flows.steps.outcome_card import card_of
 from draftwell.flows.steps.plan import counts_for
 from draftwell.flows.workspace import Workspace
 from draftwell.registry.pairs import find_pair, write_pair
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.bundle.verdict import Check
 from tests.support.errors import raises_code
 from tests.support.loop.tuning_evidence import CHOICE, GAMMA2, LOSSLESS, figure
+from tests.support.models.resources import ORIGIN
 from tests.support.own_models import ASKED, outcome, pair_of, sharegpt
 
 
@@ -240,6 +243,24 @@ def test_a_row_of_what_lost_says_what_its_own_figures_say(
     monkeypatch.setattr(outcome_card, "evidence_in", lambda space: TuningEvidence.read(LOSSLESS))
     first, *_ = card(space, **PLAINLY).tried
     assert first.why_not.startswith("not faster than plain decoding beyond doubt")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_card_says_what_a_device_of_its_own_would_give_by_formula(
+    apart: bool, space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = SimpleNamespace(device=SimpleNamespace(type="cuda" if apart else "cpu"))
+    step: Any = SimpleNamespace(pair=SimpleNamespace(models={"draft": draft}, device="cpu"))
+    inputs: Any = SimpleNamespace(profile=HardwareProfile(1.0, {1: 7.0}, 0.0, ORIGIN))
+    found = tune.with_own_device(step, inputs, TuningEvidence.read(LOSSLESS))
+    monkeypatch.setattr(outcome_card, "evidence_in", lambda space: found)
+    said = card(space).own_device
+    if apart:
+        assert said is None, "it has one"
+    else:
+        assert said is not None
+        assert "times plain decoding" in said
+        assert said.endswith("by formula, not measured")
 
 
 def test_exact_is_what_both_choices_and_the_targets_passes_are(space: Workspace) -> None:

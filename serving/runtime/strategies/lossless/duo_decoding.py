@@ -3,11 +3,9 @@ unsure (Algorithms 1 and 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import takewhile
-
 from pydantic import Field, model_validator
 
+from draftwell.serving.artifacts.forward_costs import in_one_pass as in_one_pass
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.acceptance.tree import Ranked
@@ -19,9 +17,6 @@ from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
 
 LONGEST = 64
-ONE_PASS = 1.25
-"""A pass over several tokens that takes at most so many times one over a single token counts as
-one: it is spent on reading the weights."""
 
 
 class DuoDecoding(Strategy):
@@ -107,19 +102,3 @@ def divisible(gamma: int) -> int:
     [1, 1, 3, 4, 6, 10, 12, 20, 24, 30]
     """
     return max(1, *(gamma - gamma % step for step in ((4, 6) if gamma >= 12 else (2, 3))))
-
-
-def in_one_pass(t_verify: Mapping[int, float]) -> int:
-    """How many tokens the target verifies in about the time of one, by the measured sizes;
-    `LONGEST` where that holds for all of them.
-
-    Args:
-        t_verify: tokens → seconds, with one token among them.
-
-    >>> in_one_pass({1: 1.0, 4: 1.1, 8: 1.2, 16: 2.0}), in_one_pass({1: 1.0, 4: 1.5, 8: 1.2})
-    (8, 1)
-    """
-    fast = list(
-        takewhile(lambda tokens: t_verify[tokens] <= ONE_PASS * t_verify[1], sorted(t_verify))
-    )
-    return LONGEST if len(fast) == len(t_verify) else fast[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from draftwell.serving.artifacts.forward_costs import in_one_pass
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.commands import Step
@@ -30,7 +31,8 @@ class Pearl(Strategy):
             ge=1,
             le=LONGEST,
             description=(
-                "gamma: draft tokens per round; None: how many the draft makes in a verification"
+                "gamma: draft tokens per round; None: how many the draft makes in a verification, "
+                "and no more than the target verifies in about one pass"
             ),
         )
 
@@ -44,10 +46,9 @@ class Pearl(Strategy):
         return self.gamma() if self.config.num_speculative_tokens or measured else None
 
     def gamma(self) -> int:
-        """The draft length: as set, or how many times as fast as the target the draft is."""
+        """The draft length: as set, or how many times as fast as the target the draft is, but no
+        longer than `in_one_pass` (ours): the next verification reads the draft."""
         if self.config.num_speculative_tokens is not None:
             return int(self.config.num_speculative_tokens)
-        return min(
-            LONGEST,
-            max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio)),
-        )
+        profile = self.artifact(HardwareProfile).when(overlapping=True)
+        return min(in_one_pass(profile.t_verify, LONGEST), max(1, round(profile.speed_ratio)))

@@ -9,6 +9,7 @@ from functools import cached_property
 from pydantic import Field, model_validator
 
 from draftwell.serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+from draftwell.serving.artifacts.forward_costs import in_one_pass
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.commands import Step
@@ -23,6 +24,8 @@ from draftwell.serving.runtime.schedules.serial import serial
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
 from draftwell.serving.runtime.types import Draft, StopPolicy, Verdict
+
+LONGEST = 32
 
 
 class Spide(Strategy):
@@ -39,8 +42,13 @@ class Spide(Strategy):
             le=1,
             description="verify once the estimated chance of full acceptance falls to tau",
         )
-        max_draft: int = Field(
-            32, ge=1, le=32, description="longest serial draft; the cap of unverified tokens"
+        max_draft: int | None = Field(
+            None,
+            ge=1,
+            le=LONGEST,
+            description="longest serial draft, and the cap of a continuation, whose length is "
+            f"then Eq. 6's; None: {LONGEST}, and a continuation no longer than the target "
+            "verifies in about one pass",
         )
         parallel: bool = Field(True, description="draft on while the target verifies")
         dynamic: bool = Field(
@@ -80,17 +88,27 @@ class Spide(Strategy):
     def overlaps(self) -> bool:  # type: ignore[override]
         return bool(self.config.parallel)
 
+    @property
+    def most_unverified(self) -> int:
+        """The longest serial draft."""
+        return LONGEST if self.config.max_draft is None else int(self.config.max_draft)
+
     def overlap_steps(self, times: HardwareProfile, unverified: int) -> int:
-        """Draft steps that fit into a verification of so many tokens."""
-        return min(
-            int(self.config.max_draft),
-            max(1, math.floor(times.verify_seconds(unverified + 1) / times.draft_seconds)),
-        )
+        """Draft steps during a verification of so many tokens.
+
+        As many as fit into it, and no more than `in_one_pass` (ours): the next verification reads
+        them, and where a long one takes longer, the last of them cost more than they bring. With
+        a `max_draft`, Eq. 6's fixed s, up to that.
+        """
+        if self.config.max_draft is not None:
+            return min(self.most_unverified, max(1, math.floor(times.speed_ratio)))
+        fitting = math.floor(times.verify_seconds(unverified + 1) / times.draft_seconds)
+        return min(in_one_pass(times.t_verify, LONGEST), max(1, fitting))
 
     @property
     def longest_draft(self) -> int:
         return int(
-            self.config.max_draft if self.config.dynamic else self.config.num_speculative_tokens
+            self.most_unverified if self.config.dynamic else self.config.num_speculative_tokens
         )
 
     @cached_property
@@ -118,7 +136,7 @@ class Spide(Strategy):
             return
         times = self.artifact(HardwareProfile).when(overlapping=True)
         ahead = DraftModel(
-            CumulativeAcceptance(table, self.config.overlap_tau, self.config.max_draft),
+            CumulativeAcceptance(table, self.config.overlap_tau, self.most_unverified),
             with_confidence=True,
         )
         yield from intertwined(
@@ -133,4 +151,4 @@ class Spide(Strategy):
     def stop_policy(self, table: AcceptanceTable) -> StopPolicy:
         if not self.config.dynamic:
             return FixedLength(self.config.num_speculative_tokens)
-        return CumulativeAcceptance(table, self.config.tau, self.config.max_draft)
+        return CumulativeAcceptance(table, self.config.tau, self.most_unverified)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import pytest
 
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.counters import judged_positions
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.mutants import Twice
-from tests.support.models.resources import counting_pair, table_pair, table_resources
+from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
 
 
 def pearl(gamma: int | None = 3, ratio: float = 3.0):
@@ -96,3 +97,21 @@ def test_mutant_that_tests_the_next_drafts_first_token_again_is_caught(monkeypat
 def test_gamma_is_the_speed_ratio_unless_set(ratio, gamma):
     assert pearl(None, ratio).gamma() == gamma
     assert pearl(4, ratio).gamma() == 4
+
+
+@pytest.mark.parametrize(
+    ("t_verify", "gamma"),
+    [
+        # a processor: a pass over more than eight rows computes longer than it reads weights
+        ({1: 40.0, 8: 44.0, 16: 80.0, 32: 140.0}, 8),
+        ({1: 6.0, 8: 6.6, 16: 12.0}, 6),
+        # a GPU: all sizes that were measured take one pass
+        ({1: 40.0, 8: 40.1, 16: 41.0, 32: 43.0}, 32),
+        ({1: 40.0, 2: 60.0, 4: 41.0}, 1),
+    ],
+)
+def test_a_measured_gamma_is_no_longer_than_a_pass_verifies_at_once(t_verify, gamma):
+    profile = HardwareProfile(1.0, t_verify, 0.1, ORIGIN)
+    resources = table_resources(hardware_profile=profile)
+    assert build_strategy("pearl", {}, resources).gamma() == gamma
+    assert build_strategy("pearl", {"num_speculative_tokens": 30}, resources).gamma() == 30

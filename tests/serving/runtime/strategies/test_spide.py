@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from draftwell.serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
@@ -189,3 +190,46 @@ def test_thresholds_read_raw_confidence_not_the_greedy_one_hot():
     )
     stats = job.session.stats
     assert stats.drafted / stats.rounds < 3
+
+
+CURVE = {1: 12.0, 8: 13.2, 16: 24.0, 32: 42.0}
+"""Seconds of a processor's target passes, where a draft pass takes one: over more than eight
+tokens they take longer than one pass does."""
+
+
+@pytest.mark.parametrize(
+    ("t_verify", "unverified", "steps"),
+    [
+        (CURVE, 3, 8),
+        (CURVE, 31, 8),  # 42 draft steps fit, and the next verification would read 32
+        ({1: 4.0, 7: 5.0, 16: 9.0}, 0, 4),
+        ({1: 4.0, 7: 5.0, 16: 9.0}, 6, 5),  # a longer verification gives more time
+        ({1: 12.0, 32: 13.0}, 0, 12),  # a GPU: any length takes one pass
+        ({1: 0.4}, 3, 1),
+    ],
+)
+def test_a_continuation_is_no_longer_than_a_pass_verifies_at_once(t_verify, unverified, steps):
+    profile = HardwareProfile(1.0, t_verify, 0.1, ORIGIN)
+    spide = build_strategy("spide", {}, table_resources(hardware_profile=profile))
+    assert spide.overlap_steps(profile, unverified) == steps
+
+
+@pytest.mark.parametrize("unverified", [0, 3, 31])
+def test_with_a_longest_draft_the_continuation_is_equation_6s(unverified):
+    profile = HardwareProfile(1.0, CURVE, 0.1, ORIGIN)
+    for longest, steps in ((32, 12), (4, 4)):
+        resources = table_resources(hardware_profile=profile)
+        spide = build_strategy("spide", {"max_draft": longest}, resources)
+        assert spide.overlap_steps(profile, unverified) == steps
+        assert spide.longest_draft == longest
+
+
+def test_the_bound_holds_while_decoding(monkeypatch):
+    """Everything is kept: after the serial draft each verification judges one continuation."""
+    profile = HardwareProfile(1.0, {1: 12.0, 3: 12.0, 4: 24.0}, 0.1, ORIGIN)
+    resources = table_resources(acceptance_table=certain_table(), hardware_profile=profile)
+    job = decode(counting_pair(64), [0], "spide", {"tau": 1.0}, resources, max_tokens=30)
+    stats = job.session.stats
+    assert job.output == list(range(1, 31))
+    # the prompt's pass gives 1, a serial draft of one with the next token 2, then 3 each time
+    assert stats.target_calls == 1 + 9
