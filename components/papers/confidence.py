@@ -17,15 +17,9 @@ from draftwell.components.report.intervals import TAIL, bootstrap_of_sums, resam
 from draftwell.serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 
 BINS = len(EDGES) + 1
-ABOVE = AcceptanceTable.bin_of(0.9)
-"""The first bin above a confidence of .9, where most of the paper's draft tokens are."""
 Counts = tuple[tuple[int, int], ...]
 """Of one text, for each bin of `AcceptanceTable`: positions, and those where the draft's first
 choice was kept."""
-FIGURE_4_PAIR = "DeepSeek 1.3B & 33B"
-FIGURE_4 = {0: 0.3947, 1: 0.3385, 8: 0.8875, 9: 0.9301, 10: 0.9472, 18: 0.9936, 19: 0.9995}
-"""Most likely HumanEval, as Figure 5: bin → share that was kept, of the bins that the paper
-prints."""
 
 
 def counts_of(text: TracedText) -> Counts:
@@ -54,25 +48,3 @@ def share_kept(texts: Sequence[Counts], confidence_bin: int) -> Estimate | None:
         table, share, resamples=resamples_for(TAIL, len(table)), tail=TAIL
     )
     return Estimate(float(share(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
-
-
-def positions(texts: Sequence[Counts], confidence_bin: int) -> int:
-    """How many fell into a bin."""
-    return sum(counts[confidence_bin][0] for counts in texts)
-
-
-def row_words(confidence_bin: int) -> str:
-    """What a row is called.
-
-    >>> row_words(8)
-    'draft tokens of confidence 0.8 to 0.9: share kept'
-    >>> row_words(19)
-    'draft tokens of confidence 1: share kept'
-    """
-    edges = [0.0, *EDGES[:-1], 1.0]
-    span = (
-        "1"
-        if confidence_bin == BINS - 1
-        else f"{edges[confidence_bin]:g} to {edges[confidence_bin + 1]:g}"
-    )
-    return f"draft tokens of confidence {span}: share kept"

@@ -38,7 +38,7 @@ Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
 Say = Callable[[str], None]
-After = Callable[[Cell, Mapping[str, str]], object]
+After = Callable[[Mapping[str, str]], object]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def run_cells(
     open_pair: Open,
     *,
     say: Say = lambda line: None,
-    after: After = lambda cell, failed: None,
+    after: After = lambda failed: None,
 ) -> dict[str, str]:
     """Measure the cells that are missing, those of one pair after each other so that it is loaded,
     and its profile measured, once.
@@ -143,7 +143,7 @@ def run_cells(
     run.folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     opened: tuple[tuple[Any, ...], Opened] | None = None
-    ordered = by_pair(cells)
+    ordered = by_pair([cell for cell in cells if cell.placement is None])
     for i, cell in enumerate(ordered, 1):
         name = f"[{i}/{len(ordered)}] {cell.name}"
         start = time.monotonic()
@@ -170,7 +170,7 @@ def run_cells(
             say(f"{name}: failed: {failed[cell.name]}")
             if not isinstance(error, DraftwellError):
                 opened = None  # nobody knows what it left behind in the loaded pair
-        after(cell, failed)
+        after(failed)
     return failed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftwell.components.papers.confidence import BINS, FIGURE_4, counts_of, row_words, share_kept
+from draftwell.components.papers.confidence import BINS, counts_of, share_kept
 from draftwell.components.replay.traced_text import TracedText
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 
@@ -35,10 +35,3 @@ def test_a_share_is_of_all_texts_with_an_interval_over_them() -> None:
     assert found.low == pytest.approx(0.8, abs=0.05)
     assert found.high == pytest.approx(1.0, abs=0.05)
     assert share_kept(texts, 0) is None
-
-
-def test_the_papers_bins_are_those_of_the_table() -> None:
-    assert [
-        row_words(b).removeprefix("draft tokens of confidence ").removesuffix(": share kept")
-        for b in FIGURE_4
-    ] == ["0 to 0.1", "0.1 to 0.2", "0.8 to 0.9", "0.9 to 0.91", "0.91 to 0.92", "0.99 to 1", "1"]
