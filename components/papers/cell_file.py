@@ -10,8 +10,6 @@ from pydantic import Field
 
 from draftwell.components.bench.schema import BenchReport, Frozen
 from draftwell.components.papers.cells import FORMAT, Cell
-from draftwell.components.papers.certainty import Certainty
-from draftwell.components.papers.confidence import Counts
 from draftwell.components.papers.estimates import Measured
 from draftwell.components.papers.formulas import Passes
 from draftwell.components.papers.rejections import RejectedPair
@@ -72,15 +70,15 @@ class CellFile(Frozen):
             "how it was measured, such as what ran beside it, a sentence each; written by hand"
         ),
     )
-    confidence: tuple[Counts, ...] = Field(
+    confidence: tuple[Any, ...] = Field(
         (),
-        description="of a cell that is replayed: for each text and confidence bin, positions "
-        "and how many of the draft's first choices were kept",
+        description="of kept cells: for each text and confidence bin of SPIDE's table, positions "
+        "and how many of the draft's first choices were kept; not counted any more",
     )
-    certainty: dict[str, tuple[Certainty, ...]] = Field(
+    certainty: dict[str, Any] = Field(
         {},
-        description="of a cell whose contenders have three models: role → how certain "
-        "each is over the positions of each text that the target writes",
+        description="of kept cells: role → for each text that the target writes positions, and "
+        "sums of entropy and of the first choice's probability; not measured any more",
     )
     roc: dict[str, Roc] = Field(
         {},

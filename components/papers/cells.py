@@ -190,8 +190,7 @@ class Cell(Settings):
 
     def labels(self) -> dict[str, list[str]]:
         """Role → labels of its contenders in the bench's report; plain decoding among them."""
-        choices = self.choices()
-        known = dict(zip(choices, labels_of(choices), strict=True))
+        known = self.known_labels
         return {
             PLAIN: ["autoregressive"],
             **{
@@ -219,12 +218,13 @@ class Cell(Settings):
 
     def label_of(self, spec: str) -> str:
         """The label of one contender."""
-        return self.label_of_choice(choice_of(spec))
+        return self.known_labels[choice_of(spec)]
 
-    def label_of_choice(self, choice: StrategyChoice) -> str:
-        """The same of a spec that was read."""
+    @property
+    def known_labels(self) -> dict[StrategyChoice, str]:
+        """Choice → label in the bench's report."""
         choices = self.choices()
-        return dict(zip(choices, labels_of(choices), strict=True))[choice]
+        return dict(zip(choices, labels_of(choices), strict=True))
 
     def settings(self) -> dict[str, Any]:
         """As JSON; a setting that came later is left out where it has its default, so that older

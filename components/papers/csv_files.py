@@ -66,26 +66,22 @@ def rows(shown: Shown) -> Iterator[Line]:
     for paper in shown.papers:
         for table, found in shown.compared(paper):
             for one in found:
-                row, ours, lost = one.placed.row, one.ours, one.lost
                 yield {
                     "paper": paper.name,
                     "table": table.title,
                     "cell": one.placed.cell,
                     "kind": one.kind,
                     "label": one.placed.label,
-                    "value": row.what,
-                    "metric": row.metric,
-                    "role": row.role,
-                    "over": row.over,
+                    **one.placed.row.model_dump(include={"what", "metric", "role", "over", "at"}),
                     "settings": one.settings,
                     "there": one.placed.paper,
                     "source": one.placed.source,
-                    **interval("here", ours),
-                    **interval("first choices", lost),
+                    **interval("here", one.ours),
+                    **interval("first choices", one.lost),
                     "prompts": one.prompts or None,
                     "verdict": one.words,
-                    "reason": paper.reasons.get(row.unlike),
-                    "trust": one.confidence if ours else None,
+                    "reason": paper.reasons.get(one.reason),
+                    "trust": one.confidence if one.ours else None,
                 }
 
 

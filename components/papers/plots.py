@@ -12,8 +12,8 @@ from draftwell.components.report.drawing import FAINT, INK, SECOND, drawing
 
 
 def draw_rows(title: str, rows: Sequence[Result], path: Path) -> Path | None:
-    """The paper's values and ours of a table's claims; None where nothing was measured. What gets no
-    verdict is faint."""
+    """The paper's values and ours of a table's claims; None where nothing was measured. What gets
+    no verdict is faint."""
     known = [
         (one, one.ours, one.placed.paper)
         for one in rows

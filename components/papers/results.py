@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from draftwell.components.bench.runner import core_plan
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import PLAIN
-from draftwell.components.papers.confidence import share_kept
 from draftwell.components.papers.estimates import Estimate, Measured, estimate, over_plain
 from draftwell.components.papers.tables import Paper, Placed, Row, Table
 from draftwell.components.papers.verdicts import ENOUGH, FEW, Verdict, quality, verdict
@@ -110,7 +109,7 @@ def result(
         prompts=len(set(file.report.prompt_ids)),
         reason=reason or "early",
     )
-    if row.metric in ("auc", "kept"):
+    if row.metric == "auc":
         return found
     entry = measured.entry(row.role)
     overlaps = find_strategy(core_plan(entry.strategy or "")[0]).overlaps
@@ -128,8 +127,6 @@ def result(
 
 def value_of(row: Row, file: CellFile, measured: Measured) -> Estimate | None:
     """Ours; None where the cell has none."""
-    if row.metric == "kept":
-        return share_kept(file.confidence, int(row.at)) if file.confidence else None
     if row.metric == "auc":
         if row.role in file.aucs and row.at in file.aucs[row.role]:
             return Estimate(*file.aucs[row.role][row.at])

@@ -18,7 +18,6 @@ from draftwell.components.bench.runner import core_plan
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.papers.cell_file import CellFile, Costs, read_cell
 from draftwell.components.papers.cells import Cell
-from draftwell.components.papers.certainty import certainty
 from draftwell.components.papers.made_of import MadeOf, MadeOfCell, nothing
 from draftwell.components.papers.pass_times import PassTimes
 from draftwell.components.papers.prompts import Chosen, choose
@@ -223,13 +222,6 @@ def needs(cell: Cell) -> tuple[Any, ...]:
     )
 
 
-def has_qualifier(cell: Cell) -> bool:
-    """Whether a strategy of it has a model between draft and target."""
-    return any(
-        "qualifier" in find_strategy(core_plan(choice.name)[0]).roles for choice in cell.choices()
-    )
-
-
 def measure(
     cell: Cell,
     planned: Planned,
@@ -306,7 +298,6 @@ def replay(
         made_of=planned.made.digests,
         seconds=time.monotonic() - start,
         report=found.report,
-        confidence=found.confidence,
         rejections=found.rejections,
     )
 
@@ -318,8 +309,7 @@ def beside_the_bench(
     resources: StrategyResources,
     trained: Mapping[str, Trained],
 ) -> dict[str, Any]:
-    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifiers, how certain
-    each of three models is."""
+    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifiers."""
     found: dict[str, Any] = {}
     if trained:
         found["roc"] = next(iter(trained.values())).rocs
@@ -342,16 +332,6 @@ def beside_the_bench(
                 temperature=cell.temperature,
                 seed=cell.seed,
             )
-    if has_qualifier(cell):
-        found["certainty"] = dict(
-            certainty(
-                pair,
-                prompts,
-                max_tokens=cell.max_tokens,
-                temperature=cell.temperature,
-                seed=cell.seed,
-            )
-        )
     return found
 
 

@@ -41,7 +41,6 @@ Metric = Literal[
     "several_kept",
     "several_lost",
     "auc",
-    "kept",
 ]
 """Of `estimates.Measured.estimate`."""
 
@@ -79,7 +78,7 @@ class Row(Part):
     metric: Metric
     role: str = Field(description="of the cell's contenders, or the spec of one of them")
     over: str = Field("", description="what it is divided by, or what is subtracted")
-    at: str = Field("", description="λ of an AUC, bin of a confidence")
+    at: str = Field("", description="λ of an AUC")
     neutral: float | None = Field(1.0, description="value without an effect; none: no such value")
     unlike: str = Field("", description="key of `reasons`: why ours is not the paper's quantity")
     early: bool = Field(False, description="ours is flattered: it drafts beside the prompt")

@@ -24,8 +24,8 @@ def write_sets(folder: Path, texts: Mapping[str, Sequence[str]]) -> Path:
 
 
 def tiny_cell(scale: Scale, name: str, **settings: Any) -> Cell:
-    """A cell of a run of this size."""
-    return sized(scale, name, settings)
+    """A cell of a run of this size; its target is padded only if it says so."""
+    return sized(scale, name, {"pad_target": None, **settings})
 
 
 def changed(cell: Cell, **changes: Any) -> Cell:

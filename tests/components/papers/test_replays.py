@@ -19,12 +19,9 @@ from draftwell.components.papers.rejections import RejectedPair
 from draftwell.components.papers.replays import constant_costs
 from draftwell.components.papers.tables import papers_named
 from draftwell.components.papers.verdicts import Verdict
-from draftwell.components.prompts.prompt import ids_of
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 from tests.support.papers import (
     changed,
@@ -112,28 +109,6 @@ def test_seconds_are_passes_at_the_papers_ratio(counts: CellFile) -> None:
     for row in sd.per_prompt:
         seconds = row.seconds - row.ttft_ms / 1e3
         assert row.target_calls * 3.25 <= seconds <= row.target_calls * 4.25 + 1
-
-
-def test_first_choices_are_those_of_the_draft_and_kept_where_the_target_wrote_them(
-    counts: CellFile, sets: Path
-) -> None:
-    """At every position of the target's texts, by asking both models again."""
-    pair, sampling = llama_pair(), Sampling(max_tokens=12, temperature=0.0)
-    models, plain = pair.models, build_strategy("autoregressive")
-    draft = {"target": models["draft"]}
-    for found, prompt in zip(counts.confidence, choose("code", 3, sets).prompts, strict=True):
-        ids = ids_of(pair, prompt)
-        output = Engine({"target": models["target"]}).generate(ids, sampling, plain).output
-        firsts = [
-            Engine(draft)
-            .generate([*ids, *output[:i]], Sampling(max_tokens=1, temperature=0.0), plain)
-            .output[0]
-            for i in range(len(output))
-        ]
-        assert sum(positions for positions, _ in found) == len(output)
-        assert sum(kept for _, kept in found) == sum(
-            a == b for a, b in zip(firsts, output, strict=True)
-        )
 
 
 def test_a_cell_that_asks_for_them_keeps_rejected_tokens(

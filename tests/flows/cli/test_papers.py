@@ -28,7 +28,13 @@ def tiny_paper(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> Paper:
         "SD": ["vanilla_sd@1+1:num_speculative_tokens=2"],
         "SPIDE": ["spide@1+1:tau=0.7"],
     }
-    cell = {"pair": str(pair_file), "data": "code", "contenders": contenders, "max_tokens": 6}
+    cell = {
+        "pair": str(pair_file),
+        "data": "code",
+        "contenders": contenders,
+        "max_tokens": 6,
+        "pad_target": 120_000.0,
+    }
     rows = (
         {"what": "SD over plain", "role": "SD", "over": "plain", "paper": "tiny.a"},
         {"what": "SPIDE over SD", "role": "SPIDE", "over": "SD", "paper": "tiny.b"},
@@ -37,7 +43,11 @@ def tiny_paper(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> Paper:
         [one | {"metric": "speed", "claim": "fast"} for one in rows],
         name="spide",
         table={"picture": True},
-        cells={"tiny-code": cell, "tiny-counts": cell | {"replay": 5}},
+        cells={
+            "tiny-code": cell,
+            "tiny-counts": cell
+            | {"replay": 5, "pad_target": None, "contenders": {"SPIDE": ["spide:tau=0.7"]}},
+        },
     )
     paper.tables[0].each[0] |= {"theirs": "", "data": ""}
     monkeypatch.setattr(papers_run, "papers_named", lambda only=None: [paper])
@@ -110,12 +120,12 @@ def test_a_full_run_times_passes_between_texts(
     assert seen[0].times == FULL.times > 0
 
 
-@pytest.mark.usefixtures("tiny_paper")
 def test_another_padding_is_another_run_with_a_page_of_its_own(
-    run: Callable[..., Any], prompts: Path, tmp_path: Path
+    run: Callable[..., Any], prompts: Path, tmp_path: Path, tiny_paper: Paper
 ) -> None:
     """Its cells and its page do not take the place of the usual ones, and what padding does not
     change is left out."""
+    del tiny_paper.cells["tiny-code"]["pad_target"]
     arguments = (
         f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run "
         f"--set dtype=float32 --set threads=1"
