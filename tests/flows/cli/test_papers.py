@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from draftwell.components.papers.cells import FULL, Scale
 from draftwell.components.papers.tables import Paper, papers_named
 from draftwell.flows.cli import papers_run
 from draftwell.serving.artifacts.pair_files import fingerprint
+from tests.support.markdown import commands
 from tests.support.models.tiny import table_pair
 from tests.support.papers import paper_of, tiny_cell
 from tests.support.paths import REPO
@@ -402,3 +405,32 @@ def test_one_cell_can_be_named(run: Callable[..., Any], tmp_path: Path) -> None:
     done = run("reproduce papers --set quick=true --set", "cell=other-*", f"--set out={tmp_path}")
     assert done.exit_code == 2
     assert "no cell is named other-*: choose from tiny-code, tiny-counts" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_pair_of_ones_own_run_on_a_tiny_one(
+    run: Callable[..., Any],
+    pair_file: Path,
+    own_stores: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slow: the page's commands collect, train, calibrate and bench, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    for name, texts in {
+        "learn.jsonl": ("the man in the inn", "ten men", "no one else", "an inn", "one man"),
+        "test.jsonl": ("an onion", "the end", "the tin man"),
+        "more.jsonl": ("then a man", "ten onions", "in the end"),
+    }.items():
+        Path(name).write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    place = "docs/papers/own-pair.md:"
+    called = [words[1:] for at, words in commands("draftwell") if at.startswith(place)]
+    assert len(called) == 6
+    for words in called:
+        own = [str(pair_file) if word == "pair.yaml" else word for word in words]
+        done = run(shlex.join([*own, "--set", "dtype=float32", "--set", "threads=1"]))
+        assert done.exit_code == 0, (words, done.output, done.exception)
+    report = json.loads(Path("report.json").read_text())
+    assert [entry["strategy"] for entry in report["strategies"].values()] == [
+        *("autoregressive", "vanilla_sd", "vanilla_sd", "sprinter"),
+    ]
