@@ -161,7 +161,7 @@ gpu: $(RUN_STAMP) ## everything about this machine's GPU in nine minutes, resuma
 gpu-kit: $(STAMP) ## fill .draftwell/gpu-kit with what such a machine lacks where it has no network
 	PYTHON=$(BIN)/python .ci/gpu-kit .draftwell/gpu-kit
 
-papers: $(RUN_STAMP) ## the papers' tables run here; hours, resumable: DATA=folder of their data sets (then onto docs/papers.md) FLAGS="--set quick=true --set only=spide"
+papers: $(RUN_STAMP) ## the papers' claims run here; hours, resumable: DATA=folder of their data sets (then onto docs/papers.md) FLAGS="--set quick=true --set only=spide"
 	$(BIN)/draftwell reproduce papers $(if $(DATA),--data "$(DATA)" $(if $(findstring quick=true,$(FLAGS)),,--set page=docs/papers.md)) $(FLAGS)
 
 peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --set peers=NAMES`: PEERS= PEERS_DIR=

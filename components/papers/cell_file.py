@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from draftwell.components.bench.interleaved import REFERENCE
 from draftwell.components.bench.schema import BenchReport, Frozen
 from draftwell.components.papers.cells import FORMAT, Cell
-from draftwell.components.papers.certainty import Certainty
-from draftwell.components.papers.confidence import Counts
 from draftwell.components.papers.estimates import Measured
 from draftwell.components.papers.formulas import Passes
 from draftwell.components.papers.rejections import RejectedPair
 from draftwell.components.papers.roc import Roc
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 
-DRIFT = 0.15
-"""Share by which plain decoding may differ from the time that its passes were measured to take."""
+UNEVEN = 0.05
+"""Share by which a pass over more tokens may be faster than one over fewer: beyond that its profile
+is not monotone, and what depends on it says little."""
 
 
 class Costs(Frozen):
@@ -72,15 +70,15 @@ class CellFile(Frozen):
             "how it was measured, such as what ran beside it, a sentence each; written by hand"
         ),
     )
-    confidence: tuple[Counts, ...] = Field(
+    confidence: tuple[Any, ...] = Field(
         (),
-        description="of a cell that is replayed: for each text and confidence bin, positions "
-        "and how many of the draft's first choices were kept",
+        description="of kept cells: for each text and confidence bin of SPIDE's table, positions "
+        "and how many of the draft's first choices were kept; not counted any more",
     )
-    certainty: dict[str, tuple[Certainty, ...]] = Field(
+    certainty: dict[str, Any] = Field(
         {},
-        description="of a cell whose contenders have three models: role → how certain "
-        "each is over the positions of each text that the target writes",
+        description="of kept cells: role → for each text that the target writes positions, and "
+        "sums of entropy and of the first choice's probability; not measured any more",
     )
     roc: dict[str, Roc] = Field(
         {},
@@ -102,12 +100,12 @@ class CellFile(Frozen):
 
     def measured(self) -> Measured:
         """Its entries by role."""
-        alone = (
-            None
-            if self.costs is None or self.costs.alone is None
-            else self.costs.alone[1][1] + self.costs.t_rest
-        )
-        return Measured(cell_of(self.cell), self.report.strategies, plain_share=alone)
+        return Measured(cell_of(self.cell), self.report.strategies)
+
+    @property
+    def kind(self) -> str:
+        """How its values came about: measured, replayed or emulated."""
+        return cell_of(self.cell).kind
 
     @property
     def cost(self) -> float | None:
@@ -115,14 +113,15 @@ class CellFile(Frozen):
         return None if self.costs is None else self.costs.t_draft / self.costs.t_verify[1]
 
     @property
-    def drift(self) -> tuple[float, float] | None:
-        """Seconds of a token of plain decoding, behind the first, in its texts and by its passes;
-        None where they agree within `DRIFT`."""
-        pace = self.report.strategies[REFERENCE].decode_tokens_per_second
-        if self.costs is None or not pace:
-            return None
-        measured, expected = 1 / pace, self.costs.t_verify[1] + self.costs.t_rest
-        return (measured, expected) if abs(measured / expected - 1) > DRIFT else None
+    def uneven(self) -> str:
+        """Where a longer target pass beside a busy draft model was timed to be faster than a
+        shorter one, in words; empty where times grow as they should."""
+        costs = self.chosen_by or self.costs
+        times = sorted(costs.busy[1].items()) if costs and costs.busy else []
+        for (few, slow), (more, fast) in pairwise(times):
+            if fast < (1 - UNEVEN) * slow:
+                return f"{slow:.3f} s over {few} tokens at once, {fast:.3f} s over {more}"
+        return ""
 
 
 def cell_of(settings: dict[str, Any]) -> Cell:
@@ -138,14 +137,3 @@ def read_cell(path: Path) -> CellFile | None:
         return CellFile.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def counted_texts(
-    cells: Sequence[Cell], files: Mapping[str, CellFile], data: str = "code"
-) -> dict[str, tuple[Counts, ...]]:
-    """Pair → counts of its texts on one set of prompts, of the cells that have a file."""
-    return {
-        cell.pair: files[cell.name].confidence
-        for cell in cells
-        if cell.data == data and cell.name in files and files[cell.name].confidence
-    }

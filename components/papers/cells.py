@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,12 +22,10 @@ FORMAT = 2
 PADDED = 1.1e9
 """Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to
 it."""
+FEWER = ("prompts", "seeds")
+"""Settings of a paper's file that a quick run leaves out."""
 PLAIN = "plain"
 """Role of plain decoding, which every cell measures."""
-PLAIN_SHARE = "plain, equal cores"
-"""Plain decoding with the target's share of the cores, the other share idle, as the papers' has the
-target's GPUs alone. It is not run: a token takes a pass over one token with that share, as it was
-timed for the cell, and the time outside passes."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,7 @@ class Scale:
     Args:
         prompts, max_tokens: of every cell that does not set its own.
         repeats: forward passes per median of a hardware profile.
-        gammas: draft lengths that vanilla SD is tried with; its fastest counts.
-        gammas_all: the same where vanilla SD has all cores, which no other row of a table rests on.
-        taus: SPIDE's thresholds, of which the fastest counts.
+        one_setting: each role is measured with one setting, the middle one of its list.
         replayed: prompts of cells that are replayed.
         training: prompts of a verifier that is trained for a cell.
         training_tokens: of each text that it learns from.
@@ -53,15 +49,18 @@ class Scale:
     prompts: int
     max_tokens: int
     repeats: int
-    gammas: tuple[int, ...]
-    gammas_all: tuple[int, ...]
-    taus: tuple[float, ...]
     replayed: int = 4
+    one_setting: bool = False
     training: int = 6
     training_tokens: int = 16
     remark: str = ""
     pad_target: float = PADDED
     times: int = 0
+
+    @property
+    def usual(self) -> bool:
+        """Whether targets have the padding of the project's pages."""
+        return self.pad_target == PADDED
 
     @property
     def padded(self) -> str:
@@ -76,12 +75,12 @@ class Scale:
     def pad_option(self) -> str:
         """What a command needs for it; empty for the usual padding.
 
-        >>> Scale("a run", 1, 1, 1, (), (), (), pad_target=7e9).pad_option
+        >>> Scale("a run", 1, 1, 1, pad_target=7e9).pad_option
         ' --set pad_target=7e9'
         """
         return (
             ""
-            if self.pad_target == PADDED
+            if self.usual
             else f" --set pad_target={self.pad_target:g}".replace("e+0", "e").replace("e+", "e")
         )
 
@@ -91,9 +90,7 @@ QUICK = Scale(
     prompts=2,
     max_tokens=12,
     repeats=3,
-    gammas=(5,),
-    gammas_all=(5,),
-    taus=(0.7,),
+    one_setting=True,
     remark=(
         "This is a quick run: 2 prompts of 12 tokens a cell (SPRINTER: 20), one draft "
         "length and one threshold. A bootstrap over 2 prompts "
@@ -107,9 +104,6 @@ FULL = Scale(
     prompts=12,
     max_tokens=64,
     repeats=9,
-    gammas=(2, 5, 8),
-    gammas_all=(2, 5),
-    taus=(0.3, 0.5, 0.7, 0.9),
     replayed=32,
     training=64,
     training_tokens=64,
@@ -149,6 +143,9 @@ class Cell(Settings):
         "at this ratio of costs, and none is run",
     )
 
+    placement: Literal["emulated"] | None = Field(
+        None, description="emulated devices: such a cell is not measured by this command"
+    )
     rejections: bool = Field(
         False,
         description=(
@@ -193,8 +190,7 @@ class Cell(Settings):
 
     def labels(self) -> dict[str, list[str]]:
         """Role → labels of its contenders in the bench's report; plain decoding among them."""
-        choices = self.choices()
-        known = dict(zip(choices, labels_of(choices), strict=True))
+        known = self.known_labels
         return {
             PLAIN: ["autoregressive"],
             **{
@@ -203,6 +199,11 @@ class Cell(Settings):
             },
             **{role: [role] for role in self.verifiers},
         }
+
+    @property
+    def kind(self) -> str:
+        """How its values come about."""
+        return self.placement or ("measured" if self.replay is None else "replayed")
 
     @property
     def collects(self) -> bool:
@@ -217,18 +218,20 @@ class Cell(Settings):
 
     def label_of(self, spec: str) -> str:
         """The label of one contender."""
-        return self.label_of_choice(choice_of(spec))
+        return self.known_labels[choice_of(spec)]
 
-    def label_of_choice(self, choice: StrategyChoice) -> str:
-        """The same of a spec that was read."""
+    @property
+    def known_labels(self) -> dict[StrategyChoice, str]:
+        """Choice → label in the bench's report."""
         choices = self.choices()
-        return dict(zip(choices, labels_of(choices), strict=True))[choice]
+        return dict(zip(choices, labels_of(choices), strict=True))
 
     def settings(self) -> dict[str, Any]:
         """As JSON; a setting that came later is left out where it has its default, so that older
         files are still of this cell."""
         later = {
             "replay": self.replay is None,
+            "placement": self.placement is None,
             "seeds": self.seeds == 1,
             "rejections": not self.rejections,
             "verifiers": not self.verifiers,
@@ -272,13 +275,44 @@ def choice_of(spec: str) -> StrategyChoice:
     return StrategyChoice(name, dict(pair.split("=", 1) for pair in pairs))
 
 
-def sized(scale: Scale, **settings: Any) -> Cell:
-    """A cell of a run of this size; `settings` may say otherwise."""
-    return Cell.model_validate(
-        {
-            "prompts": scale.prompts,
-            "max_tokens": scale.max_tokens,
-            "repeats": scale.repeats,
-            **settings,
+def specs_of(text: str) -> list[str]:
+    """A spec with all values of its braces.
+
+    >>> specs_of("spide:tau={0.3,0.5}")
+    ['spide:tau=0.3', 'spide:tau=0.5']
+    """
+    before, brace, rest = text.partition("{")
+    if not brace:
+        return [text]
+    values, _, after = rest.partition("}")
+    return [before + value + tail for value in values.split(",") for tail in specs_of(after)]
+
+
+def sized(scale: Scale, name: str, settings: Mapping[str, Any]) -> Cell:
+    """A cell of a run of this size, by what a paper's file says of it.
+
+    A quick run takes its own number of prompts and one seed, and of each role that is measured one
+    setting.
+    """
+    replayed = "replay" in settings
+    contenders = {
+        role: tuple(one for spec in specs for one in specs_of(spec))
+        for role, specs in settings["contenders"].items()
+    }
+    if scale.one_setting and not replayed:
+        contenders = {role: (specs[len(specs) // 2],) for role, specs in contenders.items()}
+    usual = {
+        "prompts": scale.replayed if replayed else scale.prompts,
+        "max_tokens": scale.max_tokens,
+        "repeats": scale.repeats,
+        "pad_target": None if replayed else scale.pad_target,
+    }
+    if settings.get("verifiers"):
+        usual |= {
+            "training_prompts": scale.training,
+            "training_tokens": scale.training_tokens,
         }
-    )
+    own = {
+        key: value for key, value in settings.items() if not scale.one_setting or key not in FEWER
+    }
+    return Cell.model_validate({**usual, **own, "name": name, "contenders": contenders})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from draftwell.serving.artifacts.forward_costs import seconds_at
 
@@ -251,18 +250,6 @@ def sprinter_acceptance(false_positive: float, total_variation: float) -> float:
     (0.75, 1.0)
     """
     return 1 - (1 - false_positive) * total_variation
-
-
-class Flops(NamedTuple):
-    """FLOPs of a pass over one token.
-
-    Args:
-        models: whose they are, in words.
-    """
-
-    models: str
-    draft: float
-    target: float
 
 
 def sd_flops(gamma: int, draft: float, target: float) -> float:

@@ -3,26 +3,89 @@ becomes the paper's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from draftwell.components.papers import formulas
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.predictions import decoding_speed, spide_rows, texts
-from draftwell.components.papers.tables import PublishedPair
+from draftwell.components.papers.tables import Paper
+from draftwell.components.report.tables import markdown
 
-COLUMNS = ("SPIDE over SD", "times as fast")
 WORDS = (
-    "From our gain to the paper's, for the fastest SPIDE and SD here. All rows but the "
-    "first and the last are by the formulas, in "
-    "which every token is accepted independently with the same probability; the last but "
-    "one divides by the share of its formula "
-    "that the paper's SD reaches, so it shows where the difference lies and confirms nothing:"
+    "## From our gain to the paper's\n\n"
+    "SPIDE over SD, the fastest of each here. All rows but the first and the last are by the "
+    "formulas, in which every token of a text is accepted with the same probability. The last but "
+    "one divides by "
+    "the share of its formula that the paper's SD reaches: it shows where the difference lies and "
+    "confirms nothing.\n\n"
+)
+STEPS = (
+    "measured here",
+    "predicted with our acceptance, text lengths and pass times, contention included",
+    "and neither model slows the other",
+    "and a target pass takes as long over several tokens as over one",
+    "and there is no overhead outside passes",
+    "and acceptance is the paper's",
+    "and costs and settings are the paper's, texts of 256 tokens",
+    "and SD reaches the share of its formula that the paper's does at most",
+    "the paper",
 )
 LONG = 256
 """Tokens of a long text, over which beginnings and ends hardly count; the paper's have up to 256 on
 GSM8K and 1024 on HumanEval."""
 
 
-def gain_steps(file: CellFile, pair: PublishedPair) -> list[tuple[str, float]]:
-    """(condition, SPIDE's speed over SD's), each step with the conditions of those above it; empty
+class PublishedPair(NamedTuple):
+    """A pair of SPIDE's paper on one data set.
+
+    Args:
+        alpha: chance that SD accepts a token.
+        gamma: SD's draft length.
+        tau: SPIDE's threshold.
+        ratio: s, draft passes in a target pass, rounded down.
+        sd_share: its SD's speed over Leviathan's formula with c = 1 / s, which is c's upper end.
+        gain: SPIDE's speed over SD's.
+    """
+
+    alpha: float
+    gamma: int
+    tau: float
+    ratio: int
+    sd_share: float
+    gain: float
+
+
+def published_pair(paper: Paper, theirs: str, data: str) -> PublishedPair:
+    """One of the paper's pairs, by its tables."""
+    speed, spide, mat, gamma, ratio, tau = (
+        paper.value(path) or 0.0
+        for path in (
+            *(f"{data}.{name}.{theirs}.speed" for name in ("SD", "SPIDE")),
+            *(f"{data}.SD.{theirs}.mat", f"gamma.{theirs}", f"s.{theirs}", f"tau.{data}.{theirs}"),
+        )
+    )
+    alpha = formulas.token_acceptance(mat, int(gamma))
+    predicted = formulas.leviathan_speedup(alpha, int(gamma), 1 / ratio)
+    return PublishedPair(alpha, int(gamma), tau, int(ratio), speed / predicted, spide / speed)
+
+
+def gain_table(paper: Paper, cells: Mapping[str, CellFile]) -> str:
+    """A column for each measured cell of the paper's first table; empty where none has passes."""
+    found = {}
+    for one in paper.tables[0].each:
+        file = cells.get(one["cell"])
+        steps = gain_steps(file, published_pair(paper, one["theirs"], one["data"])) if file else []
+        if steps:
+            found[one["label"]] = steps
+    rows = [
+        [what, *(f"{steps[i]:.2f}" for steps in found.values())] for i, what in enumerate(STEPS)
+    ]
+    return WORDS + markdown(("SPIDE over SD", *found), rows) if found else ""
+
+
+def gain_steps(file: CellFile, pair: PublishedPair) -> list[float]:
+    """SPIDE's speed over SD's at each of `STEPS`, each with the conditions of those above it; empty
     without the passes or the strategies.
 
     Args:
@@ -54,30 +117,15 @@ def gain_steps(file: CellFile, pair: PublishedPair) -> list[tuple[str, float]]:
     flat = costs.alone[0], {1: costs.alone[1][1]}
     theirs = by_papers_conditions(pair)
     return [
-        ("measured here", measured),
-        (
-            "predicted with our acceptance, text lengths and pass times, contention included",
-            ours.predicted,
-        ),
-        ("and neither model slows the other", by_formula(costs.alone, costs.t_rest)),
-        (
-            "and a target pass takes as long over several tokens as over one",
-            by_formula(flat, costs.t_rest),
-        ),
-        ("and there is no overhead outside passes", by_formula(flat, 0.0)),
-        (f"and acceptance is the paper's {pair.alpha:.2f}", by_formula(flat, 0.0, pair.alpha)),
-        (
-            (
-                f"and costs and settings are the paper's (s {pair.ratio}, γ {pair.gamma}, τ "
-                f"{pair.tau:g}), texts of {LONG} tokens"
-            ),
-            theirs,
-        ),
-        (
-            f"and SD reaches {pair.sd_share:.0%} of its formula, as the paper's does at most",
-            theirs / pair.sd_share,
-        ),
-        ("the paper", pair.gain),
+        measured,
+        ours.predicted,
+        by_formula(costs.alone, costs.t_rest),
+        by_formula(flat, costs.t_rest),
+        by_formula(flat, 0.0),
+        by_formula(flat, 0.0, pair.alpha),
+        theirs,
+        theirs / pair.sd_share,
+        pair.gain,
     ]
 
 
@@ -91,13 +139,3 @@ def by_papers_conditions(pair: PublishedPair) -> float:
     passes = 1.0, {1: float(pair.ratio)}
     slow = formulas.sd_seconds(LONG, pair.alpha, pair.gamma, passes)
     return slow / formulas.spide_seconds(LONG, pair.alpha, pair.tau, passes, passes)
-
-
-def spides_formula(pair: PublishedPair) -> float:
-    """SPIDE over plain decoding in the same way.
-
-    >>> round(spides_formula(PublishedPair(0.95, 11, 0.7, 7, 0.78, 1.62)), 2)
-    4.66
-    """
-    passes = 1.0, {1: float(pair.ratio)}
-    return LONG * pair.ratio / formulas.spide_seconds(LONG, pair.alpha, pair.tau, passes, passes)

@@ -7,16 +7,12 @@ the first token on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from draftwell.components.bench.schema import BenchEntry
 from draftwell.components.papers import formulas
 from draftwell.components.papers.cell_file import CellFile, Costs
 from draftwell.components.papers.cells import PLAIN
-
-CLOSE = 0.15
-"""Share of a prediction by which what is measured may differ from it and still agree."""
 
 
 class Prediction(NamedTuple):
@@ -43,51 +39,6 @@ class Prediction(NamedTuple):
     def share(self) -> float:
         """What was reached of the prediction."""
         return self.measured / self.predicted
-
-    def cells(self) -> list[str]:
-        """As text: engine, acceptance, γ, c, Leviathan's formula, with measured passes, measured,
-        share reached."""
-        return [
-            self.engine + (f", over {self.over}" if self.over else ""),
-            f"{self.acceptance:.2f}",
-            "–" if self.gamma is None else str(self.gamma),
-            f"{self.c:.3f}",
-            "–" if self.ideal is None else f"{self.ideal:.2f}",
-            f"{self.predicted:.2f}",
-            f"{self.measured:.2f}",
-            f"{self.share:.0%}",
-        ]
-
-
-def agreement_words(rows: Sequence[Prediction]) -> str:
-    """How many predictions were right; empty where there are none."""
-    said = []
-    for name, some in (
-        ("vanilla SD", [row for row in rows if not row.over]),
-        ("SPIDE over SD", [row for row in rows if row.over]),
-    ):
-        if some:
-            # as it is printed
-            right = sum(abs(round(row.share, 2) - 1) <= CLOSE + 1e-9 for row in some)
-            said.append(f"{right} of {len(some)} of {name}")
-    spread = [
-        (min(values), max(values))
-        for values in zip(*((row.predicted, row.measured) for row in rows if row.over), strict=True)
-    ]
-    ranges = (
-        ""
-        if not spread
-        else (
-            f" SPIDE over SD is predicted at {spread[0][0]:.2f} to {spread[0][1]:.2f} and "
-            "measured at "
-            f"{spread[1][0]:.2f} to {spread[1][1]:.2f}."
-        )
-    )
-    return (
-        f"Within {CLOSE:.0%} of what acceptance and passes predict: {' and '.join(said)}.{ranges}"
-        if said
-        else ""
-    )
 
 
 def predictions(file: CellFile) -> list[Prediction]:

@@ -1,5 +1,5 @@
-"""The papers' data sets from the files that their makers publish: the rows that are measured, in
-the form that `--data` reads.
+"""The papers' data sets from the files that are published: the rows that are measured, in the form
+that `--data` reads.
 
     python -m draftwell.components.papers.public data
 
@@ -12,117 +12,87 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import yaml
 
 from draftwell.components.prompts.files import rows_of
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_atomically
 
+PROMPT_WORDS = 48
+"""Of a paragraph of WikiText-2: what follows is the reference, and at least as long."""
+DETOKENISED = (
+    (r" @([-,.])@ ", r"\1"),
+    (r"([(\[]) ", r"\1"),
+    (r'(^| )" ([^"]*?) "', r'\1"\2"'),
+    (r" ([,.;:!?%)\]])", r"\1"),
+    (r' "(?=[)\].,;:!?])', '"'),
+    (r" ('s|'re|'ve|'ll|'d|'m)(?=[\s,.;:!?)\]]|$)", r"\1"),
+    (r"([$£€]) ", r"\1"),
+)
+"""Pattern → what it becomes, in this order: WikiText-2 has spaces around punctuation."""
 
-@dataclass(frozen=True)
-class Public:
+
+class Public(NamedTuple):
     """A published file.
 
     Args:
         file: as it is published, under a name that says what it is.
         address: where it is, at a commit.
         made: the file that is made of it, of `prompts.SETS`.
+        kind: how its rows are converted, and the beginning of their ids.
         rows: numbers of the rows that are taken, counted from 0: more than a full run takes.
-        convert: (number, row) → row with `id` and `prompt`.
     """
 
     file: str
     address: str
     made: str
+    kind: str
     rows: tuple[int, ...]
-    convert: Callable[[int, dict[str, Any]], dict[str, Any]]
 
 
-TRAINING_ROWS = (
-    2,
-    8,
-    14,
-    15,
-    20,
-    23,
-    24,
-    25,
-    30,
-    32,
-    33,
-    40,
-    41,
-    43,
-    44,
-    47,
-    49,
-    53,
-    56,
-    73,
-    75,
-    76,
-    77,
-    78,
-    79,
-    81,
-    92,
-    101,
-    103,
-    106,
-    115,
-    116,
-    122,
-    128,
-    130,
-    133,
-    141,
-    143,
-    146,
-    149,
-    156,
-    168,
-    170,
-    176,
-    179,
-    181,
-    185,
-    186,
-    187,
-    191,
-    196,
-    197,
-    201,
-    202,
-    205,
-    206,
-    208,
-    209,
-    210,
-    212,
-    215,
-    220,
-    227,
-    228,
-    236,
-    238,
-    255,
-    263,
-    266,
-    272,
-    274,
-    276,
+def numbers(text: str) -> tuple[int, ...]:
+    """What a list of numbers and spans holds.
+
+    >>> numbers("0 2-4")
+    (0, 2, 3, 4)
+    """
+    spans = [[*map(int, part.split("-"))] for part in text.split()]
+    return tuple(number for ends in spans for number in range(ends[0], ends[-1] + 1))
+
+
+PUBLIC = tuple(
+    Public(**{**one, "rows": numbers(one["rows"])})
+    for one in yaml.safe_load(
+        (Path(__file__).parent / "claims" / "data_sets.yaml").read_text(encoding="utf-8")
+    )
 )
-"""Of GSM8K's training set: verifiers are trained on them, whose test prompts are other
-questions."""
+DOWNLOADS = "\n".join(f"curl -L -o data/{one.file} {one.address}" for one in PUBLIC)
+STAND_IN = (
+    "Some tables are not of the papers' data sets: they were measured on shipped prompts "
+    "of the same kinds, because the run had no "
+    "file of the set. Each table names its prompts."
+)
+"""On pages with such tables."""
 
 
-def gsm8k(part: str) -> Callable[[int, dict[str, Any]], dict[str, Any]]:
-    """Converts a row of `test` or `train`."""
-    return lambda number, row: {
-        "id": f"gsm8k_{part}/{number:04d}",
+def converted(one: Public, number: int, row: dict[str, Any]) -> dict[str, Any]:
+    """A published row with `id` and `prompt`."""
+    if one.kind == "humaneval":
+        return {
+            "id": f"humaneval/{number}",
+            "task": "code_humaneval",
+            "prompt": row["prompt"],
+            "test": row["test"],
+            "reference": row["canonical_solution"],
+            "entry_point": row["entry_point"],
+        }
+    return {
+        "id": f"{one.kind}/{number:04d}",
         "task": "math_gsm8k",
         "prompt": row["question"],
         "reference": row["answer"],
@@ -130,64 +100,50 @@ def gsm8k(part: str) -> Callable[[int, dict[str, Any]], dict[str, Any]]:
     }
 
 
-GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data"
-PUBLIC = (
-    Public(
-        "HumanEval.jsonl.gz",
-        "https://github.com/openai/human-eval/raw/6d43fb980f9fee3c892a914eda09951f772ad10d/data/HumanEval.jsonl.gz",
-        "humaneval.jsonl",
-        (0, 2, 4, *range(6, 18), *range(19, 30), *range(31, 37), 38, 40, 42, *range(45, 50)),
-        lambda number, row: {
-            "id": f"humaneval/{number}",
-            "task": "code_humaneval",
-            "prompt": row["prompt"],
-            "test": row["test"],
-            "reference": row["canonical_solution"],
-            "entry_point": row["entry_point"],
-        },
-    ),
-    Public(
-        "gsm8k_test_published.jsonl",
-        f"{GSM8K}/test.jsonl",
-        "gsm8k_test.jsonl.gz",
-        (*range(9), *range(10, 14), 16, 17, *range(19, 30), *range(31, 36), *range(37, 46)),
-        gsm8k("test"),
-    ),
-    Public(
-        "gsm8k_train_published.jsonl",
-        f"{GSM8K}/train.jsonl",
-        "gsm8k_train_2000.jsonl.gz",
-        TRAINING_ROWS,
-        gsm8k("train"),
-    ),
-)
-DOWNLOADS = "\n".join(f"curl -L -o data/{one.file} {one.address}" for one in PUBLIC)
-DATA_WORDS = f"""## The prompts
+def continuations(text: str, one: Public) -> Iterator[dict[str, Any]]:
+    """Paragraphs of WikiText-2's articles that are long enough and have no apostrophe by itself,
+    which cannot be put back to its word."""
+    # a line that begins with "= 1" is the end of a formula, not a title
+    articles = re.split(r"(?m)^(?= = (?!1 )[^=\n]+ = $)", text)[1:]
+    for number, article in enumerate(articles):
+        for i, line in enumerate(article.splitlines()):
+            paragraph = line.strip()
+            for pattern, becomes in DETOKENISED:
+                paragraph = re.sub(pattern, becomes, paragraph)
+            words = paragraph.split()
+            if number in one.rows and len(words) >= 2 * PROMPT_WORDS and " ' " not in line:
+                yield {
+                    "id": f"{one.kind}/{number:03d}_{i:03d}",
+                    "task": "lm_continuation",
+                    "prompt": " ".join(words[:PROMPT_WORDS]),
+                    "reference": " ".join(words[PROMPT_WORDS:]),
+                }
 
-`data` is a folder with the papers' data sets. HumanEval and GSM8K come from their makers:
 
-```bash
-mkdir -p data
-{DOWNLOADS}
-python -m draftwell.components.papers.public data
-```
+def taken(one: Public, source: Path) -> list[dict[str, Any]]:
+    """The rows of a published file that are measured.
 
-The last line takes the rows that are measured here: some of each set are set aside. A set that the folder lacks is replaced by shipped
-prompts of the same kind, and each table names what it was measured on. Of MT-bench (`mt_bench.jsonl`), CommonsenseQA
-(`commonsenseqa_dev.jsonl`), Spec-Bench, which has CNN/DailyMail (`spec_bench.jsonl.gz`), and WikiText-2
-(`wikitext2_test_continuation.jsonl`, and `wikitext2_train_continuation.jsonl.gz` for a verifier's training) the page has copies that were
-prepared by hand. Without `DATA=` all sets are replaced, and the page is `papers-shipped.md` in the folder of the run, never this one.
+    Raises:
+        DraftwellError: the file is not what it was.
+    """
+    try:
+        if one.file.endswith(".raw"):
+            rows = [*continuations(source.read_text(encoding="utf-8"), one)]
+        else:
+            published: list[Any] = [row for _, row in rows_of(source)]
+            rows = [converted(one, number, published[number]) for number in one.rows]
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        raise other_data(one, source) from error
+    if not rows:
+        raise other_data(one, source)
+    return rows
 
-Prompts of more than 1,200 characters (CNN/DailyMail: 2,400) are left out, and so are those that an artifact is known to be made from. The
-record of the shipped draft does not list the prompts that it was distilled on, so an overlap with these sets cannot be excluded; its
-recipe (`components/distil/default_pair.py`) has GSM8K's training questions.
-"""  # noqa: E501
-STAND_IN = (
-    "Some tables are not of the papers' data sets: they were measured on shipped prompts "
-    "of the same kinds, because the run had no "
-    "file of the set. Each table names its prompts."
-)
-"""On pages with such tables."""
+
+def other_data(one: Public, source: Path) -> DraftwellError:
+    """A file that is not the published one."""
+    return DraftwellError(
+        f"{source} is not the file of {one.address}: download it again", code="other_data"
+    )
 
 
 def make(folder: Path) -> list[Path]:
@@ -201,14 +157,8 @@ def make(folder: Path) -> list[Path]:
         source = folder / one.file
         if not source.is_file():
             continue
-        rows: list[Any] = [row for _, row in rows_of(source)]
-        try:
-            taken = [one.convert(number, rows[number]) for number in one.rows]
-        except (IndexError, KeyError, TypeError, AttributeError) as error:
-            raise DraftwellError(
-                f"{source} is not the file of {one.address}: download it again", code="other_data"
-            ) from error
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in taken).encode()
+        rows = taken(one, source)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         write_atomically(
             folder / one.made, gzip.compress(text, mtime=0) if one.made.endswith(".gz") else text
         )

@@ -27,7 +27,6 @@ from draftwell.components.bench.schema import (
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.papers.cells import Cell
-from draftwell.components.papers.confidence import Counts, counts_of
 from draftwell.components.papers.rejections import RejectedPair, rejected_pairs
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.replay import Texts, read_texts, replay_strategy
@@ -50,12 +49,10 @@ class Replayed(NamedTuple):
     """What a replay counts.
 
     Args:
-        confidence: of each text, how often the draft's first choice was kept.
         rejections: of a cell that asks for them.
     """
 
     report: BenchReport
-    confidence: tuple[Counts, ...]
     rejections: tuple[RejectedPair, ...] = ()
 
 
@@ -96,7 +93,7 @@ def replayed(
     )
     entries = {}
     for i, (choice, label) in enumerate(
-        zip(choices, [REFERENCE, *map(cell.label_of_choice, cell.choices())], strict=True), 1
+        zip(choices, [REFERENCE, *cell.known_labels.values()], strict=True), 1
     ):
         entries[label] = entry_of(choice, texts, used, profile)
         if progress:
@@ -110,7 +107,6 @@ def replayed(
     )
     return Replayed(
         report,
-        tuple(map(counts_of, texts.texts)),
         rejected_pairs(pair, traces) if cell.rejections else (),
     )
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from scipy.special import expit as sigmoid
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.prompts.prompt import Prompt
-from draftwell.components.report.tables import markdown
 from draftwell.components.train.examples import VerifierLabel, read_examples
 from draftwell.components.train.metrics import ranking, roc_points
 from draftwell.components.train.reports import Ranking, RocCurve
@@ -22,13 +21,6 @@ from draftwell.serving.runtime.pair import LoadedPair
 
 TOKENS = 64
 """Of each text that is scored: the more positions, the narrower the intervals."""
-COLUMNS = (
-    "acceptable where q/p ≤",
-    "tokens",
-    "acceptable",
-    "AUC of the verifier",
-    "AUC of the draft's confidence",
-)
 
 
 class Roc(NamedTuple):
@@ -109,26 +101,3 @@ def roc_of(ranked: Ranking, curve: RocCurve, confidence: RocCurve) -> Roc:
         tuple(confidence.fpr),
         tuple(confidence.tpr),
     )
-
-
-def roc_table(found: Mapping[str, Roc]) -> str:
-    """A row for each λ, as Markdown; empty without any."""
-    rows = [
-        [
-            ratio,
-            str(roc.tokens),
-            f"{roc.acceptable:.0%}",
-            *map(auc_words, (roc.auc, roc.confidence_auc)),
-        ]
-        for ratio, roc in found.items()
-    ]
-    return markdown(COLUMNS, rows) if rows else ""
-
-
-def auc_words(auc: tuple[float, float, float]) -> str:
-    """With the ends of its interval.
-
-    >>> auc_words((0.7, 0.65, 0.75))
-    '0.700 [0.650, 0.750]'
-    """
-    return "{:.3f} [{:.3f}, {:.3f}]".format(*auc)

@@ -18,7 +18,6 @@ from draftwell.components.bench.runner import core_plan
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.papers.cell_file import CellFile, Costs, read_cell
 from draftwell.components.papers.cells import Cell
-from draftwell.components.papers.certainty import certainty
 from draftwell.components.papers.made_of import MadeOf, MadeOfCell, nothing
 from draftwell.components.papers.pass_times import PassTimes
 from draftwell.components.papers.prompts import Chosen, choose
@@ -38,7 +37,7 @@ Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
 Say = Callable[[str], None]
-After = Callable[[Cell, Mapping[str, str]], object]
+After = Callable[[Mapping[str, str]], object]
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def run_cells(
     open_pair: Open,
     *,
     say: Say = lambda line: None,
-    after: After = lambda cell, failed: None,
+    after: After = lambda failed: None,
 ) -> dict[str, str]:
     """Measure the cells that are missing, those of one pair after each other so that it is loaded,
     and its profile measured, once.
@@ -143,7 +142,7 @@ def run_cells(
     run.folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     opened: tuple[tuple[Any, ...], Opened] | None = None
-    ordered = by_pair(cells)
+    ordered = by_pair([cell for cell in cells if cell.placement is None])
     for i, cell in enumerate(ordered, 1):
         name = f"[{i}/{len(ordered)}] {cell.name}"
         start = time.monotonic()
@@ -170,7 +169,7 @@ def run_cells(
             say(f"{name}: failed: {failed[cell.name]}")
             if not isinstance(error, DraftwellError):
                 opened = None  # nobody knows what it left behind in the loaded pair
-        after(cell, failed)
+        after(failed)
     return failed
 
 
@@ -220,13 +219,6 @@ def needs(cell: Cell) -> tuple[Any, ...]:
         onnx,
         cell.replay is not None,
         bool(cell.verifiers),
-    )
-
-
-def has_qualifier(cell: Cell) -> bool:
-    """Whether a strategy of it has a model between draft and target."""
-    return any(
-        "qualifier" in find_strategy(core_plan(choice.name)[0]).roles for choice in cell.choices()
     )
 
 
@@ -306,7 +298,6 @@ def replay(
         made_of=planned.made.digests,
         seconds=time.monotonic() - start,
         report=found.report,
-        confidence=found.confidence,
         rejections=found.rejections,
     )
 
@@ -318,8 +309,7 @@ def beside_the_bench(
     resources: StrategyResources,
     trained: Mapping[str, Trained],
 ) -> dict[str, Any]:
-    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifiers, how certain
-    each of three models is."""
+    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifiers."""
     found: dict[str, Any] = {}
     if trained:
         found["roc"] = next(iter(trained.values())).rocs
@@ -342,16 +332,6 @@ def beside_the_bench(
                 temperature=cell.temperature,
                 seed=cell.seed,
             )
-    if has_qualifier(cell):
-        found["certainty"] = dict(
-            certainty(
-                pair,
-                prompts,
-                max_tokens=cell.max_tokens,
-                temperature=cell.temperature,
-                seed=cell.seed,
-            )
-        )
     return found
 
 

@@ -1,273 +1,236 @@
-"""What a paper reports, as data, and what is run here in its place."""
+"""What a paper reports, and what is run here in its place: one YAML file in `claims/` a paper.
+
+`published` has the paper's values with source, section, setting and unit; a row names them by a
+path (`code.SD.vicuna.speed`), or by products and quotients of paths. The copies of the papers that
+these files were made from have no page numbers: sections stand in their place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from draftwell.components.papers.cells import PLAIN, Cell, Scale
-from draftwell.components.papers.formulas import Flops
+import yaml
+from pydantic import Field
 
+from draftwell.components.papers.cells import Cell, Scale, sized
+from draftwell.components.papers.formulas import token_acceptance
+from draftwell.serving.errors import DraftwellError
+from draftwell.serving.settings import Settings
+
+FOLDER = Path(__file__).parent / "claims"
+PAPERS = ("spide", "sprinter", "csd", "pyramidsd", "duodecoding")
+"""In the order of the page."""
 Metric = Literal[
     "speed",
+    "request",
+    "ttft",
     "calls",
     "mat",
     "acceptance",
     "efficiency",
     "argmax",
-    "rouge_1",
-    "rouge_2",
     "rouge_l",
     "rouge_l_ratio",
     "wins",
-    "accuracy",
-    "ttft",
     "one_kept",
     "one_lost",
     "several_kept",
     "several_lost",
+    "auc",
 ]
-"""Of `estimates.Measured.estimate`; `speed` is of decoding alone, from the first token on; the last
-four are shares of DuoDecoding's rounds: one or several sequences, and whether the first one's first
-token was kept."""
-
-ROUGE: dict[str, Metric] = {"ROUGE-1": "rouge_1", "ROUGE-2": "rouge_2", "ROUGE-L": "rouge_l"}
-"""Name → metric."""
+"""Of `estimates.Measured.estimate`."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One value of a paper.
+class Part(Settings):
+    """A part of a paper's file."""
 
-    Args:
-        what: in words.
-        paper: its value; None where it has none and ours is shown alone.
-        metric: what is measured here.
-        role: of the cell's contenders; or the spec of one of them, where a setting is the paper's
-            and not the fastest.
-        against: the role (or `PLAIN_SHARE`) that it is divided by (or that is subtracted from it,
-            `argmax`, `rouge_…` and `accuracy`; or that it is compared with prompt by prompt,
-            `wins`); None: the metric by itself.
-        neutral: the value at which there is no effect: the paper's side of it is the direction;
-            None: there is no such value.
-        comparable: whether ours is measured as the paper's is; where not, there is no verdict, and
-            the table's `notes` say why.
-        flattered: whether ours is higher than it would be if measured as the paper's is: only what
-            is not reproduced even so gets a verdict.
-    """
+    called: ClassVar[str] = "a paper's"
+    error_code: ClassVar[str] = "bad_claims"
+
+
+class Published(Part):
+    """Values as a paper prints them."""
+
+    source: str
+    section: str
+    setting: str
+    unit: str
+    columns: list[str] = Field([], description="names of what a list in `values` holds")
+    values: Any
+
+    def value(self, path: list[str]) -> float:
+        """The value at the end of a path."""
+        found = self.values
+        for name in path:
+            found = found[self.columns.index(name)] if isinstance(found, list) else found[name]
+        return float(found)
+
+
+class Row(Part):
+    """One value, the paper's and ours."""
 
     what: str
-    paper: float | None
+    paper: str = Field("", description="path or quotient of paths; empty: the paper has no value")
     metric: Metric
-    role: str
-    against: str | None = None
-    neutral: float | None = 1.0
-    comparable: bool = True
-    flattered: bool = False
+    role: str = Field(description="of the cell's contenders, or the spec of one of them")
+    over: str = Field("", description="what it is divided by, or what is subtracted")
+    at: str = Field("", description="λ of an AUC")
+    neutral: float | None = Field(1.0, description="value without an effect; none: no such value")
+    unlike: str = Field("", description="key of `reasons`: why ours is not the paper's quantity")
+    early: bool = Field(False, description="ours is flattered: it drafts beside the prompt")
+    claim: str = Field("", description="key of the claim that it belongs to")
 
 
-EQUAL_PLAIN = (
-    'Rows "over plain, equal cores" compare with plain decoding on the target\'s share of '
-    "the cores, as the paper runs it on "
-    "the target's GPUs. It is not run: a token takes what a pass over one token takes on "
-    "that share, timed "
-    "with the pair's passes, and the time outside passes. How that timing varies is not in "
-    "the interval, and no whole request "
-    "can be given. Over measured plain decoding, with all cores, contenders stand in the "
-    'table "Every contender".'
-)
-"""Under tables with such rows."""
+class Table(Part):
+    """Rows of one or several cells."""
 
-
-def drafts_early(method: str, base: str) -> str:
-    """Under tables with a strategy that drafts beside the target's reading of the prompt: what that
-    does to its decoding alone."""
-    return (
-        f"{method} drafts while the target reads the prompt, so its decoding alone lacks "
-        "the draft model's reading and the first "
-        f'draft, which {base}\'s has: in the row "{method}: speed over {base}", whole '
-        "requests compare both in full, and rows of its "
-        "decoding get a verdict only where they are not reproduced even so."
-    )
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A row of the page's first table: what several tables of a paper say of one comparison.
-
-    Args:
-        what: in words.
-        row: `Row.what` of the rows that it is of.
-    """
-
-    what: str
-    row: str
-
-
-def quality_rows(*roles: str) -> tuple[Row, ...]:
-    """For lossy strategies, next to their speed: how many more of their tokens are the target's
-    first choice than of plain decoding's.
-
-    Ours only: the papers judge quality by answers, which this target is too small for.
-    """
-    return tuple(
-        Row(
-            (
-                f"{role}: share of tokens that are the target's first choice, minus plain's "
-                "(ours only)"
-            ),
-            None,
-            "argmax",
-            role,
-            PLAIN,
-            neutral=0.0,
-        )
-        for role in roles
-    )
-
-
-def overlap_rows(role: str, against: str, *, judged: float | None = None) -> tuple[Row, ...]:
-    """For strategies that the paper judges by their answers: words in common with the reference, by
-    ROUGE.
-
-    Args:
-        judged: the paper's share of answers that a judge finds as good as the other's, or better.
-    """
-    less = [
-        Row(
-            f"{role}: {name} minus {against}'s, points, 0 to 100 (ours only)",
-            None,
-            metric,
-            role,
-            against,
-            neutral=0.0,
-        )
-        for name, metric in ROUGE.items()
-    ]
-    return (*less, wins_row(role, against, judged))
-
-
-def wins_row(role: str, against: str, judged: float | None = None) -> Row:
-    """How often its answer has as many words in common with the reference as the other's, or more;
-    `judged` as in `overlap_rows`."""
-    return Row(
-        f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)",
-        judged,
-        "wins",
-        role,
-        against,
-        neutral=None,
-        comparable=False,
-    )
-
-
-@dataclass(frozen=True)
-class PublishedPair:
-    """A pair of SPIDE's paper on one data set.
-
-    Args:
-        alpha: chance that SD accepts a token.
-        gamma: SD's draft length.
-        tau: SPIDE's threshold.
-        ratio: s, draft passes in a target pass, rounded down.
-        sd_share: its SD's speed over Leviathan's formula.
-        gain: SPIDE's speed over SD's.
-    """
-
-    alpha: float
-    gamma: int
-    tau: float
-    ratio: int
-    sd_share: float
-    gain: float
-
-
-@dataclass(frozen=True)
-class PaperTable:
-    """One table of a paper, or a part of it, and the cell that stands for it.
-
-    Args:
-        name: key of its pictures and its heading's end.
-        title: the paper's number and what it is.
-        theirs, ours: what was run there, and here.
-        why: one sentence: why values agree or differ.
-        acceptance: chance that SD accepts a token in the paper, where it can be taken from its
-            tables.
-        acceptance_from: how it is taken from them, in words.
-        notes: sentences under it, such as why rows have no verdict.
-        cost: c in the paper, a draft pass over a target pass, at most.
-        formulas: whether SD's rows get Leviathan's formula next to them, SPIDE's its prediction,
-            and SD's fastest is an operating point.
-        aucs: λ → the paper's area under the ROC curve of a verifier whose label it is.
-        rounds: what the paper says of a round's parts, a sentence above ours; empty: its rounds are
-            not shown.
-        confidence: bin of `AcceptanceTable` → the share of its draft tokens that the paper's target
-            keeps.
-        flops: of models whose computation is counted by SPRINTER's equations.
-        pair: of SPIDE's tables, the paper's pair: what its gain comes from is set beside ours.
-    """
-
-    name: str
     title: str
-    theirs: str
-    ours: str
-    cell: Cell
-    rows: tuple[Row, ...]
+    words: str = ""
+    csv: bool = Field(False, description="in the CSV alone, not on the page")
+    picture: bool = False
+    each: list[dict[str, Any]] = Field(description="cell, label, and what fills the rows' braces")
+    rows: list[dict[str, Any]]
+    cost: str = Field("", description="the paper's c, at most")
+    accepted: list[str] = Field([], description="accepted tokens of an SD round, and its γ")
+
+
+class Claim(Part):
+    """One of a paper's two main claims."""
+
+    claim: str
+    regime: str
     why: str
-    acceptance: float | None = None
-    acceptance_from: str = ""
-    notes: tuple[str, ...] = ()
-    cost: float | None = None
-    formulas: bool = True
-    aucs: Mapping[str, float] = field(default_factory=dict)
-    rounds: str = ""
-    confidence: Mapping[int, float] = field(default_factory=dict)
-    flops: Flops | None = None
-    pair: PublishedPair | None = None
 
 
-@dataclass(frozen=True)
-class Paper:
-    """One paper.
+class Placed(Part):
+    """A row with the cell that it is measured in."""
 
-    Args:
-        name: as the setting `only` takes it.
-        citation: the paper's title and authors.
-        tables: its tables in a run of a size.
-        untestable: (what, reason) of what cannot be tested here.
-        open: what could be run here and is not yet.
-        deviations: what is done otherwise than in the paper.
-        elsewhere: (what, result) of what was measured or counted here by other means than this
-            command.
-        inconsistencies: (what, how) of values that differ within the paper, or follow from others
-            of it by arithmetic.
-        headlines: what the page begins with.
-        summary: makes a sentence that follows the headlines, of the measured cells (name →
-            `CellFile`); empty where it has nothing to say.
-        appendix: makes Markdown under its tables, of the measured cells (name → `CellFile`): what
-            follows from the paper's own figures, and ours next to them.
-    """
+    row: Row
+    cell: str
+    label: str
+    paper: float | None
+    source: str
+    cost: float | None
+    alpha: float | None
+
+
+class Paper(Part):
+    """One file."""
 
     name: str
     title: str
-    tables: Callable[[Scale], tuple[PaperTable, ...]]
-    citation: str = ""
-    untestable: tuple[tuple[str, str], ...] = ()
-    open: tuple[str, ...] = ()
-    deviations: tuple[str, ...] = ()
-    elsewhere: tuple[tuple[str, str], ...] = ()
-    inconsistencies: tuple[tuple[str, str], ...] = ()
-    headlines: tuple[Headline, ...] = ()
-    summary: Callable[[Mapping[str, Any]], str] | None = None
-    appendix: Callable[[Mapping[str, Any]], str] | None = None
+    citation: str
+    own: list[str] = Field(description="beginnings of roles that are the paper's own method")
+    claims: dict[str, Claim]
+    reasons: dict[str, str]
+    published: dict[str, Published]
+    cells: dict[str, dict[str, Any]]
+    tables: list[Table]
+    deviations: list[str] = Field([])
+    inconsistencies: list[str] = Field([])
+    elsewhere: list[str] = Field([])
+    untestable: list[str] = Field([])
+    open: list[str] = Field([])
+    appendix: str = Field("", description="Markdown behind its cells")
+
+    def value(self, expression: str) -> float | None:
+        """A number, a path, or products and quotients of them; None of an empty one."""
+        if not expression:
+            return None
+        first, *rest = expression.replace(" * ", " / * ").split(" / ")
+        found = self._operand(first)
+        for part in rest:
+            found = (
+                found * self._operand(part[2:])
+                if part.startswith("* ")
+                else found / self._operand(part)
+            )
+        return found
+
+    def _operand(self, text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            name, *path = text.split(".")
+            return self.published[name].value(path)
+
+    def source(self, expression: str) -> str:
+        """Where the first value of an expression is printed."""
+        found = self.published.get(expression.partition(".")[0])
+        return f"{found.source}, section {found.section}" if found else ""
+
+    @cached_property
+    def placed(self) -> list[tuple[Table, list[Placed]]]:
+        """Its tables with the rows of all their cells."""
+        return [(table, [*self._rows(table)]) for table in self.tables]
+
+    def _rows(self, table: Table) -> list[Placed]:
+        found = []
+        for one in table.each:
+            named = defaultdict(str, {key: str(value) for key, value in one.items()})
+
+            def filled(text: Any, named: Mapping[str, str] = named) -> Any:
+                return text.format_map(named) if isinstance(text, str) else text
+
+            accepted = [self.value(filled(text)) for text in table.accepted]
+            alpha = (
+                token_acceptance(accepted[0] or 0.0, int(accepted[1] or 0)) if accepted else None
+            )
+            for fields in table.rows:
+                row = Row(**{key: filled(value) for key, value in fields.items()})
+                if row.unlike and row.unlike not in self.reasons:
+                    raise DraftwellError(f"{self.name}: no reason {row.unlike}", code="bad_claims")
+                found.append(
+                    Placed(
+                        row=row,
+                        cell=one["cell"],
+                        label=one["label"],
+                        paper=self.value(row.paper),
+                        source=self.source(row.paper),
+                        cost=self.value(filled(table.cost)),
+                        alpha=alpha,
+                    )
+                )
+        return found
+
+    def measured_in(self, scale: Scale) -> dict[str, Cell]:
+        """Name → cell in a run of a size; what replay counts has no place in another padding."""
+        return {
+            name: sized(scale, name, settings)
+            for name, settings in self.cells.items()
+            if scale.usual or "replay" not in settings
+        }
+
+    def is_own(self, role: str) -> bool:
+        """Whether a role, or a contender's spec, is the paper's own method."""
+        names = [own.lower() for own in self.own]
+        specs = {"PSD": "pyramid", "DuoDec": "duo_decoding"}
+        names += [specs[own] for own in self.own if own in specs]
+        return role.lower().startswith(tuple(names))
 
 
-def without_replayed(paper: Paper) -> Paper:
-    """A paper without the tables that are counted by replay: padding a target changes no count."""
-    return replace(
-        paper,
-        tables=lambda scale: tuple(
-            table for table in paper.tables(scale) if table.cell.replay is None
-        ),
-    )
+@lru_cache
+def read_paper(path: Path) -> Paper:
+    """A paper's file.
+
+    Raises:
+        DraftwellError: a key that no part has, or a value of another type.
+    """
+    return Paper(**yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def papers_named(only: str | None = None) -> list[Paper]:
+    """All papers, or one.
+
+    Raises:
+        DraftwellError: no paper has that name.
+    """
+    if only is not None and only not in PAPERS:
+        raise DraftwellError(
+            f"unknown paper {only}: choose from {', '.join(PAPERS)}", code="unknown_paper"
+        )
+    return [read_paper(FOLDER / f"{name}.yaml") for name in PAPERS if only in (None, name)]

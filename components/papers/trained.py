@@ -14,10 +14,9 @@ from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.collect.work import work_of
 from draftwell.components.papers.cells import Cell
-from draftwell.components.papers.roc import TOKENS, Roc, auc_words, roc_of
+from draftwell.components.papers.roc import TOKENS, Roc, roc_of
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.provenance import provenance
-from draftwell.components.report.tables import markdown
 from draftwell.components.train.examples import VerifierLabel, read_examples
 from draftwell.components.train.metrics import roc_points
 from draftwell.components.train.settings import VerifierSettings
@@ -106,28 +105,3 @@ def contender(
     """SPRINTER with this verifier, under its role's name."""
     used = replace(resources, artifacts={**resources.artifacts, "verifier": verifier})
     return StrategyContender(pair, used, StrategyChoice("sprinter", {"tau": TAU}), role)
-
-
-def trained_table(
-    aucs: Mapping[str, Mapping[str, tuple[float, float, float]]], roc: Mapping[str, Roc]
-) -> str:
-    """A row for each set of training prompts, a column for each λ, as Markdown."""
-    ratios = list(dict.fromkeys(ratio for own in (roc, *aucs.values()) for ratio in own))
-    rows = [
-        [role, *(auc_words(own[ratio]) if ratio in own else "–" for ratio in ratios)]
-        for role, own in aucs.items()
-    ]
-    known = [roc.get(ratio) for ratio in ratios]
-    rows.append(
-        [
-            "the draft's confidence",
-            *("–" if one is None else auc_words(one.confidence_auc) for one in known),
-        ]
-    )
-    rows.append(
-        [
-            "(acceptable tokens)",
-            *("–" if one is None else f"{one.acceptable:.0%} of {one.tokens}" for one in known),
-        ]
-    )
-    return markdown(("AUC of", *(f"λ {ratio}" for ratio in ratios)), rows)

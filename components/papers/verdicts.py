@@ -20,34 +20,10 @@ must lie to count as the paper's."""
 UNIT = 0.2
 """What these shares are taken of where "no effect" is 0: of a difference near 0 a share would be
 nothing."""
-RULE = (
-    '- **reproduced**: our whole interval is on the paper\'s side of "no effect" (1 for '
-    f"ratios), our value is within {CLOSE:.0%} of "
-    'the paper\'s, and its distance from "no effect" is between half and twice the '
-    "paper's. Of a paper's value within "
-    f'{NO_EFFECT:.0%} of "no effect", which has no side: ours is within {NO_EFFECT:.0%} of '
-    "it, and our whole interval within "
-    f'{CLOSE:.0%}. Of a value without a "no effect", such as an acceptance rate: within '
-    f"{CLOSE:.0%}.\n"
-    "- **direction only**: our whole interval is on the paper's side, but the value is "
-    "another (also where it is far beyond).\n"
-    '- **undecided**: our interval holds both "no effect" and the paper\'s value; or the '
-    "paper's value alone, where it has no side.\n"
-    f"- **too few prompts**, which comes first: our interval is wider than {WIDEST:.0%} of "
-    'our value, and holds "no effect" or the '
-    "paper's value. (Verdicts are by unrounded values.)\n"
-    "- **not reproduced**: none of these.\n"
-    '- Of differences of shares, whose "no effect" is 0, these percentages are taken of '
-    f"{UNIT}: {100 * CLOSE * UNIT:.0f}, "
-    f"{100 * WIDEST * UNIT:.0f} and {100 * NO_EFFECT * UNIT:.0f} points.\n"
-)
-OTHERS = (
-    "- **no value in the paper**: ours only. **not comparable**: measured otherwise than "
-    "in the paper, as the table says. **not "
-    "testable here**: the models, the data or the judge are not available, with the "
-    "reason. **open**: it could be run here and has "
-    "not been.\n"
-)
+PARITY = 0.03
+"""Points of first choices (of 1) that a lossy method may lose and still count as no worse."""
+FEW, ENOUGH = 30, 100
+"""Prompts below which a value deserves little trust, and from which it deserves much."""
 
 
 class Verdict(StrEnum):
@@ -58,8 +34,10 @@ class Verdict(StrEnum):
     TOO_FEW = "too few prompts"
     NOT_COMPARABLE = "not comparable"
     NO_VALUE = "no value in the paper"
-    UNTESTABLE = "not testable here"
     OPEN = "open"
+    KEPT = "quality kept"
+    LOST = "quality lost"
+    UNKNOWN = "quality undecided"
 
 
 def verdict(
@@ -95,6 +73,20 @@ def verdict(
     found = compared(paper, ours, neutral)
     short = found == Verdict.NOT_REPRODUCED and ours.value < paper
     return Verdict.NOT_COMPARABLE if flattered and not short else found
+
+
+def quality(lost: Estimate) -> Verdict:
+    """Of the share of first choices, less plain decoding's.
+
+    >>> [
+    ...     str(quality(Estimate(-0.02, *ends)))
+    ...     for ends in ((-0.025, 0.01), (-0.1, -0.01), (-0.1, 0.01))
+    ... ]
+    ['quality kept', 'quality lost', 'quality undecided']
+    """
+    if lost.low >= -PARITY:
+        return Verdict.KEPT
+    return Verdict.LOST if lost.high < 0 else Verdict.UNKNOWN
 
 
 def compared(paper: float, ours: Estimate, neutral: float | None) -> Verdict:

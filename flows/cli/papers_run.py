@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from draftwell.components.papers.catalogue import papers_named
 from draftwell.components.papers.cells import FULL, QUICK, padding_name
 from draftwell.components.papers.committed import with_committed
 from draftwell.components.papers.runner import Run, measured_cells, run_cells
-from draftwell.components.papers.tables import without_replayed
+from draftwell.components.papers.tables import papers_named
 from draftwell.components.report.drawing import check_drawing
 from draftwell.flows.cli.options import check_folder, check_output, say
 from draftwell.flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
@@ -61,16 +60,18 @@ def run_tables(
     try:
         if not (render or kept):
             run_cells(
-                cells_named(cells_of(chosen, scale), cell),
+                cells_named(
+                    [one for paper in chosen for one in paper.measured_in(scale).values()], cell
+                ),
                 run,
                 lambda together: open_cells(together, number_format, device, say),
                 say=say,
                 after=writer.write,
             )
     finally:
-        pictures = writer.write(None, {})
-    if publish and (logged := log_page(shown, pictures)):
-        say(f"the page and its pictures are in MLflow: {logged}")
+        files = writer.write({})
+    if publish and (logged := log_page(shown, files)):
+        say(f"the pages are in MLflow: {logged}")
     say(writer.summary())
     if writer.failed:
         raise typer.Exit(1)
@@ -81,12 +82,10 @@ def tables_at(
 ) -> tuple[list[Paper], list[Paper], Scale]:
     """The papers to measure, all that the page shows, and the size of the run."""
 
-    chosen, everything = papers_named(only), papers_named(None)
     scale = QUICK if quick else FULL
-    if pad_target in (None, scale.pad_target):
-        return chosen, everything, scale
-    chosen, everything = (list(map(without_replayed, some)) for some in (chosen, everything))
-    return chosen, everything, replace(scale, pad_target=pad_target)
+    if pad_target not in (None, scale.pad_target):
+        scale = replace(scale, pad_target=pad_target)
+    return papers_named(only), papers_named(), scale
 
 
 def check_data(data: Path | None) -> None:
@@ -130,21 +129,15 @@ class PageWriter:
         own = {} if self.kept else measured_cells(self.page.cells, self.run)
         return own, with_committed(own, self.page.cells)
 
-    def write(self, fresh: Cell | None, failures: Mapping[str, str]) -> list[Path]:
-        """Write it; the pictures."""
+    def write(self, failures: Mapping[str, str]) -> list[Path]:
+        """Write it; its files."""
         self.failed.update(failures)
-        return self.page.write(self.cells()[1], self.failed, fresh)
+        return self.page.write(self.cells()[1], self.failed)
 
     def summary(self) -> str:
         """How many cells there are, and where the page is."""
 
         return f"{counts_of(self.page.cells, *self.cells())}; the page is {self.page.path}"
-
-
-def cells_of(papers: Sequence[Paper], scale: Scale) -> list[Cell]:
-    """The cells of their tables, each once."""
-    tables = [table for paper in papers for table in paper.tables(scale)]
-    return list({table.cell.name: table.cell for table in tables}.values())
 
 
 def cells_named(cells: Sequence[Cell], pattern: str | None) -> list[Cell]:

@@ -4,42 +4,22 @@ the page with its pictures."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftwell.components.bench.runner import core_plan
 from draftwell.components.calibrate.hardware_profile import SIZES, measure_profile
-from draftwell.components.papers.cell_file import CellFile, counted_texts
-from draftwell.components.papers.cells import FULL, Cell, Scale, padding_name
-from draftwell.components.papers.comparison import results
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.cells import FULL, Cell, Scale
+from draftwell.components.papers.csv_files import write_csv
 from draftwell.components.papers.made_of import MadeOf
-from draftwell.components.papers.page import (
-    CONFIDENCE,
-    CURVES,
-    LOSSES,
-    POINTS,
-    RATIOS,
-    ROC,
-    ROUNDS,
-    further,
-    render,
-)
-from draftwell.components.papers.plots import (
-    draw_confidence,
-    draw_curves,
-    draw_losses,
-    draw_points,
-    draw_ratios,
-    draw_roc,
-    draw_rounds,
-    draw_table,
-)
-from draftwell.components.papers.points import measured_points, published_points
+from draftwell.components.papers.page import LOSSES, Shown, padded_page, paper_page, summary_page
+from draftwell.components.papers.plots import draw_losses, draw_rows
 from draftwell.components.papers.replays import SLOTS
 from draftwell.components.papers.runner import Opened
-from draftwell.components.papers.tables import Paper, PaperTable
+from draftwell.components.papers.tables import Paper
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.components.report.provenance import provenance
 from draftwell.flows.context import distilled_draft, made_from_prompts
@@ -164,10 +144,11 @@ def measured_profile(pair: LoadedPair, repeats: int, say: Say) -> Artifact | Non
 
 @dataclass(frozen=True)
 class Page:
-    """The page of a run.
+    """The pages of a run: a summary, and in a folder of its name one page a paper with CSV files
+    beside it. A run with another padding has one page of its own, without pictures.
 
     Args:
-        path: of the Markdown file; pictures are in `images/` next to it.
+        path: of the summary; pictures are in `images/` next to it.
         papers: all of it, also those that this run does not measure.
     """
 
@@ -178,87 +159,52 @@ class Page:
     @property
     def cells(self) -> list[Cell]:
         """The cells that it shows, each once."""
-        return list(
-            {
-                table.cell.name: table.cell
-                for paper in self.papers
-                for table in paper.tables(self.scale)
-            }.values()
-        )
+        return [cell for paper in self.papers for cell in paper.measured_in(self.scale).values()]
 
-    def picture(self, key: str) -> Path:
-        """Where a picture is: those of another padding do not take the place of the usual ones."""
-        return (
-            self.path.parent
-            / "images"
-            / f"{'-'.join(filter(None, ('papers', padding_name(self.scale.pad_target), key)))}.png"
-        )
+    @property
+    def folder(self) -> Path:
+        """Of the papers' pages."""
+        return self.path.with_suffix("")
 
-    def write(
-        self, cells: Mapping[str, CellFile], failed: Mapping[str, str], fresh: Cell | None = None
-    ) -> list[Path]:
-        """Write it.
+    def write(self, cells: Mapping[str, CellFile], failed: Mapping[str, str]) -> list[Path]:
+        """Write it; its files, the summary first."""
+        shown = Shown(self.papers, self.scale, cells, failed, self.path.stem)
+        if not self.scale.usual:
+            write_atomically(self.path, padded_page(shown).encode())
+            return [self.path, *write_csv(shown, self.folder)]
+        write_atomically(self.path, summary_page(shown).encode())
+        made = [self.path, *write_csv(shown, self.folder)]
+        for paper in self.papers:
+            pictures = self.draw(shown, paper)
+            page = self.folder / f"{paper.name}.md"
+            addresses = {
+                title: Path(os.path.relpath(path, self.folder)) for title, path in pictures
+            }
+            write_atomically(page, paper_page(shown, paper, addresses).encode())
+            made += [page, *(path for _, path in pictures)]
+        return made
 
-        Args:
-            fresh: the cell that is new since it was written last: only its pictures are drawn; None
-                draws all.
-        Returns:
-            its pictures.
-        """
-        pictures = dict[str, Path]()
-        for table in [table for paper in self.papers for table in paper.tables(self.scale)]:
-            file = cells.get(table.cell.name)
-            if file is not None:
-                pictures |= self.pictures_of(
-                    table, file, draw=fresh is None or table.cell.name == fresh.name
-                )
-        confidence = self.picture(CONFIDENCE)
-        if draw_confidence(counted_texts(self.cells, cells), confidence):
-            pictures[CONFIDENCE] = confidence
-        points = self.picture(POINTS)
-        if draw_points(
-            list(measured_points(self.papers, self.scale, cells).values()),
-            published_points(),
-            points,
-        ):
-            pictures[POINTS] = points
-        addresses = {
-            name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()
-        }
-        write_atomically(
-            self.path, render(self.papers, self.scale, cells, failed, addresses).encode()
-        )
-        return list(pictures.values())
-
-    def pictures_of(self, table: PaperTable, file: CellFile, *, draw: bool) -> dict[str, Path]:
-        """Key → picture of one table, of those that it has.
-
-        Args:
-            draw: also those that are there already.
-        """
-        drawers: dict[str, Callable[..., Path | None]] = {
-            CURVES: draw_curves,
-            ROC: draw_roc,
-            RATIOS: draw_ratios,
-            ROUNDS: draw_rounds,
-            LOSSES: draw_losses,
-        }
-        shown = {
-            "": (draw_table, results(table, file)),
-            **{end: (drawers[end], data) for end, data in further(table, file).items()},
-        }
-        draw = draw or not self.picture(table.name).is_file()
-        found = {}
-        for end, (drawer, data) in shown.items():
-            path = self.picture(table.name + end)
-            if data and (drawer(table, data, path) is not None if draw else path.is_file()):
-                found[table.name + end] = path
+    def draw(self, shown: Shown, paper: Paper) -> list[tuple[str, Path]]:
+        """(title, picture) of the tables that have one, and of what lossy methods lose."""
+        compared = shown.compared(paper)
+        wanted = [
+            (draw_rows, table.title, rows, f"{paper.name}-{i}")
+            for i, (table, rows) in enumerate(compared, 1)
+            if table.picture
+        ]
+        every = [one for table, rows in compared if not table.csv for one in rows]
+        wanted.append((draw_losses, LOSSES, every, f"{paper.name}-losses"))
+        found = []
+        for drawer, title, rows, key in wanted:
+            path = self.path.parent / "images" / f"{self.path.stem}-{key}.png"
+            if drawer(title, rows, path) is not None:
+                found.append((title, path))
         return found
 
 
-def log_page(page: Page, pictures: Sequence[Path]) -> str | None:
-    """Keep the page and its pictures as a run of MLflow's experiment `draftwell/papers`, where a
-    registry is at hand.
+def log_page(page: Page, files: Sequence[Path]) -> str | None:
+    """Keep a page's files as a run of MLflow's experiment `draftwell/papers`, where there is a
+    registry.
 
     Returns:
         its address for a person; None where there is no registry.
@@ -278,9 +224,9 @@ def log_page(page: Page, pictures: Sequence[Path]) -> str | None:
         run = client.create_run(
             experiment, run_name=f"papers, {page.scale.name}{page.scale.pad_option}"
         ).info.run_id
-        client.log_artifact(run, str(page.path))
-        for picture in pictures:
-            client.log_artifact(run, str(picture), "images")
+        for file in files:
+            folder = file.parent.relative_to(page.path.parent).as_posix()
+            client.log_artifact(run, str(file), None if folder == "." else folder)
         client.set_terminated(run)
     return f"{name}, run {run}"
 

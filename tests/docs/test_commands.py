@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,19 @@ def test_settings_in_the_text_exist(page: Path, groups: dict[str, Any]) -> None:
     assert [
         key for key in spoken if not any(is_setting(key, command) for command in groups.values())
     ] == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "papers" in str(page.relative_to(REPO))], ids=str
+)
+def test_commands_in_the_text_of_the_papers_pages_parse(page: Path, groups: dict[str, Any]) -> None:
+    """Each whole one: a reader copies them."""
+    spoken = re.findall(r"`draftwell ([a-z][^`\n]*)`", page.read_text(encoding="utf-8"))
+    for words in map(shlex.split, spoken):
+        name = words[0] if words[0] in groups else " ".join(words[:2])
+        assert name in groups, words
+        check(words[len(name.split()) :], options_of(groups[name]))
+        check_settings(words[len(name.split()) :], groups[name])
 
 
 @pytest.mark.parametrize("words", named("draftwell-serve"))

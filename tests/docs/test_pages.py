@@ -128,8 +128,23 @@ def test_readme_compares_in_five_rows_with_figures_that_the_benchmarks_hold() ->
 
 def test_the_pages_without_papers_are_small() -> None:
     pages = (REPO / "docs").rglob("*.md")
-    sizes = {page.name: page.stat().st_size for page in pages if page.name not in PAPERS}
+    sizes = {
+        page.name: page.stat().st_size
+        for page in pages
+        if page.name not in PAPERS and page.parent.name != "papers"
+    }
     assert sum(sizes.values()) <= 250_000, sizes
+
+
+def test_the_papers_are_two_screens_and_a_short_page_each() -> None:
+    docs = REPO / "docs"
+    assert (docs / "papers.md").stat().st_size <= 25_000
+    assert (docs / "papers" / "own-pair.md").stat().st_size <= 3_000
+    for page in (docs / "papers").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert page.stat().st_size <= 30_000, page
+        assert len(re.findall(r"^\| ?-{3}", text, re.MULTILINE)) <= 8, page
+        assert text.count("![") <= 8, page
 
 
 def test_every_page_is_in_the_navigation() -> None:

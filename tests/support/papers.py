@@ -10,9 +10,9 @@ from typing import Any
 
 from draftwell.components.papers import runner
 from draftwell.components.papers.cell_file import CellFile
-from draftwell.components.papers.cells import Cell, Scale
-from draftwell.components.papers.page import render
-from draftwell.components.papers.tables import Paper, PaperTable
+from draftwell.components.papers.cells import Cell, Scale, sized
+from draftwell.components.papers.results import Result, results
+from draftwell.components.papers.tables import Paper, Published
 
 
 def write_sets(folder: Path, texts: Mapping[str, Sequence[str]]) -> Path:
@@ -21,6 +21,11 @@ def write_sets(folder: Path, texts: Mapping[str, Sequence[str]]) -> Path:
         rows = "".join(json.dumps({"prompt": text}) + "\n" for text in prompts).encode()
         (folder / name).write_bytes(gzip.compress(rows) if name.endswith(".gz") else rows)
     return folder
+
+
+def tiny_cell(scale: Scale, name: str, **settings: Any) -> Cell:
+    """A cell of a run of this size; its target is padded only if it says so."""
+    return sized(scale, name, {"pad_target": None, **settings})
 
 
 def changed(cell: Cell, **changes: Any) -> Cell:
@@ -34,14 +39,29 @@ def measured_cell(cell: Cell, run: runner.Run, opened: Callable[[Sequence[Cell]]
     return runner.measured_cells([cell], run)[cell.name]
 
 
-def paper_of(table: PaperTable, **more: Any) -> Paper:
-    """A paper that consists of a table."""
-    return Paper("tiny", "Tiny paper", lambda scale: (table,), **more)
+def paper_of(rows: Sequence[dict[str, Any]], cell: str = "tiny-code", **more: Any) -> Paper:
+    """A paper whose one table has these rows of one cell; its values are `tiny.a` and `tiny.b`."""
+    fields: dict[str, Any] = {
+        "name": "tiny",
+        "title": "Tiny paper",
+        "citation": "Tiny (Nobody et al.)",
+        "own": ["SPIDE"],
+        "claims": {"fast": {"claim": "it is fast", "regime": "none", "why": "Because."}},
+        "reasons": {"other": "It is another."},
+        "published": {
+            "tiny": Published(
+                source="Table 1", section="1", setting="", unit="", values={"a": 1.5, "b": 1.2}
+            )
+        },
+        "cells": {cell: {"pair": "tiny", "data": "code", "contenders": {}}},
+    }
+    table = {"title": "Table 1: tiny", "each": [{"cell": cell, "label": "tiny"}], "rows": [*rows]}
+    return Paper(**{**fields, "tables": [table | more.pop("table", {})], **more})
 
 
-def page_of(scale: Scale, table: PaperTable, file: CellFile) -> str:
-    """The page of a measured table."""
-    return render([paper_of(table)], scale, {table.cell.name: file})
+def compared(paper: Paper, file: CellFile) -> list[Result]:
+    """The rows of its first table."""
+    return results(paper, {file.cell["name"]: file})[0][1]
 
 
 def with_entry(file: CellFile, label: str, **changes: Any) -> CellFile:

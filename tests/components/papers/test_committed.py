@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
 from draftwell.components.papers import committed
-from draftwell.components.papers.asides import (
-    contention_words,
-    curves,
-    identity_words,
-    tried,
-)
-from draftwell.components.papers.catalogue import PAPERS
-from draftwell.components.papers.cell_file import CellFile, counted_texts
-from draftwell.components.papers.cells import FULL, Scale
-from draftwell.components.papers.comparison import results
-from draftwell.components.papers.page import CONFIDENCE, POINTS, further, render
+from draftwell.components.papers.cell_file import CellFile
+from draftwell.components.papers.cells import FULL
+from draftwell.components.papers.page import Shown, remarks_on
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.public import STAND_IN
-from draftwell.components.papers.tables import Paper, without_replayed
+from draftwell.components.papers.results import results
+from draftwell.components.papers.tables import papers_named
 from draftwell.components.papers.verdicts import Verdict
+from draftwell.flows.steps.papers import Page
 from tests.support.papers import changed, with_entry
 from tests.support.paths import REPO
 
-CELLS = {table.cell.name: table.cell for paper in PAPERS.values() for table in paper.tables(FULL)}
-KEPT = committed.committed_cells(list(CELLS.values()))
+PAPERS = papers_named()
+CELLS = {name: cell for paper in PAPERS for name, cell in paper.measured_in(FULL).items()}
+KEPT = committed.committed_cells([*CELLS.values()])
 
 
 @pytest.fixture
@@ -41,107 +34,48 @@ def test_every_kept_file_is_a_cell_of_now() -> None:
     """A cell whose settings change loses its values on the page: measure it again, or leave its
     settings."""
     assert sorted(KEPT) == sorted(path.stem for path in committed.FOLDER.glob("*.json"))
-    assert {"csd-code", "spide-code-smollm2-135m-near-copy-29"} <= KEPT.keys()
-
-
-def shown(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) -> list[str]:
-    """Names of tables that have a picture."""
-    tables = [
-        table for paper in papers for table in paper.tables(scale) if table.cell.name in cells
-    ]
-    return [table.name for table in tables] + [
-        table.name + end
-        for table in tables
-        for end, data in further(table, cells[table.cell.name]).items()
-        if data
-    ]
+    assert sorted(KEPT) == sorted(CELLS)
 
 
 @pytest.mark.slow
-def test_the_page_is_what_the_command_makes_of_them() -> None:
-    """Nobody edits it by hand, and no run that lacks a cell turns its values into "open"."""
-    papers = list(PAPERS.values())
-    without_speeds = {
-        table.name
-        for paper in papers
-        for table in paper.tables(FULL)
-        if not any("speed" in row.what and row.paper is not None for row in table.rows)
-    }
-    names = [name for name in shown(papers, FULL, KEPT) if name not in without_speeds]
-    names += [CONFIDENCE] if counted_texts(list(CELLS.values()), KEPT) else []
-    pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
-    assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
-    made = render(papers, FULL, KEPT, pictures=pictures)
-    assert made == (REPO / "docs" / "papers.md").read_text(encoding="utf-8"), (
-        "run `draftwell reproduce papers --set kept=true --set page=docs/papers.md`"
-    )
-
-
-def test_the_page_of_another_padding_is_what_the_command_makes_of_its_cells() -> None:
-    """It has the tables that were measured so, and no others."""
-    scale, papers = replace(FULL, pad_target=7e9), list(map(without_replayed, PAPERS.values()))
-    cells = [table.cell for paper in papers for table in paper.tables(scale)]
-    found = committed.committed_cells(cells)
-    assert sorted(found) == sorted(
-        path.stem for path in (committed.FOLDER / "padded-7b").glob("*.json")
-    )
-    names = (*shown(papers, scale, found), POINTS)
-    pictures = {name: Path(f"images/papers-padded-7b-{name}.png") for name in names}
-    made = render(papers, scale, found, pictures=pictures)
-    assert made == (REPO / "docs" / "papers-gpu.md").read_text(encoding="utf-8"), (
-        "run `draftwell reproduce papers --set kept=true --set pad_target=7e9 --set "
-        "page=docs/papers-gpu.md`"
-    )
-    assert "Not measured yet" not in made
-    assert "on one NVIDIA H200, " in made
-    assert PAPERS["sprinter"].tables(FULL)[0].title not in made
-
-
-def test_tables_of_shipped_prompts_are_announced(spide: CellFile) -> None:
-    """By what the page shows, not by the options of the run that wrote it."""
-    papers, name = [PAPERS["spide"]], spide.cell["name"]
-    assert STAND_IN not in render(papers, FULL, {name: spide})
-    assert STAND_IN in render(
-        papers, FULL, {name: spide.model_copy(update={"source": choose("code", 2, None).source})}
-    )
-
-
-def test_what_decoding_alone_leaves_out_is_said_where_it_is_compared(spide: CellFile) -> None:
-    """PEARL and DuoDecoding draft beside the target's reading of the prompt, which takes no longer
-    for it; kept cells show it."""
-    first = {
-        role: mean(row.ttft_ms for row in spide.measured().entry(role).per_prompt)
-        for role in ("SD", "SPIDE", "PEARL")
-    }
-    assert max(first.values()) < 1.05 * min(first.values())
-    for paper, early in (("spide", "PEARL"), ("duodecoding", "DuoDec")):
-        for table in PAPERS[paper].tables(FULL):
-            if early in table.cell.contenders and table.cell.replay is None:
-                assert any(
-                    note.startswith(f"{early} drafts while the target reads the prompt")
-                    for note in table.notes
-                ), table.name
-
-
-def test_another_calibration_of_the_memory_is_not_compared() -> None:
-    """The paper's "memory only" is calibrated on the task, ours and the row of CSD on mixed
-    prompts."""
-    rows = [
-        row for table in PAPERS["csd"].tables(FULL) for row in table.rows if row.paper is not None
-    ]
-    assert {row.role for row in rows if not row.comparable} == {
-        "memory only",
-        "CSD from an empty memory",
-    }
-    assert all(not row.comparable for row in rows if row.role == "memory only")
+@pytest.mark.parametrize(("name", "padded"), [("papers", None), ("papers-gpu", 7e9)])
+def test_the_pages_are_what_the_command_makes_of_them(
+    tmp_path: Path, name: str, padded: float | None
+) -> None:
+    """Slow: all cells are rendered. Nobody edits the pages by hand, no run that
+    lacks a cell turns its values into "open", and pages keep no picture that nobody shows."""
+    scale = replace(FULL, pad_target=padded) if padded else FULL
+    page = Page(tmp_path / f"{name}.md", PAPERS, scale)
+    files = page.write(committed.committed_cells(page.cells), {})
+    made = [path.relative_to(tmp_path) for path in files]
+    for path in made:
+        if path.suffix == ".md":
+            again = f"run `draftwell reproduce papers --set kept=true --set page=docs/{name}.md`"
+            assert (tmp_path / path).read_text() == (REPO / "docs" / path).read_text(), again
+    if not padded:
+        kept = {path.name for path in (REPO / "docs" / "images").glob("papers-*")}
+        assert kept == {path.name for path in made if path.suffix == ".png"}
 
 
 def test_measured_rows_have_values() -> None:
-    for paper in PAPERS.values():
-        for table in paper.tables(FULL):
-            if table.cell.name in KEPT:
-                found = results(table, KEPT[table.cell.name])
-                assert [row.what for row in found if row.verdict == Verdict.OPEN] == [], table.name
+    for paper in PAPERS:
+        for table, rows in results(paper, KEPT):
+            opened = [one.placed.row.what for one in rows if one.verdict == Verdict.OPEN]
+            assert opened == [], table.title
+
+
+def test_pages_of_shipped_prompts_say_so(spide: CellFile) -> None:
+    """By what the page shows, not by the options of the run that wrote it."""
+    name = spide.cell["name"]
+    other = spide.model_copy(update={"source": choose("code", 2, None).source})
+    assert remarks_on(Shown(PAPERS, FULL, {name: spide})) == []
+    assert remarks_on(Shown(PAPERS, FULL, {name: other})) == [STAND_IN]
+
+
+def test_a_profile_that_is_not_monotone_is_named() -> None:
+    """0.209 s for one token and 0.139 for two cannot both be true of one machine."""
+    assert KEPT["spide-code-smollm2-135m-near-copy-int8"].uneven.startswith("0.209 s over 1 ")
+    assert KEPT["spide-code-smollm2-135m-near-copy-29"].uneven == ""
 
 
 def test_a_runs_own_cell_takes_the_place_of_the_kept_one_unless_it_is_the_same(
@@ -181,24 +115,3 @@ def test_numbers_of_sequences_survive_their_file(spide: CellFile, tmp_path: Path
         {1: (3, 2), 4: (0, 5)},
         None,
     ]
-
-
-def test_what_stands_under_a_table(spide: CellFile) -> None:
-    """Whose texts differ, what overlapping costs, and every setting that was tried."""
-    assert "write plain decoding's text on 9 to 10 of 12 prompts" in identity_words(spide)
-    assert (
-        "15 ms on its share of them while the target is idle, and 15 ms while both compute"
-        in contention_words(spide)
-    )
-    assert contention_words(spide.model_copy(update={"costs": None})) == ""
-    assert contention_words(KEPT["csd-code"]) == "", "nothing overlaps there"
-    rows = [line for line in tried(spide).splitlines() if line.startswith("| SPIDE |")]
-    assert [row.split("|")[5].strip() for row in rows] == ["0.68", "0.80", "0.93", "1.04"]
-    assert "| Lossy SD | τ 0.6, γ 6 |" in tried(KEPT["csd-code"]), (
-        "also where each role has one setting"
-    )
-    found = curves(spide)
-    assert list(found) == ["SPIDE", "without parallel verification"]
-    assert curves(KEPT["pyramidsd-choice"]) == {}, "fuzzy SD's draft lengths differ, too"
-    assert [round(share, 2) for share in found["SPIDE"].speeds] == [1.02, 1.06, 1.05, 1.06]
-    assert [round(share, 2) for share in found["SPIDE"].calls] == [0.68, 0.80, 0.93, 1.04]

@@ -10,17 +10,10 @@ from draftwell.components.bench.schema import BenchEntry, PromptRow
 from draftwell.components.papers.estimates import (
     SEQUENCES,
     Estimate,
-    argmax_difference,
-    calls,
-    counted,
     efficiency,
-    mat,
-    overlap,
+    estimate,
     pace,
-    rouge_ratio,
-    sequence_share,
     speed,
-    speed_over,
 )
 
 
@@ -80,12 +73,12 @@ def test_quality_is_the_share_of_the_targets_first_choices_less_plains() -> None
         ]
         return BenchEntry(per_prompt=tuple(rows))
 
-    found = argmax_difference(entry(6, 4, 5), entry(8, 8, 8))
+    found = estimate("argmax", entry(6, 4, 5), entry(8, 8, 8))
     assert found is not None
     # three times one prompt is rarer than 5 %
     assert [*found] == pytest.approx([-0.3, -11 / 30, -7 / 30])
     unknown = BenchEntry(per_prompt=(PromptRow(prompt_id="0", seconds=1.0, tokens=10),))
-    assert argmax_difference(unknown, entry(8)) is None
+    assert estimate("argmax", unknown, entry(8)) is None
 
 
 def test_speeds_leave_the_prompts_reading_out() -> None:
@@ -104,6 +97,7 @@ def test_speeds_leave_the_prompts_reading_out() -> None:
     found = speed(fast, plain)
     assert found is not None
     assert [*found] == pytest.approx([2.0, 2.0, 2.0])
+    assert [*(speed(fast, plain, whole=True) or ())] == pytest.approx([1.5, 1.5, 1.5])
     cut = speed(entry((2.0, 11), (1.0, 1)), plain)
     assert cut is not None
     assert cut.value == pytest.approx(2.0), (
@@ -112,22 +106,6 @@ def test_speeds_leave_the_prompts_reading_out() -> None:
     ended = entry((1.0, 1), (1.0, 1))
     assert speed(ended, plain) is None
     assert pace(ended.per_prompt) == 1.0
-
-
-def test_plain_decoding_that_is_not_run_has_the_time_of_its_passes() -> None:
-    """20 tokens in 4 seconds behind the first tokens: at half a second a token plain decoding takes
-    2.5 times as long, for one text 5 and for the other 1.67 times."""
-    rows = tuple(
-        PromptRow(prompt_id=name, seconds=seconds, tokens=11, ttft_ms=1000.0)
-        for name, seconds in (("a", 2.0), ("b", 4.0))
-    )
-    found = speed_over(BenchEntry(per_prompt=rows), 0.5)
-    assert found is not None
-    assert [*found] == pytest.approx([2.5, 5 / 3, 5.0])
-    assert (
-        speed_over(BenchEntry(per_prompt=(PromptRow(prompt_id="a", seconds=1.0, tokens=1),)), 0.5)
-        is None
-    )
 
 
 def test_texts_of_one_prompt_are_drawn_together() -> None:
@@ -160,7 +138,7 @@ def test_texts_of_one_prompt_are_drawn_together() -> None:
         assert found is not None
         return found.high - found.low
 
-    for measure in (speed, lambda mine, base: counted(calls, mine, base)):
+    for measure in (speed, lambda mine, base: estimate("calls", mine, base)):
         once, together, apart = (
             width(measure, 1, apart=False),
             width(measure, 5, apart=False),
@@ -178,7 +156,7 @@ def test_accepted_tokens_are_counted_for_each_token_behind_a_draft() -> None:
         for name in "ab"
     )
     found = [
-        counted(mat, BenchEntry(strategy=name, per_prompt=rows), None)
+        estimate("mat", BenchEntry(strategy=name, per_prompt=rows))
         for name in ("vanilla_sd", "pearl")
     ]
     assert [one and one.value for one in found] == pytest.approx([3.0, 2.25]), (
@@ -198,13 +176,12 @@ def test_overlap_is_compared_prompt_by_prompt() -> None:
         )
 
     mine, base = entry(20.0, 30.0, 10.0, None), entry(20.0, 10.0, 16.0, 50.0)
-    less, won = (overlap(mine, base, metric) for metric in ("rouge_l", "wins"))
+    less, won = (estimate(metric, mine, base) for metric in ("rouge_l", "wins"))
     assert less is not None
     assert won is not None
     assert (less.value, won.value) == (pytest.approx(14 / 3), pytest.approx(2 / 3))
     assert less.low < 0 < less.high
-    assert overlap(mine, entry(None, None, None, None), "wins") is None
-    assert overlap(mine, base, "rouge_1") is None, "another measure, which was not taken"
+    assert estimate("wins", mine, entry(None, None, None, None)) is None
 
 
 def test_shares_of_rounds_by_sequences_are_of_all_rounds_that_judged_one() -> None:
@@ -215,14 +192,14 @@ def test_shares_of_rounds_by_sequences_are_of_all_rounds_that_judged_one() -> No
         PromptRow(prompt_id="c"),
     )
     entry = BenchEntry(strategy="duo_decoding", per_prompt=rows)
-    found = {metric: sequence_share(entry, *which) for metric, which in SEQUENCES.items()}
+    found = {metric: estimate(metric, entry) for metric in SEQUENCES}
     assert {metric: round(one.value, 2) for metric, one in found.items() if one} == {
         "one_kept": 0.3,
         "one_lost": 0.1,
         "several_kept": 0.2,
         "several_lost": 0.4,
     }
-    assert sequence_share(BenchEntry(per_prompt=rows[2:]), several=True, kept=True) is None
+    assert estimate("several_kept", BenchEntry(per_prompt=rows[2:])) is None
 
 
 def test_rouge_over_another_contenders_is_of_the_same_prompts() -> None:
@@ -236,8 +213,8 @@ def test_rouge_over_another_contenders_is_of_the_same_prompts() -> None:
             )
         )
 
-    found = rouge_ratio(entry(10.0, 30.0, None, 5.0), entry(40.0, 20.0, None, None))
+    found = estimate("rouge_l_ratio", entry(10.0, 30.0, None, 5.0), entry(40.0, 20.0, None, None))
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((40 / 60, 10 / 40, 30 / 20))
-    assert rouge_ratio(entry(None), entry(None)) is None
-    assert rouge_ratio(entry(1.0), entry(0.0)) is None
+    assert estimate("rouge_l_ratio", entry(None), entry(None)) is None
+    assert estimate("rouge_l_ratio", entry(1.0), entry(0.0)) is None

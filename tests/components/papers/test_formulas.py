@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftwell.components.papers import formulas
-from draftwell.components.papers.sprinter import FIGURE_10, computation_saved
+from draftwell.components.papers.tables import papers_named
 
 FLAT = {1: 1.0, 64: 1.0}
 
@@ -194,13 +194,22 @@ def test_equations_5_and_6_differ_by_the_targets_tokens() -> None:
 
 
 def test_flops_of_the_papers_models_are_those_of_its_table() -> None:
-    for theirs, ours in FIGURE_10.values():
-        assert 20 * ours / 1e9 == pytest.approx(theirs, abs=0.01), (
-            "to a unit of the last digit that it prints"
-        )
-    assert computation_saved("GPT-Neo-125M", "GPT-Neo-1.3B") == pytest.approx(
-        (8.01 + 64.66) / (8.01 + 64.66 / 20), rel=1e-3
-    )
+    """Figure 10, to a unit of the last digit that it prints; and what the page says of Figure 1."""
+    ours = {
+        "GPT-Neo-125M": (8.01, formulas.forward_flops(12, 768, 12, 50257, 2048)),
+        "GPT-Neo-1.3B": (64.66, formulas.forward_flops(24, 2048, 16, 50257, 2048)),
+        "GPT2-Small": (7.25, formulas.forward_flops(12, 768, 12, 50257, 1024)),
+        "GPT2-XL": (71.78, formulas.forward_flops(48, 1600, 25, 50257, 1024)),
+    }
+    for theirs, flops in ours.values():
+        assert 20 * flops / 1e9 == pytest.approx(theirs, abs=0.01)
+    saved = [
+        formulas.sd_flops(20, ours[draft][1], ours[target][1])
+        / formulas.sprinter_flops(20, ours[draft][1], ours[target][1])
+        for draft, target in (("GPT-Neo-125M", "GPT-Neo-1.3B"), ("GPT2-Small", "GPT2-XL"))
+    ]
+    said = " ".join(papers_named("sprinter")[0].elsewhere)
+    assert "is {:.1f} times for GPT-Neo ({:.1f} for GPT-2)".format(*saved) in said
 
 
 def test_runs_that_nothing_cuts_short_are_longer_than_sds() -> None:

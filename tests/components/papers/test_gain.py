@@ -10,8 +10,14 @@ import pytest
 from draftwell.components.bench.schema import BenchEntry, PromptRow
 from draftwell.components.papers import formulas
 from draftwell.components.papers.cell_file import Costs
-from draftwell.components.papers.gain import by_papers_conditions, gain_steps, spides_formula
-from draftwell.components.papers.tables import PublishedPair
+from draftwell.components.papers.gain import (
+    PublishedPair,
+    by_papers_conditions,
+    gain_steps,
+    gain_table,
+    published_pair,
+)
+from draftwell.components.papers.tables import papers_named
 
 PAPER = PublishedPair(alpha=0.9, gamma=6, tau=0.6, ratio=8, sd_share=0.8, gain=1.5)
 ALONE, BUSY, ALL = (0.01, {1: 0.1, 8: 0.16}), (0.02, {1: 0.12, 8: 0.2}), {1: 0.06, 8: 0.07}
@@ -72,7 +78,7 @@ def test_steps_put_one_condition_after_the_other_in() -> None:
     """Contention, the price of a pass over several tokens, of what is outside passes, acceptance,
     and then the paper's pair and its SD."""
     costs = Costs(t_draft=0.005, t_verify=ALL, t_rest=0.005, alone=ALONE, busy=BUSY)
-    values = [value for _, value in gain_steps(made(costs), PAPER)]
+    values = gain_steps(made(costs), PAPER)
 
     def gain(
         alone: formulas.Passes,
@@ -120,6 +126,14 @@ def test_the_papers_target_takes_as_long_over_any_number_of_tokens() -> None:
         256, 0.9, 0.6, roomy, roomy
     )
     assert by_papers_conditions(PAPER) == pytest.approx(wanted)
-    assert spides_formula(PAPER) == pytest.approx(
-        256 * 8 / formulas.spide_seconds(256, 0.9, 0.6, roomy, roomy)
+
+
+def test_a_papers_pair_is_taken_from_its_tables() -> None:
+    """DeepSeek on HumanEval: 8.25 accepted tokens at γ 11 are .95 a token, not 8.25 / 9.25."""
+    (paper,) = papers_named("spide")
+    pair = published_pair(paper, "deepseek", "code")
+    assert pair._replace(alpha=round(pair.alpha, 2)) == pytest.approx(
+        (0.95, 11, 0.7, 7, pair.sd_share, 4.52 / 2.79)
     )
+    assert round(pair.sd_share, 2) == 0.78
+    assert gain_table(paper, {}) == ""

@@ -12,10 +12,7 @@ import torch
 
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
-from draftwell.components.papers.catalogue import PAPERS
-from draftwell.components.papers.cells import FULL
-from draftwell.components.papers.plots import draw_ratios
-from draftwell.components.papers.rejections import RejectedPair, rejected_pairs, rejections_table
+from draftwell.components.papers.rejections import rejected_pairs
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
@@ -82,16 +79,3 @@ def test_a_token_without_text_has_its_number() -> None:
         )
         found = rejected_pairs(pair, collect_traces(pair, PROMPTS, Path(folder), settings))
     assert {one.target for one in found} == {"token 2"}
-
-
-def test_they_are_shown_and_drawn(traced: tuple[LoadedPair, TraceSet], tmp_path: Path) -> None:
-    found = rejected_pairs(*traced)
-    assert len(rejections_table(found).splitlines()) == 2 + len(found)
-    assert rejections_table(()) == ""
-    table = next(table for table in PAPERS["csd"].tables(FULL) if table.cell.rejections)
-    # Matplotlib takes what is between two dollars for a formula
-    priced = RejectedPair(" $", "$", (-3.0, -1.0))
-    picture = draw_ratios(table, (*found, priced), tmp_path / "ratios.png")
-    assert picture is not None
-    assert picture.stat().st_size > 1000
-    assert draw_ratios(table, (), tmp_path / "none.png") is None

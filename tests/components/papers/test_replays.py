@@ -12,37 +12,36 @@ from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.papers import runner
 from draftwell.components.papers.cell_file import CellFile, read_cell
-from draftwell.components.papers.cells import Cell, Scale, sized
+from draftwell.components.papers.cells import Cell, Scale
 from draftwell.components.papers.committed import compact
-from draftwell.components.papers.comparison import results
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.rejections import RejectedPair
 from draftwell.components.papers.replays import constant_costs
-from draftwell.components.papers.spide import OURS, SHIPS_A_TABLE, counted
-from draftwell.components.papers.tables import PaperTable, Row
+from draftwell.components.papers.tables import papers_named
 from draftwell.components.papers.verdicts import Verdict
-from draftwell.components.prompts.prompt import ids_of
 from draftwell.flows.workspace import Workspace
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
-from draftwell.serving.runtime.engine.engine import Engine
-from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
-from tests.support.papers import changed, measured_cell, write_sets
+from tests.support.papers import (
+    changed,
+    compared,
+    measured_cell,
+    paper_of,
+    tiny_cell,
+    write_sets,
+)
 
 TINY = Scale(
     "tiny",
     prompts=3,
     max_tokens=12,
     repeats=1,
-    gammas=(1,),
-    gammas_all=(1,),
-    taus=(0.7,),
     replayed=3,
 )
-CELL = sized(
+CELL = tiny_cell(
     TINY,
-    name="tiny-counts",
+    "tiny-counts",
     pair="tiny",
     data="code",
     replay=3,
@@ -112,28 +111,6 @@ def test_seconds_are_passes_at_the_papers_ratio(counts: CellFile) -> None:
         assert row.target_calls * 3.25 <= seconds <= row.target_calls * 4.25 + 1
 
 
-def test_first_choices_are_those_of_the_draft_and_kept_where_the_target_wrote_them(
-    counts: CellFile, sets: Path
-) -> None:
-    """At every position of the target's texts, by asking both models again."""
-    pair, sampling = llama_pair(), Sampling(max_tokens=12, temperature=0.0)
-    models, plain = pair.models, build_strategy("autoregressive")
-    draft = {"target": models["draft"]}
-    for found, prompt in zip(counts.confidence, choose("code", 3, sets).prompts, strict=True):
-        ids = ids_of(pair, prompt)
-        output = Engine({"target": models["target"]}).generate(ids, sampling, plain).output
-        firsts = [
-            Engine(draft)
-            .generate([*ids, *output[:i]], Sampling(max_tokens=1, temperature=0.0), plain)
-            .output[0]
-            for i in range(len(output))
-        ]
-        assert sum(positions for positions, _ in found) == len(output)
-        assert sum(kept for _, kept in found) == sum(
-            a == b for a, b in zip(firsts, output, strict=True)
-        )
-
-
 def test_a_cell_that_asks_for_them_keeps_rejected_tokens(
     counts: CellFile, sets: Path, tmp_path: Path
 ) -> None:
@@ -155,34 +132,34 @@ def test_a_cell_that_asks_for_them_keeps_rejected_tokens(
 
 
 def test_only_pairs_that_ship_a_table_are_counted_without_it() -> None:
-    for pair in OURS:
-        assert (pair in SHIPS_A_TABLE) == (
-            Workspace(pair, "bfloat16").shipped / "acceptance_table"
-        ).is_dir(), pair
+    (paper,) = papers_named("spide")
+    for cell in paper.cells.values():
+        ships = (Workspace(cell["pair"], "bfloat16").shipped / "acceptance_table").is_dir()
+        if "replay" in cell:
+            assert ("SPIDE, its table starts empty" in cell["contenders"]) == ships, cell["pair"]
 
 
 def test_predicted_speeds_get_no_verdict(counts: CellFile) -> None:
     rows = (
-        Row("SPIDE: speed over SD, predicted", 1.3, "speed", "SPIDE", "SD", comparable=False),
-        Row("SPIDE: target calls over SD's", 1.1, "calls", "SPIDE", "SD"),
+        {"what": "a", "paper": "tiny.a", "metric": "speed", "over": "SD", "unlike": "other"},
+        {"what": "b", "paper": "tiny.b", "metric": "calls", "over": "SD"},
     )
-    speed, calls = results(PaperTable("t", "T", "there", "here", CELL, rows, "Because."), counts)
-    assert speed.verdict == Verdict.NOT_COMPARABLE
+    paper = paper_of([one | {"role": "SPIDE"} for one in rows], "tiny-counts")
+    speed, calls = compared(paper, counts)
+    assert (speed.kind, speed.verdict) == ("replayed", Verdict.NOT_COMPARABLE)
     assert calls.verdict not in (Verdict.NOT_COMPARABLE, Verdict.OPEN)
-    for table in counted(TINY):
-        # at the paper's τ it is judged, and at our fastest it would be once more
-        fastest = {"SPIDE"}
-        assert all(
-            row.comparable == (row.metric != "speed" and row.role not in fastest)
-            for row in table.rows
-        ), table.name
+    assert not calls.provisional
+    (spide,) = papers_named("spide")
+    for one in [one for _, rows in spide.placed for one in rows if "counts" in one.cell]:
+        if one.row.metric in ("speed", "request"):
+            assert one.row.unlike == "costs", one.row
 
 
 def test_replays_come_first() -> None:
     """They take minutes; a pair for them is opened apart, since it is not padded."""
-    measured = sized(
+    measured = tiny_cell(
         TINY,
-        name="tiny-code",
+        "tiny-code",
         pair="tiny",
         pad_target=2e6,
         data="code",
@@ -193,8 +170,8 @@ def test_replays_come_first() -> None:
 
 
 def test_the_setting_that_came_later_leaves_older_files_as_they_are() -> None:
-    cell = sized(
-        TINY, name="tiny-code", pair="tiny", data="code", contenders={"SD": ("vanilla_sd",)}
+    cell = tiny_cell(
+        TINY, "tiny-code", pair="tiny", data="code", contenders={"SD": ("vanilla_sd",)}
     )
     assert "replay" not in cell.settings()
     assert CELL.settings()["replay"] == 3

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwell.components.papers.catalogue import PAPERS
-from draftwell.components.papers.cells import FULL
-from draftwell.components.papers.plots import draw_roc
-from draftwell.components.papers.roc import Roc, measured_roc, roc_table
+from draftwell.components.papers.roc import Roc, measured_roc
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
@@ -68,18 +65,3 @@ def test_its_scores_are_the_verifiers(by_confidence: dict[str, Roc], tmp_path: P
     for ratio, roc in turned.items():
         assert roc.auc[0] == pytest.approx(1 - by_confidence[ratio].auc[0])
         assert roc.confidence_auc == by_confidence[ratio].confidence_auc
-
-
-def test_it_is_shown_and_drawn(by_confidence: dict[str, Roc], tmp_path: Path) -> None:
-    table = next(table for table in PAPERS["sprinter"].tables(FULL))
-    assert set(table.aucs) <= set(by_confidence)
-    assert [line.split(" | ")[0] for line in roc_table(by_confidence).splitlines()[2:]] == [
-        "| 1",
-        "| 1.2",
-        "| 1.5",
-    ]
-    assert roc_table({}) == ""
-    picture = draw_roc(table, by_confidence, tmp_path / "roc.png")
-    assert picture is not None
-    assert picture.stat().st_size > 1000
-    assert draw_roc(table, {}, tmp_path / "none.png") is None

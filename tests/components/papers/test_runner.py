@@ -13,27 +13,13 @@ from pydantic import ValidationError
 
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.runner import Generation, StrategyContender
-from draftwell.components.bench.schema import BenchEntry, PromptRow
 from draftwell.components.papers import runner
-from draftwell.components.papers.asides import asides, over_by_seed, sequence_words
 from draftwell.components.papers.cell_file import CellFile, Costs, cell_of, read_cell
-from draftwell.components.papers.cells import (
-    FULL,
-    PLAIN,
-    PLAIN_SHARE,
-    QUICK,
-    Cell,
-    Scale,
-    choice_of,
-    sized,
-)
-from draftwell.components.papers.comparison import remark_on, results
-from draftwell.components.papers.estimates import Estimate
+from draftwell.components.papers.cells import QUICK, Cell, Scale
+from draftwell.components.papers.csv_files import write_csv
+from draftwell.components.papers.estimates import Estimate, estimate, over_plain
 from draftwell.components.papers.made_of import MadeOf
-from draftwell.components.papers.page import POINTS, render
-from draftwell.components.papers.plots import draw_points, draw_table
-from draftwell.components.papers.points import measured_points, published_points
-from draftwell.components.papers.tables import Paper, PaperTable, Row
+from draftwell.components.papers.page import Shown, paper_page, summary_page
 from draftwell.components.papers.verdicts import Verdict
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
@@ -49,20 +35,19 @@ from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 from tests.support.papers import (
     changed,
+    compared,
     measured_cell,
-    page_of,
     paper_of,
+    tiny_cell,
     with_costs,
     with_entry,
     write_sets,
 )
 
-TINY = Scale(
-    "tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), gammas_all=(1,), taus=(0.7,)
-)
-CELL = sized(
+TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1)
+CELL = tiny_cell(
     TINY,
-    name="tiny-code",
+    "tiny-code",
     pair="tiny",
     pad_target=2e6,
     data="code",
@@ -94,16 +79,15 @@ def resources() -> StrategyResources:
     )
 
 
-def table_of(cell: Cell) -> PaperTable:
-    rows = (
-        Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
-        Row("SPIDE: target calls over SD's", 1.1, "calls", "SPIDE", "SD"),
-        Row("SPIDE: MAT over SD's", 1.4, "mat", "SPIDE", "SD"),
-        Row("SD: acceptance", 0.6, "acceptance", "SD", neutral=None),
-    )
-    return PaperTable(
-        "tiny-1", "Table 1: tiny", "there", "here", cell, rows, "Because.", acceptance=0.6
-    )
+def row(what: str, metric: str = "speed", role: str = "SPIDE", **more: Any) -> dict[str, Any]:
+    return {"what": what, "metric": metric, "role": role, "paper": "tiny.a", **more}
+
+
+ROWS = (
+    row("SD over plain", role="SD", over="plain", claim="fast"),
+    row("SPIDE: target calls over SD's", "calls", over="SD"),
+    row("SD: acceptance", "acceptance", "SD", neutral=None),
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,77 +147,8 @@ def test_each_prompt_is_decoded_with_so_many_seeds(
     file = measured_cell(cell, run, opened)
     assert all(each[1:] == [0, 1, 2, 3, 4, 5] for each in seeds.values()), "behind the warm-up"
     assert file.report.prompt_ids == ("line-1", "line-2") * 3
-    assert "Each prompt was decoded with 3 seeds" in asides(file)
-    assert "prompts: line-1, line-2." in asides(file)
-
-
-def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(
-    measured: tuple[Path, CellFile],
-) -> None:
-    """A draft that costs more than twice the paper's, or less than half; and plain decoding by
-    passes that were others in the texts."""
-    _, file = measured
-    slow = with_entry(file, "autoregressive", decode_tokens_per_second=10.0)
-    rows = (
-        Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE),
-        Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
-        Row("SD: acceptance", 0.5, "acceptance", "SD", neutral=None),
-    )
-
-    def compared(draft: float, target: float, cost: float | None) -> list[bool]:
-        times = with_costs(
-            slow, t_draft=draft, t_verify={1: target}, t_rest=0.0, alone=(draft, {1: target})
-        )
-        table = PaperTable("tiny", "Table", "", "", CELL, rows, "", cost=cost)
-        return [one.verdict != Verdict.NOT_COMPARABLE for one in results(table, times)]
-
-    assert compared(0.019, 0.1, 0.1) == compared(0.0051, 0.1, 0.1) == [True, True, True]
-    assert compared(0.021, 0.1, 0.1) == compared(0.0049, 0.1, 0.1) == [False, False, True], (
-        "speeds alone"
-    )
-    assert compared(0.021, 0.1, None) == [True, True, True]
-    assert compared(0.01, 0.125, 0.1) == [False, True, True], (
-        "plain decoding was faster than its passes"
-    )
-
-
-def test_a_value_that_fails_because_it_is_larger_says_so() -> None:
-    row = Row("CSD: speed over SD", 1.03, "speed", "CSD", "SD")
-    assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.NOT_REPRODUCED) == "ours is larger"
-    assert remark_on(row, Estimate(0.9, 0.85, 0.95), Verdict.NOT_REPRODUCED) == ""
-    assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.DIRECTION) == ""
-    assert (
-        remark_on(
-            Row("a loss", 0.8, "speed", "CSD", "SD"),
-            Estimate(1.2, 1.1, 1.3),
-            Verdict.NOT_REPRODUCED,
-        )
-        == ""
-    ), "another side"
-
-
-def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(
-    measured: tuple[Path, CellFile],
-) -> None:
-    """Not with all cores, and not beside a busy draft model; the time outside passes is added."""
-    _, file = measured
-    found = with_costs(
-        file,
-        t_verify={1: 0.3},
-        t_rest=0.01,
-        alone=(0.001, {1: 0.5, 8: 0.7}),
-        busy=(0.002, {1: 0.9, 8: 1.1}),
-    ).measured()
-    row = Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE)
-    ours, pace = found.estimate(row), found.entry("SD").decode_tokens_per_second
-    assert ours is not None
-    assert pace is not None
-    assert ours.value == pytest.approx(0.51 * pace)
-    assert (found.whole(row), found.settings(row)) == (
-        None,
-        "γ " + str(found.entry("SD").parameters["num_speculative_tokens"]),
-    )
-    assert file.model_copy(update={"costs": None}).measured().estimate(row) is None
+    page = paper_page(Shown([paper_of(ROWS)], TINY, {"tiny-code": file}), paper_of(ROWS), {})
+    assert "| 2 × 3 seeds, " in page
 
 
 def test_passes_are_timed_between_the_texts_of_a_cell(tmp_path: Path, sets: Path) -> None:
@@ -249,26 +164,6 @@ def test_passes_are_timed_between_the_texts_of_a_cell(tmp_path: Path, sets: Path
     assert file.costs.t_verify[1] != made.t_verify[1]
     assert file.costs.alone[1][8] != made.alone[1][8]
     assert file.chosen_by == made, "what strategies choose by stays known"
-    page = page_of(TINY, table_of(CELL), file)
-    assert "Passes were timed 2 times between the texts:" in page
-
-
-def test_what_duodecoding_drafts_is_told_by_the_times_that_it_chose_by(
-    measured: tuple[Path, CellFile],
-) -> None:
-    """By the profile's the target reads eight tokens in the time of one, by those between the texts
-    four."""
-    _, file = measured
-    label, entry = next(iter(file.report.strategies.items()))
-    rows = tuple(row.model_copy(update={"sequences": {1: (1, 1)}}) for row in entry.per_prompt)
-    counted = with_entry(file, label, strategy="duo_decoding", parameters={}, per_prompt=rows)
-    chosen, timed = (
-        with_costs(counted, busy=(0.1, {1: 1.0, 4: 1.1, 8: eight, 16: 9.0})) for eight in (1.2, 1.3)
-    )
-    assert "at most 8 tokens here" in sequence_words(
-        timed.model_copy(update={"chosen_by": chosen.costs})
-    )
-    assert "at most 4 tokens here" in sequence_words(timed)
 
 
 def test_rejections_are_of_replays() -> None:
@@ -290,49 +185,21 @@ def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: 
     run = runner.Run(tmp_path, data=sets)
     file = measured_cell(cell, run, lambda cells: (llama_pair(), used))
     assert set(file.roc) == {"1", "1.2", "1.5"}
-    rows = (Row("SPRINTER: speed over plain", 1.5, "speed", "SPRINTER", PLAIN),)
-    table = PaperTable(
-        "tiny-1",
-        "Table 1: tiny",
-        "there",
-        "here",
-        cell,
-        rows,
-        "Because.",
-        aucs={"1.2": 0.9},
-        rounds="Figure 4.",
+    rows = (
+        row("AUC", "auc", "verifier", at="1.2", neutral=None),
+        row("AUC of the confidence", "auc", "confidence", at="1.2", neutral=None),
+        row("SPRINTER over plain", role="SPRINTER", over="plain"),
     )
-    shown = results(table, file)[-1]
-    assert (shown.what, shown.paper, shown.ours and shown.ours.value) == (
-        "AUC of the verifier, λ 1.2",
-        0.9,
-        file.roc["1.2"].auc[0],
-    )
-    text = page_of(TINY, table, file)
-    assert "AUC of the draft's confidence" in text
-    assert "Figure 4. Here, the milliseconds of a round" in text
+    verifiers, confidence, speed = compared(paper_of(rows), file)
+    assert verifiers.ours == Estimate(*file.roc["1.2"].auc)
+    assert confidence.ours == Estimate(*file.roc["1.2"].confidence_auc)
+    assert speed.lost is not None, "what a lossy method loses stands beside its speed"
 
 
 def test_seeds_are_of_samples_and_leave_other_cells_as_they_are() -> None:
     assert "seeds" not in CELL.settings()
     with pytest.raises(ValidationError, match="the same with every seed"):
         changed(CELL, seeds=2)
-
-
-def test_the_spread_is_of_the_seeds() -> None:
-    """Two prompts, two seeds: with the second one everything is twice as fast."""
-
-    def entry(*seconds: float) -> BenchEntry:
-        return BenchEntry(
-            per_prompt=tuple(
-                PromptRow(prompt_id=name, seconds=value, tokens=11)
-                for name, value in zip("abab", seconds, strict=True)
-            )
-        )
-
-    assert over_by_seed(entry(1.0, 1.0, 0.5, 0.5), entry(2.0, 2.0, 2.0, 2.0), 2) == pytest.approx(
-        [2.0, 4.0]
-    )
 
 
 def test_what_was_measured_elsewhere_is_measured_again(
@@ -407,7 +274,7 @@ def test_whatever_happens_in_a_cell_is_its_failure_alone(
     """Six hours of cells must not end with one; a pair that something unknown happened to is loaded
     again."""
     cells = [CELL.model_copy(update={"name": f"tiny-{name}"}) for name in ("a", "b")]
-    loaded, seen = list[str](), list[tuple[str, dict[str, str]]]()
+    loaded, seen = list[str](), list[dict[str, str]]()
 
     def breaks(*arguments: Any, **options: Any) -> Any:
         if len(loaded) == 1:
@@ -420,10 +287,10 @@ def test_whatever_happens_in_a_cell_is_its_failure_alone(
 
     monkeypatch.setattr(runner, "run_bench", breaks)
     run = runner.Run(tmp_path, data=sets)
-    assert runner.run_cells(
-        cells, run, noted, after=lambda cell, failed: seen.append((cell.name, dict(failed)))
-    ) == {"tiny-a": reason}
-    assert seen == [("tiny-a", {"tiny-a": reason}), ("tiny-b", {"tiny-a": reason})]
+    assert runner.run_cells(cells, run, noted, after=lambda failed: seen.append(dict(failed))) == {
+        "tiny-a": reason
+    }
+    assert seen == [{"tiny-a": reason}, {"tiny-a": reason}]
     assert len(loaded) == 2
     assert list(runner.measured_cells(cells, run)) == ["tiny-b"]
 
@@ -477,39 +344,6 @@ def test_a_cell_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     ], "not at every text"
 
 
-def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
-    """What the page takes from prompts is what the bench counted in total."""
-    _, file = measured
-    found, rows = file.measured(), table_of(CELL).rows
-    speed, calls, mat, acceptance = (found.estimate(row) for row in rows)
-    base, mine = found.entry("SD"), found.entry("SPIDE")
-    assert speed is not None
-    assert base.decode_tokens_per_second is not None
-    plain = found.entry(PLAIN)
-    assert plain.decode_tokens_per_second is not None
-    assert speed.value == pytest.approx(
-        base.decode_tokens_per_second / plain.decode_tokens_per_second
-    ), "of decoding alone"
-    assert found.whole(rows[0]) == pytest.approx(base.speedup), "with the prompt's reading"
-    assert found.whole(rows[1]) is None, "not a speed"
-    assert found.settings(rows[1]).endswith(f"SD: γ {base.parameters['num_speculative_tokens']}")
-    assert speed.low <= speed.value <= speed.high
-    assert calls is not None
-    assert calls.value == pytest.approx(
-        (mine.target_calls / mine.emitted) / (base.target_calls / base.emitted)
-    )
-    assert mat is not None
-    accepted, corrected = (
-        [sum(count(row) for row in entry.per_prompt) for entry in (mine, base)]
-        for count in (lambda row: row.accepted, lambda row: row.tokens - row.accepted - 1)
-    )
-    assert mat.value == pytest.approx(
-        (accepted[0] / corrected[0]) / (accepted[1] / corrected[1])
-    ), "without the prompts' own tokens"
-    assert acceptance is not None
-    assert acceptance.value == pytest.approx(base.acceptance_rate)
-
-
 def test_the_fastest_plays_a_role(measured: tuple[Path, CellFile]) -> None:
     _, file = measured
     found = file.measured()
@@ -525,74 +359,6 @@ def test_the_fastest_plays_a_role(measured: tuple[Path, CellFile]) -> None:
     )
 
 
-def test_the_page_has_values_formulas_and_verdicts(
-    measured: tuple[Path, CellFile], tmp_path: Path
-) -> None:
-    _, file = measured
-    table = table_of(CELL)
-    paper = Paper(
-        "tiny",
-        "Tiny paper",
-        lambda scale: (table,),
-        untestable=(("Table 9", "no judge"),),
-        open=("Figure 3",),
-    )
-    picture = draw_table(table, results(table, file), tmp_path / "tiny.png")
-    assert picture is not None
-    assert picture.stat().st_size > 1000
-    text = render([paper], TINY, {"tiny-code": file}, pictures={"tiny-1": Path("images/tiny.png")})
-    for words in (
-        "### Table 1: tiny",
-        "| SD: speed over plain | 1.50 |",
-        "Leviathan's formula",
-        "vanilla_sd@1+1(num_speculative_tokens=3)",
-        "spide@1+1, over SD",
-        "Table 9: not testable here: no judge",
-        "Figure 3: open",
-        "images/tiny.png",
-        "share reached",
-    ):
-        assert words in text, words
-    assert text.count(f"| {Verdict.OPEN} |") == 1, "only the overview's column is named so"
-
-
-def test_a_page_of_nothing_says_that_it_is_open() -> None:
-    table = table_of(CELL)
-    text = render(
-        [paper_of(table)],
-        TINY,
-        {},
-        failed={"tiny-code": "no such pair"},
-    )
-    assert [result.verdict for result in results(table, None)] == [Verdict.OPEN] * 4
-    assert "Not measured: no such pair" in text
-    assert "0 cells are measured; 0 are counted" in text
-    assert "(a tiny run) took 0 minutes" in text
-
-
-@pytest.mark.parametrize(
-    ("share", "word"), [(1.3, "slower"), (0.7, "faster"), (1.1, ""), (0.9, "")]
-)
-def test_a_machine_that_changed_since_its_profile_is_named(
-    measured: tuple[Path, CellFile], share: float, word: str
-) -> None:
-    """Plain decoding at `share` times the seconds of the profile: the sentence stands next to the
-    predictions."""
-    _, file = measured
-    assert file.costs is not None
-    expected = file.costs.t_verify[1] + file.costs.t_rest
-    later = with_entry(file, "autoregressive", decode_tokens_per_second=1 / (share * expected))
-    assert (later.drift is None) == (not word)
-    text = page_of(TINY, table_of(CELL), later)
-    assert (
-        f"The machine was {word} in the texts than when passes were timed: plain decoding took"
-        in text
-    ) == bool(word)
-    assert "get no verdict" not in text.partition("### Table")[2], (
-        "no row is over plain on equal cores"
-    )
-
-
 def test_a_file_with_fields_of_another_version_is_measured_again(
     measured: tuple[Path, CellFile], tmp_path: Path
 ) -> None:
@@ -604,67 +370,118 @@ def test_a_file_with_fields_of_another_version_is_measured_again(
     assert read_cell(tmp_path / "b.json") is None
 
 
-def test_acceptance_is_drawn_against_cost(measured: tuple[Path, CellFile], tmp_path: Path) -> None:
-    _, file = measured
-    paper = paper_of(table_of(CELL))
-    points = measured_points([paper], TINY, {"tiny-code": file})
-    assert file.costs is not None
-    assert points["tiny-code"].c == pytest.approx(0.001 / 0.004)
-    assert points["tiny-code"].acceptance == file.measured().entry("SD").acceptance_rate
-    assert len(published_points()) == 12
-    picture = draw_points(list(points.values()), published_points(), tmp_path / "points.png")
-    assert picture is not None
-    assert picture.stat().st_size > 1000
-    assert draw_points([], published_points(), tmp_path / "none.png") is None
-    assert "](points.png)" in render(
-        [paper], TINY, {"tiny-code": file}, pictures={POINTS: Path("points.png")}
-    )
-
-
-def test_a_quick_page_says_that_it_decides_little_and_each_paper_names_its_command() -> None:
-    paper = paper_of(table_of(CELL))
-    quick = render([paper], QUICK, {})
-    assert "its verdicts decide little" in quick
-    assert (
-        "Made by `draftwell reproduce papers --set quick=true --set only=tiny --data data`."
-        in quick
-    )
-    assert "decide little" not in render([paper], FULL, {})
-
-
 def test_cells_survive_their_file(measured: tuple[Path, CellFile]) -> None:
     folder, file = measured
     assert cell_of(file.cell) == CELL
     assert json.loads(next(folder.glob("*.json")).read_text())["cell"]["name"] == "tiny-code"
 
 
-@pytest.mark.parametrize("scale", [QUICK, FULL], ids=lambda scale: scale.name)
-def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
-    """Roles exist, specs are strategies with valid parameters, cells of one name are one cell, and
-    both sizes have the same tables."""
-    from draftwell.components.bench.runner import core_plan
-    from draftwell.components.papers.catalogue import PAPERS
-    from draftwell.serving.runtime.strategies import build_strategy
+def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(
+    measured: tuple[Path, CellFile],
+) -> None:
+    """A draft that costs more than twice the paper's c, 0.1, or less than half; of speeds alone."""
+    _, file = measured
+    paper = paper_of(ROWS, table={"cost": "0.1"})
 
-    for name, paper in PAPERS.items():
-        tables = paper.tables(scale)
-        assert tables, name
-        cells: dict[str, Cell] = {}
-        for table in tables:
-            assert cells.setdefault(table.cell.name, table.cell) == table.cell
-            roles = table.cell.labels()
-            named = {row.role for row in table.rows} | {
-                row.against for row in table.rows if row.against
-            }
-            named -= {PLAIN_SHARE}
-            assert {choice_of(spec) for spec in named - roles.keys()} <= set(
-                table.cell.choices()
-            ), table.name
-            for choice in table.cell.choices():
-                build_strategy(core_plan(choice.name)[0], dict(choice.parameters))
-        assert [(table.title, [row.what for row in table.rows]) for table in tables] == [
-            (other.title, [row.what for row in other.rows]) for other in paper.tables(FULL)
+    def reasons(draft: float) -> list[str]:
+        rows = compared(paper, with_costs(file, t_draft=draft, t_verify={1: 0.1}))
+        return [one.reason for one in rows if one.verdict == Verdict.NOT_COMPARABLE]
+
+    assert [reasons(draft) for draft in (0.0049, 0.0051, 0.019, 0.021)] == [
+        *(["cost"], [], [], ["cost"])
+    ]
+    other = compared(paper_of([ROWS[1] | {"unlike": "other"}]), file)[0]
+    assert other.words == "not comparable (other)"
+
+
+def test_a_verdict_says_what_qualifies_it(measured: tuple[Path, CellFile]) -> None:
+    """Memory moves every ratio of times on a CPU, over SD too; no count, and nothing on a GPU. A
+    lossy method has "speed only" unless nothing is lost; a profile that is not monotone is named
+    where the two models overlap."""
+    _, file = measured
+    rows = (*ROWS, row("SPIDE over SD", over="SD"))
+    paper = paper_of(rows)
+    assert [one.provisional for one in compared(paper, file)] == [True, False, False, True]
+    machine = file.report.machine.model_copy(update={"cuda": True})
+    on_gpu = file.model_copy(update={"report": file.report.model_copy(update={"machine": machine})})
+    assert not any(one.provisional for one in compared(paper, on_gpu))
+    uneven = compared(paper, with_costs(file, busy=(0.1, {1: 0.2, 2: 0.1, 8: 0.3})))
+    assert [bool(one.uneven) for one in uneven] == [False, True, False, True]
+    assert uneven[3].confidence == "low"
+    label = file.measured().label("SPIDE")
+    texts = file.report.strategies[label].per_prompt
+    plain = [one.model_copy(update={"target_argmax": one.tokens}) for one in texts]
+    whole = with_entry(file, "autoregressive", per_prompt=tuple(plain))
+    for kept, words in ((1.0, ""), (0.5, "speed only: ")):
+        rows_of = [
+            one.model_copy(update={"target_argmax": round(kept * one.tokens)}) for one in texts
         ]
-        if scale is QUICK:
-            measured = [table.cell for table in tables if table.cell.replay is None]
-            assert max(len(cell.choices()) for cell in measured) <= 15, "20 minutes for 14 cells"
+        lossy = with_entry(whole, label, lossless=False, per_prompt=tuple(rows_of))
+        assert compared(paper, lossy)[3].words.startswith(words or str(Verdict.NOT_REPRODUCED)[:0])
+        assert ("speed only" in compared(paper, lossy)[3].words) == bool(words)
+
+
+def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
+    """What the page takes from prompts is what the bench counted in total."""
+    _, file = measured
+    found = file.measured()
+    base, mine = found.entry("SD"), found.entry("SPIDE")
+    speed, whole = over_plain(found, "SD"), over_plain(found, "SD", "request")
+    plain = found.entry("plain").decode_tokens_per_second
+    assert speed is not None
+    assert whole is not None
+    assert base.decode_tokens_per_second is not None
+    assert plain is not None
+    assert speed.value == pytest.approx(base.decode_tokens_per_second / plain), "of decoding alone"
+    assert whole.value == pytest.approx(base.speedup), "with the prompt's reading"
+    calls = estimate("calls", mine, base)
+    assert calls is not None
+    assert calls.value == pytest.approx(
+        (mine.target_calls / mine.emitted) / (base.target_calls / base.emitted)
+    )
+    acceptance = estimate("acceptance", base)
+    assert acceptance is not None
+    assert acceptance.value == pytest.approx(base.acceptance_rate)
+    assert found.settings("SPIDE", "SD").endswith(
+        f"SD: γ {base.parameters['num_speculative_tokens']}"
+    )
+    assert not found.has("spide@1+1:tau=0.2"), "a quick run lacks settings that rows name"
+
+
+def test_pages_have_values_and_csv_files_have_all(
+    measured: tuple[Path, CellFile], tmp_path: Path
+) -> None:
+    _, file = measured
+    paper = paper_of(ROWS, open=["Figure 3"])
+    shown = Shown([paper], TINY, {"tiny-code": file})
+    text = paper_page(shown, paper, {"Table 1: tiny": Path("a.png")})
+    for words in ("## Table 1: tiny", "| tiny | SD over plain | 1.50 |", "- Figure 3", "(a.png)"):
+        assert words in text, words
+    summary = summary_page(shown)
+    assert "| tiny: it is fast | 1.50 | none | measured: " in summary
+    assert "- **tiny, it is fast.** Because." in summary
+    made = {path.stem: path.read_text() for path in write_csv(shown, tmp_path)}
+    assert made["contenders"].count("\n") == 1 + 4, "plain decoding, two SD, one SPIDE"
+    assert made["rows"].count("\n") == 1 + len(ROWS)
+    assert "busy,target,8," in made["passes"]
+    assert "spide@1+1" in made["predictions"]
+
+
+def test_pages_of_nothing_say_that_it_is_open() -> None:
+    paper = paper_of(ROWS)
+    shown = Shown([paper], QUICK, {}, {"tiny-code": "no such pair"})
+    text = paper_page(shown, paper, {})
+    assert "Not measured: tiny-code: no such pair." in text
+    assert text.count("| open |") == len(ROWS)
+    assert "its verdicts decide little" in text
+    assert "`draftwell reproduce papers --data data --set quick=true --set only=tiny`" in text
+    assert "| tiny: it is fast | 1.50 | none | open |" in summary_page(shown)
+
+
+def test_a_cell_of_emulated_devices_is_not_measured_here(tmp_path: Path, sets: Path) -> None:
+    cell = changed(CELL, placement="emulated")
+    assert runner.run_cells([cell], runner.Run(tmp_path, data=sets), refuse) == {}
+    assert (cell.kind, CELL.kind, changed(CELL, replay=3).kind) == (
+        *("emulated", "measured", "replayed"),
+    )
+    assert "placement" not in CELL.settings()

@@ -15,13 +15,10 @@ from draftwell.components.bench.runner import StrategyContender
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.papers import runner, trained
-from draftwell.components.papers.asides import tried
 from draftwell.components.papers.cell_file import CellFile
-from draftwell.components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
-from draftwell.components.papers.comparison import results
+from draftwell.components.papers.cells import FULL, QUICK, Cell, Scale
 from draftwell.components.papers.prompts import choose
-from draftwell.components.papers.sprinter import tables
-from draftwell.components.papers.tables import PaperTable, Row
+from draftwell.components.papers.tables import papers_named
 from draftwell.components.papers.trained import contender
 from draftwell.components.prompts.overlap import hash_of
 from draftwell.components.train.examples import read_examples
@@ -30,14 +27,14 @@ from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
-from tests.support.papers import changed, page_of, write_sets
+from tests.support.papers import changed, compared, paper_of, tiny_cell, write_sets
 
 pytestmark = pytest.mark.slow
 
-TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1,), gammas_all=(1,), taus=(0.7,))
-CELL = sized(
+TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1)
+CELL = tiny_cell(
     TINY,
-    name="tiny-transfer",
+    "tiny-transfer",
     pair="tiny",
     data="maths",
     temperature=1.0,
@@ -244,22 +241,16 @@ def test_another_cell_takes_the_traces_that_are_there(run: runner.Run, file: Cel
 
 def test_it_is_shown(file: CellFile) -> None:
     rows = (
-        Row("elsewhere: speed over here", 0.98, "speed", "elsewhere", "here"),
-        Row("here: speed over plain", 1.5, "speed", "here", PLAIN),
+        {"what": "a", "metric": "speed", "role": "elsewhere", "over": "here"},
+        {"what": "b", "metric": "auc", "role": "elsewhere", "at": "1.2", "neutral": None},
+        {"what": "c", "metric": "auc", "role": "elsewhere", "at": "9", "neutral": None},
     )
-    table = PaperTable(
-        "tiny-4", "Table 4: tiny", "there", "here", CELL, rows, "Because.", aucs={"1.2": 0.9}
-    )
-    shown = results(table, file)
-    assert [one.ours is not None for one in shown] == [True, True, True]
-    assert shown[0].settings == "τ 0.5; here: τ 0.5"
-    assert "| here | τ 0.5 |" in tried(file)
-    assert "| elsewhere | τ 0.5 |" in tried(file)
-    text = page_of(TINY, table, file)
-    assert "| AUC of | λ 1 | λ 1.2 | λ 1.5 |" in text
-    assert "| AUC of here, λ 1.2 | 0.90 |" in text
-    assert "| the draft's confidence |" in text
-    assert "one verifier, trained for λ 1.2" not in text
+    speed, ranked, unknown = compared(paper_of(rows, "tiny-transfer"), file)
+    assert speed.settings == "τ 0.5; here: τ 0.5"
+    assert speed.lost is not None
+    assert ranked.ours is not None
+    assert tuple(ranked.ours) == file.aucs["elsewhere"]["1.2"]
+    assert unknown.ours is None
 
 
 def test_a_role_has_one_meaning_and_other_cells_stay_as_they_are() -> None:
@@ -273,44 +264,18 @@ def test_a_role_has_one_meaning_and_other_cells_stay_as_they_are() -> None:
     assert "training_tokens" not in full, "the kept cells are from before it could be set"
 
 
-def test_a_ratio_that_one_verifier_lacks_is_a_dash(file: CellFile) -> None:
-    fewer = {"here": file.aucs["here"], "elsewhere": {"1.2": file.aucs["elsewhere"]["1.2"]}}
-    row = next(
-        line
-        for line in trained.trained_table(fewer, file.roc).splitlines()
-        if line.startswith("| elsewhere")
-    )
-    assert [cell.strip() for cell in row.split("|")[2:-1]] == [
-        "–",
-        trained.auc_words(fewer["elsewhere"]["1.2"]),
-        "–",
-    ]
-
-
 def test_their_pair_has_a_slot_for_every_text() -> None:
     plain = changed(CELL, verifiers={})
     assert (CELL.collects, plain.collects) == (True, False)
     assert runner.needs(CELL) != runner.needs(plain)
 
 
-def test_the_papers_values() -> None:
-    """By Table 2 (GPT-Neo: Wiki-Summary .56 and 1.64, LM1B .46 and 1.83) and Table 4."""
-    found = [[row.paper for row in table.rows if row.paper] for table in tables(FULL)[1:]]
-    assert found == [
-        pytest.approx([0.56 / 0.57, 1.64, 1.64 * 0.56 / 0.57, 0.452, 0.476]),
-        pytest.approx([0.46 / 0.51, 1.83, 1.83 * 0.46 / 0.51, 0.396, 0.382]),
-    ]
-    assert [(table.title.partition(":")[0], dict(table.aucs)) for table in tables(FULL)[1:]] == [
-        ("Table 4 and Figure 12", {"1.2": 0.9}),
-        ("Table 4 and Figure 13", {"1.2": 0.8}),
-    ]
-
-
 @pytest.mark.parametrize("scale", [FULL, QUICK])
 def test_the_tables_mirror_each_other(scale: Scale) -> None:
     """Each is decoded with a verifier of its own kind of text first, and the other's second; both
     train the same two."""
-    wiki, maths = (table.cell for table in tables(scale)[1:])
+    (paper,) = papers_named("sprinter")
+    _, wiki, maths = paper.measured_in(scale).values()
     assert list(wiki.verifiers.values()) == ["continuation-train", "maths-train"]
     assert list(maths.verifiers.items()) == list(wiki.verifiers.items())[::-1]
     alike = {"name": "", "data": "", "verifiers": {}}

@@ -2,51 +2,60 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftwell.components.papers import catalogue, runner
-from draftwell.components.papers.cells import FULL, PLAIN, Scale, sized
-from draftwell.components.papers.tables import Paper, PaperTable, Row
+from draftwell.components.papers import runner
+from draftwell.components.papers.cells import FULL, Scale
+from draftwell.components.papers.tables import Paper, papers_named
 from draftwell.flows.cli import papers_run
 from draftwell.serving.artifacts.pair_files import fingerprint
+from tests.support.markdown import commands
 from tests.support.models.tiny import table_pair
+from tests.support.papers import paper_of, tiny_cell
 from tests.support.paths import REPO
 
-TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1, gammas=(2,), gammas_all=(2,), taus=(0.7,))
+TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1)
 
 
 @pytest.fixture
-def tiny_paper(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One paper with one table on the tiny pair, in the place of all."""
-
-    def tables(scale: Scale) -> tuple[PaperTable, ...]:
-        cell = sized(
-            scale,
-            name="tiny-code",
-            pair=str(pair_file),
-            pad_target=120_000.0,
-            data="code",
-            prompts=2,
-            max_tokens=6,
-            repeats=1,
-            contenders={
-                "SD": ("vanilla_sd@1+1:num_speculative_tokens=2",),
-                "SPIDE": ("spide@1+1:tau=0.7",),
-            },
-        )
-        rows = (
-            Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
-            Row("SPIDE: speed over SD", 1.2, "speed", "SPIDE", "SD"),
-        )
-        return (PaperTable("tiny-1", "Table 1: tiny", "there", "here", cell, rows, "Because."),)
-
-    monkeypatch.setattr(catalogue, "PAPERS", {"spide": Paper("spide", "Tiny paper", tables)})
+def tiny_paper(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> Paper:
+    """One paper with one table on the tiny pair, and counts of it, in the place of all."""
+    contenders = {
+        "SD": ["vanilla_sd@1+1:num_speculative_tokens=2"],
+        "SPIDE": ["spide@1+1:tau=0.7"],
+    }
+    cell = {
+        "pair": str(pair_file),
+        "data": "code",
+        "contenders": contenders,
+        "max_tokens": 6,
+        "pad_target": 120_000.0,
+    }
+    rows = (
+        {"what": "SD over plain", "role": "SD", "over": "plain", "paper": "tiny.a"},
+        {"what": "SPIDE over SD", "role": "SPIDE", "over": "SD", "paper": "tiny.b"},
+    )
+    paper = paper_of(
+        [one | {"metric": "speed", "claim": "fast"} for one in rows],
+        name="spide",
+        table={"picture": True},
+        cells={
+            "tiny-code": cell,
+            "tiny-counts": cell
+            | {"replay": 5, "pad_target": None, "contenders": {"SPIDE": ["spide:tau=0.7"]}},
+        },
+    )
+    paper.tables[0].each[0] |= {"theirs": "", "data": ""}
+    monkeypatch.setattr(papers_run, "papers_named", lambda only=None: [paper])
+    monkeypatch.setattr("draftwell.components.papers.page.gain_table", lambda *_: "")
+    return paper
 
 
 @pytest.fixture
@@ -71,24 +80,26 @@ def test_a_run_is_measured_once_and_ends_on_a_page(
     assert first.exit_code == 0, (first.output, first.exception)
     files = list((tmp_path / "run" / "quick").glob("tiny-code-*.json"))
     assert len(files) == 1
+    folder = tmp_path / "run" / "papers-quick"
     before = files[0].stat().st_mtime_ns
     again = run(arguments, f"--set page={tmp_path}/page.md")
     assert again.exit_code == 0
     assert "measured before" in again.stderr
     assert files[0].stat().st_mtime_ns == before
     text = (tmp_path / "page.md").read_text()
-    assert text == (tmp_path / "run" / "papers-quick.md").read_text()
-    assert "HumanEval, 2 prompts" in text
-    assert "](images/papers-tiny-1.png)" in text
+    assert "| spide: it is fast | 1.20 to 1.50 | none | measured: " in text
+    page = (tmp_path / "page" / "spide.md").read_text()
+    assert page == (folder / "spide.md").read_text().replace("papers-quick", "page")
+    assert "HumanEval, 2 prompts" in page
+    assert "](../images/page-spide-1.png)" in page
     assert (
-        "Made by `draftwell reproduce papers --set quick=true --set only=spide --data data "
-        "--set dtype=float32 "
-        "--set device=cpu --set threads=1`."
-    ) in text
-    assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
-    assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
+        "Made by `draftwell reproduce papers --data data --set quick=true --set only=spide "
+        "--set dtype=float32 --set device=cpu --set threads=1`"
+    ) in page
+    assert (tmp_path / "images" / "page-spide-1.png").is_file()
+    assert (tmp_path / "page" / "rows.csv").read_text().count("\n") == 3
     other = run(arguments.replace("float32", "bfloat16"), "--set render=true")
-    assert "cells: 0 of 1 measured in this run" in other.stderr, (
+    assert "cells: 0 of 2 measured in this run" in other.stderr, (
         "another number format is another run"
     )
 
@@ -112,27 +123,12 @@ def test_a_full_run_times_passes_between_texts(
     assert seen[0].times == FULL.times > 0
 
 
-@pytest.mark.usefixtures("tiny_paper")
 def test_another_padding_is_another_run_with_a_page_of_its_own(
-    run: Callable[..., Any], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], prompts: Path, tmp_path: Path, tiny_paper: Paper
 ) -> None:
     """Its cells and its page do not take the place of the usual ones, and what padding does not
     change is left out."""
-    tables = catalogue.PAPERS["spide"].tables
-
-    def padded(scale: Scale) -> tuple[PaperTable, ...]:
-        (table,) = tables(scale)
-        counted = table.cell.model_copy(update={"name": "tiny-counts", "replay": 5})
-        return (
-            replace(
-                table,
-                cell=table.cell.model_copy(update={"pad_target": scale.pad_target}),
-                ours=f"a target of {scale.padded}",
-            ),
-            replace(table, name="tiny-2", cell=counted),
-        )
-
-    monkeypatch.setattr(catalogue, "PAPERS", {"spide": Paper("spide", "Tiny paper", padded)})
+    del tiny_paper.cells["tiny-code"]["pad_target"]
     arguments = (
         f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run "
         f"--set dtype=float32 --set threads=1"
@@ -140,19 +136,11 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(
     done = run(arguments, "--set pad_target=200000")
     assert done.exit_code == 0, (done.output, done.exception)
     text = (tmp_path / "run" / "papers-padded-0.0002b-quick.md").read_text()
-    assert "a target of 0.0002 B parameters" in text
-    assert (
-        "--set quick=true --set only=spide --data data --set dtype=float32 --set device=cpu "
-        "--set threads=1 "
-        "--set pad_target=200000`"
-    ) in text
-    assert "](images/papers-padded-0.0002b-tiny-1.png)" in text
-    assert (tmp_path / "run" / "images" / "papers-padded-0.0002b-tiny-1.png").is_file()
-    assert not (tmp_path / "run" / "images" / "papers-tiny-1.png").exists(), (
-        "the usual page's pictures are left alone"
-    )
+    assert "# The papers' tables with targets padded to 0.0002 B parameters" in text
+    assert "--set device=cpu --set threads=1 --set pad_target=200000`" in text
     assert "tiny-counts" not in text
     assert "This is a quick run" in text
+    assert not (tmp_path / "run" / "images").exists()
     assert "cells: 1 of 1 measured in this run" in done.stderr
     assert (
         "cells: 0 of 1 measured in this run"
@@ -173,8 +161,8 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(
     done = run(f"reproduce papers --set quick=true --set out={tmp_path}/run --set dtype=float32")
     assert done.exit_code == 1
     assert (
-        "Not measured: the models are too large"
-        in (tmp_path / "run" / "papers-quick.md").read_text()
+        "tiny-code: the models are too large"
+        in (tmp_path / "run" / "papers-quick" / "spide.md").read_text()
     )
 
 
@@ -208,18 +196,7 @@ def test_the_page_is_there_after_every_cell(
         ).exit_code
         != 0
     )
-    assert "Not measured yet" in (tmp_path / "run" / "papers-quick.md").read_text()
-
-
-@pytest.mark.usefixtures("tiny_paper")
-def test_a_picture_that_another_run_left_is_not_shown(tmp_path: Path) -> None:
-    from draftwell.flows.steps.papers import Page
-
-    page = Page(tmp_path / "page.md", list(catalogue.PAPERS.values()), TINY)
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "papers-tiny-1.png").write_bytes(b"of another run")
-    assert page.write({}, {}, page.cells[0].model_copy(update={"name": "another"})) == []
-    assert "images/" not in page.path.read_text()
+    assert "| none | open |" in (tmp_path / "run" / "papers-quick.md").read_text()
 
 
 @pytest.mark.usefixtures("tiny_paper")
@@ -230,7 +207,7 @@ def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(
 
     arguments = (
         f"reproduce papers --set quick=true --data {prompts} --set out={tmp_path}/run "
-        f"--set dtype=float32 --set threads=1"
+        f"--set dtype=float32 --set threads=1 --set cell=tiny-code"
     )
     done = run(arguments)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -246,10 +223,13 @@ def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(
     (kept,) = client.search_runs([experiment.experiment_id])
     assert [file.path for file in client.list_artifacts(kept.info.run_id)] == [
         "images",
+        "papers-quick",
         "papers-quick.md",
     ]
-    pictures = {Path(file.path).name for file in client.list_artifacts(kept.info.run_id, "images")}
-    assert pictures == {"papers-tiny-1.png", "papers-operating-points.png"}
+    pages = {
+        Path(file.path).name for file in client.list_artifacts(kept.info.run_id, "papers-quick")
+    }
+    assert pages == {*("spide.md", "rows.csv", "contenders.csv", "passes.csv", "predictions.csv")}
 
 
 @pytest.fixture
@@ -286,8 +266,8 @@ def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Pat
     from draftwell.flows.workspace import Workspace
     from draftwell.serving.artifacts.base import digest_of
 
-    cell = sized(
-        TINY, name="shipped", pair=str(shipping_pair), data="code", contenders={"SPIDE": ("spide",)}
+    cell = tiny_cell(
+        TINY, "shipped", pair=str(shipping_pair), data="code", contenders={"SPIDE": ("spide",)}
     )
     said: list[str] = []
     pair, resources = open_cells([cell], "float32", "cpu", said.append)
@@ -341,9 +321,9 @@ def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(
     assert done.exit_code == 0, (done.output, done.exception)
     page = own_stores / "draftwell" / "papers" / "papers-shipped.md"
     text = page.read_text()
-    assert "SPIDE: speed over SD | 1.62 | 1.06 |" in text
-    assert "CSD: speed over SD | 1.29 | 1.41 |" in text
-    assert text == (REPO / "docs" / "papers.md").read_text()
+    assert "measured: 0.85 [0.79, 0.91] to 1.28 [1.19, 1.39] (7 rows)" in text
+    kept = (REPO / "docs" / "papers.md").read_text()
+    assert text == kept.replace("](papers/", "](papers-shipped/")
 
 
 @pytest.mark.slow
@@ -352,26 +332,24 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(
 ) -> None:
     """What it measured on shipped prompts is on its own page, which says so however it is written,
     and not among the kept cells."""
-    from draftwell.components.papers.cells import FULL
     from draftwell.components.papers.committed import committed_cells
     from draftwell.components.papers.public import STAND_IN
 
-    csd = catalogue.PAPERS["csd"]
-    monkeypatch.setattr(catalogue, "PAPERS", {"csd": csd})
+    (csd,) = papers_named("csd")
+    monkeypatch.setattr(papers_run, "papers_named", lambda only=None: [csd])
     folder = own_stores / "draftwell" / "papers"
     folder.mkdir(parents=True)
     show_kept = f"reproduce papers --set kept=true --set page={folder}/docs.md --set dtype=float32"
     assert run(show_kept).exit_code == 0
     before = (folder / "docs.md").read_text()
-    kept = committed_cells([table.cell for table in csd.tables(FULL)])["csd-code"]
+    kept = committed_cells([*csd.measured_in(FULL).values()])["csd-code"]
     own = kept.model_copy(
         update={"seconds": 1.0, "source": "shipped prompts of the kind `code`, 12 prompts"}
     )
     monkeypatch.setattr(papers_run, "measured_cells", lambda cells, run: {"csd-code": own})
     assert run("reproduce papers --set render=true --set dtype=float32").exit_code == 0
-    text = (folder / "papers-shipped.md").read_text()
-    assert STAND_IN in text
-    assert own.source in text
+    assert STAND_IN in (folder / "papers-shipped.md").read_text()
+    assert own.source in (folder / "papers-shipped" / "csd.md").read_text()
     assert STAND_IN not in before
     assert run(show_kept).exit_code == 0
     assert (folder / "docs.md").read_text() == before
@@ -406,15 +384,15 @@ def test_a_replay_needs_no_profile(
 
     monkeypatch.setattr(steps, "measured_profile", refuse)
     measured, replay = (
-        sized(
+        tiny_cell(
             TINY,
-            name="tiny",
+            "tiny",
             pair=str(pair_file),
             data="code",
             contenders={"SPIDE": ("spide",)},
-            replay=ratio,
+            **more,
         )
-        for ratio in (None, 3)
+        for more in ({}, {"replay": 3})
     )
     _, resources = steps.open_cells([replay], "float32", "cpu", lambda line: None)
     assert "hardware_profile" not in resources.artifacts
@@ -426,4 +404,33 @@ def test_a_replay_needs_no_profile(
 def test_one_cell_can_be_named(run: Callable[..., Any], tmp_path: Path) -> None:
     done = run("reproduce papers --set quick=true --set", "cell=other-*", f"--set out={tmp_path}")
     assert done.exit_code == 2
-    assert "no cell is named other-*: choose from tiny-code" in done.stderr
+    assert "no cell is named other-*: choose from tiny-code, tiny-counts" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_pair_of_ones_own_run_on_a_tiny_one(
+    run: Callable[..., Any],
+    pair_file: Path,
+    own_stores: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slow: the page's commands collect, train, calibrate and bench, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    for name, texts in {
+        "learn.jsonl": ("the man in the inn", "ten men", "no one else", "an inn", "one man"),
+        "test.jsonl": ("an onion", "the end", "the tin man"),
+        "more.jsonl": ("then a man", "ten onions", "in the end"),
+    }.items():
+        Path(name).write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    place = "docs/papers/own-pair.md:"
+    called = [words[1:] for at, words in commands("draftwell") if at.startswith(place)]
+    assert len(called) == 6
+    for words in called:
+        own = [str(pair_file) if word == "pair.yaml" else word for word in words]
+        done = run(shlex.join([*own, "--set", "dtype=float32", "--set", "threads=1"]))
+        assert done.exit_code == 0, (words, done.output, done.exception)
+    report = json.loads(Path("report.json").read_text())
+    assert [entry["strategy"] for entry in report["strategies"].values()] == [
+        *("autoregressive", "vanilla_sd", "vanilla_sd", "sprinter"),
+    ]
