@@ -2,7 +2,7 @@
 the text's own acceptance rate, and nothing but passes takes time.
 
 `overlapped_time` is SPIDE's Algorithm 1 as `papers.formulas.spide_seconds` has it, for every
-strategy whose draft goes on while the target verifies, and also for models that take turns.
+strategy that drafts on while the target verifies, and also for models that take turns.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def overlapped_time(
     serial: int = 0,
     in_turn: bool = False,
 ) -> float:
-    """Time in which a strategy writes a text whose draft goes on while the target verifies.
+    """Time in which a strategy that drafts on while the target verifies writes a text.
 
     A cycle begins with `serial` drafts. The target judges what is pending and the first token that
     is drafted meanwhile; as long as all are kept, the others are pending next. A rejection ends the

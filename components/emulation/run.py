@@ -58,7 +58,7 @@ TRIALS = 2
 MOST_LATE = 0.01
 """Share of late passes above which a run is void."""
 OWNER = "emulation"
-"""Of all requests: each goes on from the prompt that its slots hold already."""
+"""Of all requests: each finds the prompt in its slots."""
 SHORT_DRAFT = {"num_speculative_tokens": 1}
 GUESSED_COST = 0.25
 """A draft pass over a target pass, where the draft has no curve and was not timed yet."""
@@ -241,6 +241,8 @@ def settled(
             contender.generate(ids_of(pair, prompts[0]), sampling)
         devices.stretch = max(devices.stretch or 0.0, needed_stretch(devices.passes))
         cost = devices.curve.cost or real_cost(devices)
+    for contender in contenders:
+        contender.passes.clear()
     return contenders
 
 

@@ -163,6 +163,16 @@ def test_late_passes_void_a_run(clock: Clock, tmp_path: Path) -> None:
     assert read_run(found.write(tmp_path / "run.json")) == found
 
 
+def test_late_passes_of_the_trials_do_not_count(clock: Clock) -> None:
+    pair, count = working_pair(clock), iter(range(10**9))
+    # slower from the second trial on, which the stretch follows
+    pair.models["target"].price = lambda row, held: 0.020 if next(count) < 90 else 0.030
+    found = measured(pair, FLAT)
+    assert found.stretch == pytest.approx(emulation.MARGIN * 0.030)
+    assert found.void is None
+    assert found.late == 0
+
+
 def test_a_run_is_written_and_read(clock: Clock, tmp_path: Path) -> None:
     found = measured(working_pair(clock), FLAT, source="three words")
     assert read_run(found.write(tmp_path / "deeper" / "run.json")) == found
