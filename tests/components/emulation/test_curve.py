@@ -11,6 +11,7 @@ import pytest
 from draftwell.components.emulation.curve import curve_of, find_curve, read_curves
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Forward
+from tests.support.paths import REPO
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -65,9 +66,8 @@ def test_a_curve_is_found_by_its_name_or_in_a_file(tmp_path: Path) -> None:
 
 
 def test_the_projects_curves_hold_what_the_cards_measured() -> None:
-    measured = json.loads(
-        (Path(__file__).parents[3] / "docs/measured/padded-7b/csd-code.json").read_text()
-    )["costs"]
+    file = REPO / "docs/measured/padded-7b/csd-code.json"
+    measured = json.loads(file.read_text())["costs"]
     curve = find_curve("h200-7b")
     assert curve.draft == {1: measured["t_draft"]}
     known = {int(tokens): seconds for tokens, seconds in measured["t_verify"].items()}

@@ -34,6 +34,7 @@ from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy
 from tests.support.models.priced import Clock, Priced, PricedWorkers, wait_for_first
 from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import VOCAB, llama_pair, pair_of
+from tests.support.paths import REPO
 
 FLAT = curve_of("flat", {"source": "a test", "target": {1: 1.0}, "draft": {1: 0.25}})
 RISING = curve_of(
@@ -47,6 +48,7 @@ CHOICES = [
     StrategyChoice("pearl"),
     StrategyChoice("duo_decoding"),
 ]
+KEPT = sorted((REPO / "docs" / "measured" / "emulated").glob("*.json"))
 WORK = {"target": 0.020, "draft": 0.002}
 
 
@@ -137,9 +139,8 @@ def test_one_stretch_makes_room_for_the_real_work_of_both(clock: Clock) -> None:
 
 def test_a_draft_without_a_curve_takes_the_time_that_it_computes(clock: Clock) -> None:
     computing = curve_of("real", {"source": "a test", "target": {1: 1.0}})
-    found = measured(working_pair(clock, draft=0.0065), computing)
+    found = measured(working_pair(clock, draft=0.25 * emulation.MARGIN * 0.020), computing)
     assert found.rows["pearl"].predicted is None
-    # c = .0065 / (1.3 · .020)
     assert found.rows["vanilla_sd"].speed == pytest.approx(
         measured(working_pair(clock), FLAT).rows["vanilla_sd"].speed
     )
@@ -182,6 +183,19 @@ def test_a_run_is_written_and_read(clock: Clock, tmp_path: Path) -> None:
     with pytest.raises(DraftwellError) as refused:
         read_run(tmp_path / "other.json")
     assert refused.value.code == "bad_emulated_run"
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_runs_that_the_project_keeps_are_valid_and_stand_on_the_page(path: Path) -> None:
+    run = read_run(path)
+    assert run.void is None
+    assert run.identical == len(run.prompt_ids)
+    page = (REPO / "docs" / "papers" / "emulated.md").read_text(encoding="utf-8")
+    shown = [one for one in beside_prediction(run) if " over " in one.what]
+    assert shown
+    for one in shown:
+        assert one.close, one
+        assert f"{one.emulated:.3f}, {one.low:.3f} to {one.high:.3f} ({one.predicted:.3f})" in page
 
 
 def test_padding_is_refused(clock: Clock) -> None:
