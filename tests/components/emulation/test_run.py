@@ -129,12 +129,10 @@ def test_placements_differ_by_what_runs_at_once(clock: Clock) -> None:
 
 
 def test_one_stretch_makes_room_for_the_real_work_of_both(clock: Clock) -> None:
-    slow_draft = measured(working_pair(clock, draft=0.030), FLAT)
-    assert slow_draft.stretch == pytest.approx(emulation.MARGIN * 0.030 / 0.25)
-    assert measured(working_pair(clock), FLAT).stretch == pytest.approx(emulation.MARGIN * 0.020)
-    assert slow_draft.rows["pearl"].speed == pytest.approx(
-        measured(working_pair(clock), FLAT).rows["pearl"].speed
-    )
+    quick, slow = (measured(working_pair(clock, draft=draft), FLAT) for draft in (0.002, 0.030))
+    assert quick.stretch == pytest.approx(emulation.MARGIN * 0.020)
+    assert slow.stretch == pytest.approx(emulation.MARGIN * 0.030 / 0.25)
+    assert slow.rows["pearl"].speed == pytest.approx(quick.rows["pearl"].speed)
 
 
 def test_a_draft_without_a_curve_takes_the_time_that_it_computes(clock: Clock) -> None:
