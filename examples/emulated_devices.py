@@ -1,0 +1,47 @@
+"""SPIDE, PEARL, DuoDecoding and SD on emulated devices (docs/papers/emulated.md).
+
+python examples/emulated_devices.py PAIR CURVE PROMPTS RESULT [own|shared] [COUNT] [TOKENS]
+"""
+
+import sys
+from pathlib import Path
+
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.emulation.curve import find_curve
+from draftwell.components.emulation.result import table_of
+from draftwell.components.emulation.run import run_emulated, usual_choices
+from draftwell.components.prompts.prompt import read_prompts
+from draftwell.flows.workspace import Workspace
+
+CALIBRATION = 8  # prompts that SPIDE's acceptance table is counted on, from the file's end
+ALPHA = 0.9  # about how many of the draft's tokens are accepted, for SD's draft length
+
+
+def main(
+    pair: str,
+    curve: str,
+    prompts: str,
+    result: str,
+    placement: str = "own",
+    count: str = "16",
+    tokens: str = "64",
+) -> None:
+    """Measure, write the result, and print it."""
+    device, asked = find_curve(curve), read_prompts(prompts)
+    choices = usual_choices(device, ALPHA)
+    run = run_emulated(
+        Workspace(pair, "bfloat16").load(),
+        device,
+        choices,
+        asked[: int(count)],
+        placement=placement,
+        calibration=asked[int(count) :][-CALIBRATION:],
+        source=Path(prompts).name,
+        settings=BenchSettings(max_tokens=int(tokens)),
+    )
+    run.write(Path(result))
+    print(table_of(run))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
