@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from draftwell.flows.cli.main import all_commands, app
 from draftwell.flows.cli.settings_option import WORDS, Given, read_value
+from draftwell.flows.settings import PipelineSettings
 from draftwell.serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_pair
 from tests.support.patching import replace_everywhere
@@ -210,6 +211,9 @@ def test_an_empty_text_is_never_the_working_folder(folder: Path, nothing_begins:
             for written in (True, False):  # by --set, and in a file of settings
                 with suppress(DraftwellError):
                     assert read_value(command.settings, Given(key, "", key, written)) is None, key
+    for key in ("prompts", "spool", "out"):  # of flows, which a deployment's settings name
+        with pytest.raises(ValueError, match="working folder"):
+            PipelineSettings.model_validate({key: ""})
 
 
 @pytest.mark.slow  # two processes
