@@ -187,7 +187,8 @@ def full_weight(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> torch.
     most = 2**bits - 1
 
     def numbers(words: torch.Tensor) -> torch.Tensor:
-        return (words[..., None] >> torch.arange(0, 32, bits) & most)[..., order]
+        found: torch.Tensor = words[..., None] >> torch.arange(0, 32, bits) & most
+        return found[..., order]
 
     whole, zeros = numbers(parts["qweight"]), numbers(parts["qzeros"]).flatten(1)
     whole = whole.flatten(1) if awq else whole.transpose(1, 2).flatten(0, 1)  # [inputs, outputs]
@@ -197,7 +198,8 @@ def full_weight(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> torch.
     if groups is None:
         groups = torch.arange(len(whole)) // (len(whole) // len(zeros))
     groups = groups.long()
-    return ((whole - zeros[groups]) * parts["scales"].float()[groups]).T.contiguous()
+    full: torch.Tensor = (whole - zeros[groups]) * parts["scales"].float()[groups]
+    return full.T.contiguous()
 
 
 @contextmanager
