@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from draftwell.components.bench.settings import QualityFloor
 from draftwell.components.engines.port import EngineName, capabilities
@@ -69,6 +69,13 @@ class AskedSettings(BaseModel):
     fresh: bool = Field(
         False, description="begin again instead of with what an earlier run has finished"
     )
+
+    @field_validator("prompts", "spool", "out", mode="before", check_fields=False)
+    @classmethod
+    def _refuse_empty(cls, given: Any) -> Any:
+        if given == "":
+            raise ValueError("it is empty, which would be the working folder: leave it out")
+        return given
 
 
 class PipelineSettings(AskedSettings):

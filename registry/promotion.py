@@ -32,8 +32,8 @@ from draftwell.registry.webhooks_out import send_event
 from draftwell.serving.errors import DraftwellError
 
 CHAMPION_SINCE, ROLLED_BACK = "champion_since", "rolled_back"
-"""Tags of registries from before the record: when a release last became champion (ISO 8601), and
-why it was rolled back (JSON). They count of a release that the record does not name."""
+"""Tags of a release: when it last became champion (ISO 8601; of registries from before the record),
+and when and why it was rolled back. They count where the record does not name the release."""
 
 
 def withdrawal(store: Store, release: ReleaseVersion) -> str | None:
@@ -282,6 +282,10 @@ def adopt(store: Store, pair: str, device: str) -> History:
                 if release is not None:
                     follow_alias(store, release, "champion")
             store.set_tag(last.kept, DONE, "yes")
+            if last.change.what == "rollback" and last.before:
+                with suppress_gone():  # stands where the record is renamed or deleted in MLflow
+                    bad = store.resolve("release", f"{pair}.{device}", last.before)
+                    store.set_tag(bad, ROLLED_BACK, f"{last.at:%Y-%m-%d}, {last.change.reason}")
             _tell(pair, device, last)
             continue
         # Read after the record: an alias that another has moved since belongs to a later change.

@@ -40,6 +40,24 @@ class Settings(BaseModel):
             ) from error
 
 
+def refuse_empty(command: Any, context: Any, args: list[str]) -> None:
+    """Refuse an empty text for an option, or an argument, of a command (of Typer) that is not so by
+    default. A shell writes one for a variable that is not set, and as a path it is the working
+    folder.
+
+    Raises:
+        DraftwellError: it names the option (`empty_option`).
+    """
+    written = command.make_parser(context).parse_args(list(args))[0]
+    for one in command.params:
+        found = written.get(one.name)
+        if one.default != "" and (found == "" or (isinstance(found, list) and "" in found)):
+            name = one.opts[0] if one.opts[0].startswith("-") else one.name.upper()
+            raise DraftwellError(
+                f"{name} is empty: write a value, or leave it out", code="empty_option"
+            )
+
+
 def read_threads(value: Any) -> Any:
     """A number of compute threads as options are written: `auto` is None, digits are an int;
     anything else is left for others to refuse."""

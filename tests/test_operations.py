@@ -13,17 +13,27 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from draftwell.registry.bundles.build import build_bundle
+from draftwell.registry.bundles.retention import prune
+from draftwell.registry.pairs import fetch
 from draftwell.registry.pairs.catalogue import DEFAULT
+from draftwell.registry.promotion import promote, rollback
+from draftwell.registry.promotion_log import history
+from draftwell.registry.releases import find_release, record_gate
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
+from draftwell.serving.errors import DraftwellError
 from draftwell.serving.server.settings import ServerSettings
-from tests.support.loop.publishing import publish, table
+from tests.registry.killed_publisher import pair_in
+from tests.support.errors import raises_code
+from tests.support.loop.publishing import publish, release, table, verdict
 from tests.support.paths import REPO
 from tests.support.server import processes as servers
 
@@ -379,13 +389,17 @@ def test_mlflow_on_postgresql_with_dump_and_restore(
     assert PASSWORDS["MLFLOW_DB_PASSWORD"] not in (tmp_path / "mlflow.log").read_text()
 
 
-@pytest.mark.slow
-def test_mlflow_with_an_s3_compatible_store(tmp_path: Path) -> None:
-    """The server alone has the key; clients read and write through it."""
+@pytest.fixture
+def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Address of an MLflow on PostgreSQL and S3, whose server alone has their keys; or of the one
+    that DRAFTWELL_TEST_STORE names, which has no pair `tiny`."""
+    if "DRAFTWELL_TEST_STORE" in os.environ:
+        yield os.environ["DRAFTWELL_TEST_STORE"]
+        return
+    said = COMPOSE["services"]["mlflow"]["environment"]
     with servers.s3_server("mlflow") as endpoint:
-        said = COMPOSE["services"]["mlflow"]["environment"]
         settings = {
-            "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
+            **mlflow_on(request.getfixturevalue("database"), tmp_path),
             "MLFLOW_S3_ENDPOINT_URL": endpoint,
             "MLFLOW_ARTIFACTS_DESTINATION": said["MLFLOW_ARTIFACTS_DESTINATION"],
             "AWS_DEFAULT_REGION": said["AWS_DEFAULT_REGION"],
@@ -394,22 +408,44 @@ def test_mlflow_with_an_s3_compatible_store(tmp_path: Path) -> None:
         }
         assert "AWS_ACCESS_KEY_ID" not in os.environ
         with servers.mlflow_server(tmp_path, settings) as address:
-            store = Store(address)
-            made = publish(store, table(MARK), tmp_path / "table")
-            assert store.download(made, tmp_path / "loaded").is_dir()
-            assert made.source
-        import boto3
+            yield address
+        assert "secret-of-the-test" not in (tmp_path / "mlflow.log").read_text()
 
-        client = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            region_name="us-east-1",
-        )
-        kept = [each["Key"] for each in client.list_objects_v2(Bucket="mlflow")["Contents"]]
-        assert [key for key in kept if key.endswith("artifact.json")]
-    assert "secret-of-the-test" not in (tmp_path / "mlflow.log").read_text()
+
+@pytest.mark.slow
+def test_a_release_from_its_gate_to_its_end_on_postgresql_and_s3(
+    registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "models"))
+    store, spec, report = Store(registry), pair_in(tmp_path), tmp_path / "bench.json"
+    files, dist = fetch(spec), tmp_path / "dist"
+    report.write_text("{}")
+    for number in (1, 2, 3):
+        made = release(store, spec, files, tmp_path / str(number), accepted=number)
+        judged = verdict(made, beside=number - 1 or None)
+        record_gate(store, judged, words="word " * 2000, files=[report])
+        promote(store, "tiny", "cpu", number)
+        build_bundle(store, spec, files, out=dist)
+    assert rollback(store, "tiny", "cpu", "slow")[1].version == 2
+    assert [path.name for path in prune(dist / "tiny", keep=1)] == ["1-cpu"]
+    for names in (("release.tiny.cpu", "old"), ("old", "release.tiny.cpu")):
+        store.client.rename_registered_model(*names)
+    assert find_release(store, "tiny", "cpu", "champion").version == 2
+    changes = [entry.change.what for entry in history(store, "tiny", "cpu")]
+    assert changes == ["promotion"] * 3 + ["rollback"]
+    last = find_release(store, "tiny", "cpu", 3).published
+    store.delete(last)
+    with raises_code("not_registered"):
+        find_release(store, "tiny", "cpu", 3)
+    with pytest.raises(DraftwellError):
+        store.download(last, tmp_path / "deleted")
+
+    def publish_one(accepted: int) -> int:
+        made = table(MARK, accepted)
+        return publish(Store(registry), made, tmp_path / f"table-{accepted}").version
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(publish_one, range(4))) == [4, 5, 6, 7]
 
 
 FLOW = """

@@ -28,6 +28,7 @@ from typer.core import TyperCommand
 from draftwell.flows.cli.renamed import RENAMED
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import read_text
+from draftwell.serving.settings import refuse_empty
 
 NAMED = "draftwell.named_settings"
 """Where a context keeps the names of the settings that were given."""
@@ -85,6 +86,7 @@ class Command(TyperCommand):
             typer.echo(self.explained())
             ctx.exit()
         try:
+            refuse_empty(self, ctx, args)
             rest = super().parse_args(ctx, args)
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":
@@ -267,7 +269,7 @@ def read_value(settings: type[Keys], given: Given) -> Any:
     Raises:
         DraftwellError: it has another type, or is out of bounds (`bad_setting`).
     """
-    value = given.value
+    value = None if given.value == "" else given.value
     if given.written and isinstance(value, str):
         value = from_text(settings.model_fields[given.key].annotation, value)
     try:

@@ -3,6 +3,10 @@
 A pair is one YAML file: in this folder, in the user's `$DRAFTWELL_HOME/pairs/`, or anywhere when
 named by its path.
 
+Of the shipped files, tests hold the default pair's alone against real models. What the others say
+of published ones (`gigabytes`, licences, `notes` on tokenizers) is as remembered, not compared with
+their files; when a pair is loaded, its own tokenizers and sizes count, not these words.
+
 >>> find_pair("default").name
 'smollm2-135m'
 """

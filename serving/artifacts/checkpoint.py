@@ -1,8 +1,8 @@
 """Whether a model folder holds a checkpoint that can be decoded: told from its small files and from
 the headers of its weights, before any weight is read.
 
-What is quantised is either turned into full weights by transformers while it loads, or computed by
-layers that a package brings; anything else is refused, because packed numbers that are taken for
+What is quantised is either turned into full weights while it is loaded, or computed by layers that
+a package brings; anything else is refused, because packed numbers that are taken for
 weights give text, too.
 """
 
@@ -24,14 +24,20 @@ GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 
-FULL_WEIGHTS = frozenset({"fp8", "mxfp4"})
-"""Quantised formats that transformers turns into full weights while it loads them."""
+INTEGERS: Mapping[str, tuple[tuple[int, ...], str, tuple[str, ...]]] = {
+    "gptq": ((2, 4, 8), "checkpoint_format", ("gptq", "gptq_v2")),
+    "awq": ((4,), "version", ("gemm",)),
+}
+"""Formats of packed integers that are made full here (`model_files.full_tensors`) → their bits, the
+setting that names the layout, and the layouts; the first is the default."""
+FULL_WEIGHTS = frozenset({"fp8", "mxfp4", *INTEGERS})
+"""Quantised formats that become full weights while they are loaded."""
 PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "awq": ("gptqmodel", "accelerate"),
+    "awq": (),
     "bitsandbytes": ("bitsandbytes", "accelerate"),
     "compressed-tensors": ("compressed-tensors",),
     "fp8": ("accelerate",),
-    "gptq": ("gptqmodel", "optimum"),
+    "gptq": (),
     "mxfp4": (),
 }
 """Quantised formats that are decoded → what they need from PyPI."""
@@ -69,7 +75,7 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
         )
     method = quantisation(config)
     if method is not None:
-        _check_quantisation(folder, method)
+        _check_quantisation(folder, method, _settings(config))
     tensors: dict[str, Stored] = {}
     for file in files:
         tensors |= _header(file)
@@ -106,12 +112,15 @@ def computed_bytes(folder: Path, number: int) -> int:
     """
     config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     full = quantisation(config) in FULL_WEIGHTS
+    settings = _settings(config)
+    bits = settings.get("bits") if isinstance(settings, dict) else None
     found = 0
     for file in folder.glob("*.safetensors"):
         for name, (dtype, shape) in _header(file).items():
             each = number if full or dtype in FLOATS else _SIZES.get(dtype, 1)
             halves = 2 if full and name.endswith("_blocks") else 1  # of MXFP4: two in a byte
-            found += math.prod(shape) * each * halves
+            words = 32 // bits if full and bits and name.endswith(".qweight") else 1
+            found += math.prod(shape) * each * halves * words
     return found
 
 
@@ -223,8 +232,19 @@ def _check_end_tokens(file: Path, found: Any) -> None:
         )
 
 
-def _check_quantisation(folder: Path, method: str) -> None:
-    """Refuse a format that is not decoded, or whose packages are missing."""
+def _check_quantisation(folder: Path, method: str, settings: Any) -> None:
+    """Refuse a format that is not decoded, a layout of it, or one whose packages are missing."""
+    if method in INTEGERS:
+        bits, key, layouts = INTEGERS[method]
+        given = settings if isinstance(settings, dict) else {}
+        layout = str(given.get(key) or layouts[0]).lower()
+        if given.get("bits") not in bits or layout not in layouts:
+            raise DraftwellError(
+                f"{folder} is quantised with {method} of {given.get('bits')} bits in the layout "
+                f"{layout}, and {' or '.join(map(str, bits))} bits in {' or '.join(layouts)} are "
+                "decoded: choose such weights, or the model's full ones",
+                code="unsupported_quantisation",
+            )
     if method not in PACKAGES:
         raise DraftwellError(
             f"{folder} is quantised with {method}, which is not decoded here: choose the model's "

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from draftwell.serving.artifacts.checkpoint import (
+    CONFIG,
     FULL_WEIGHTS,
+    GENERATION,
+    INTEGERS,
     check_checkpoint,
+    check_layout,
     quantisation,
     read_object,
 )
@@ -72,7 +77,10 @@ def read_config(folder: Path) -> Any:
             )
     if method in FULL_WEIGHTS:
         holder = config if hasattr(config, "quantization_config") else config.text_config
-        holder.quantization_config |= {"dequantize": True}
+        if method in INTEGERS:
+            del holder.quantization_config
+        else:
+            holder.quantization_config |= {"dequantize": True}
     return config
 
 
@@ -99,7 +107,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """A causal language model from a folder with config and safetensors; of a model of images and
     text its text part.
 
-    Quantised weights become full ones where transformers can make them so; others stay in the
+    Quantised weights become full ones where these can be made of them; others stay in the
     layers of the package that brings them, and `module.hf_quantizer` is set.
 
     Raises:
@@ -110,16 +118,22 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
         MODEL_FOR_CAUSAL_LM_MAPPING,
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
+        GenerationConfig,
     )
 
     config = read_config(folder)
+    written = read_object(folder / CONFIG)
+    packed = quantisation(written) in INTEGERS
     try:
         with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
             of_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
             auto: Any = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
+            if packed:  # which takes no tensors
+                auto = auto._model_mapping[type(config)]
             with errors_alone("transformers.modeling_utils"):  # else a table of such tensors
                 loaded: Any = auto.from_pretrained(
-                    folder,
+                    None if packed else folder,
+                    state_dict=full_tensors(folder, written, dtype) if packed else None,
                     config=config,
                     dtype=dtype,
                     use_safetensors=True,
@@ -128,6 +142,8 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
                     output_loading_info=True,
                 )
             check_tensors(folder, config, loaded[1])
+            if packed and (folder / GENERATION).is_file():
+                loaded[0].generation_config = GenerationConfig.from_pretrained(folder)
             module = text_part(loaded[0]).to(device).eval()
             if hasattr(module, "hf_quantizer"):  # compressed-tensors unpacks at the first pass
                 with torch.inference_mode():
@@ -137,6 +153,53 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
         raise
     except Exception as error:  # of any library that reads a part of it
         raise _unreadable(folder, config.to_dict(), error) from error
+
+
+def full_tensors(
+    folder: Path, config: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The tensors of a folder with weights of GPTQ or AWQ, each packed matrix as a full one."""
+    stored = {name: one for file in check_layout(folder) for name, one in load_file(file).items()}
+    settings = config.get("quantization_config") or config["text_config"]["quantization_config"]
+    for name in [name for name in stored if name.endswith(".qweight")]:
+        layer = name.removesuffix(".qweight")
+        parts = {
+            part: stored.pop(f"{layer}.{part}", None)
+            for part in ("qweight", "qzeros", "scales", "g_idx")
+        }
+        stored[f"{layer}.weight"] = full_weight(parts, settings).to(dtype)
+    return stored
+
+
+def full_weight(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> torch.Tensor:
+    """A matrix [outputs, inputs] float32 of the parts in which GPTQ, or AWQ in its layout `gemm`,
+    stores it: a scale and a zero for each group of inputs of an output.
+
+    Args:
+        parts: `qweight`, of int32 words with 32 / bits numbers each, the lowest bits first: of
+            inputs in GPTQ's, of outputs in AWQ's, which interleaves them; `qzeros`, always of
+            outputs, GPTQ's first layout with 1 less than they are; `scales` [groups, outputs];
+            `g_idx` [inputs]: the group of each, or None where they are in order.
+        settings: `quantization_config` of the model.
+    """
+    bits, awq = settings["bits"], settings["quant_method"] == "awq"
+    order = [0, 4, 1, 5, 2, 6, 3, 7] if awq else list(range(32 // bits))
+    most = 2**bits - 1
+
+    def numbers(words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = words[..., None] >> torch.arange(0, 32, bits) & most
+        return found[..., order]
+
+    whole, zeros = numbers(parts["qweight"]), numbers(parts["qzeros"]).flatten(1)
+    whole = whole.flatten(1) if awq else whole.transpose(1, 2).flatten(0, 1)  # [inputs, outputs]
+    if not awq and settings.get("checkpoint_format") != "gptq_v2":
+        zeros = zeros + 1 & most
+    groups = parts["g_idx"]
+    if groups is None:
+        groups = torch.arange(len(whole)) // (len(whole) // len(zeros))
+    groups = groups.long()
+    full: torch.Tensor = (whole - zeros[groups]) * parts["scales"].float()[groups]
+    return full.T.contiguous()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from draftwell.serving.device import keep_freed_memory
 from draftwell.serving.errors import DraftwellError, missing_package
 from draftwell.serving.server.process import listen
 from draftwell.serving.server.settings import ServerSettings
+from draftwell.serving.settings import refuse_empty
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -36,11 +37,12 @@ REMOVED = {
 
 
 class ServeCommand(TyperCommand):
-    """A command that says of an earlier option what replaces it."""
+    """A command that says of an earlier option what replaces it, and refuses empty texts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse earlier options, then parse as usual."""
+        """Refuse earlier options and empty texts, then parse as usual."""
         refuse_removed(args)
+        refuse_empty(self, ctx, args)
         return super().parse_args(ctx, args)
 
 

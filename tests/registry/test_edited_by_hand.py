@@ -288,6 +288,18 @@ WORKS: dict[str, tuple[Step, Step]] = {
         lambda w: w.client.rename_registered_model(RECORD, "old"),
         lambda w: promote(w.store, "tiny", "cpu", 3, verdict(w.release(3), beside=2)),
     ),
+    "all renamed, and named again": (
+        lambda w: [
+            w.client.rename_registered_model(*names)
+            for name in (RELEASE, RECORD, TABLE)
+            for names in ((name, "old"), ("old", name))
+        ],
+        lambda w: (
+            promote(w.store, "tiny", "cpu", 3, verdict(w.release(3), beside=2)),
+            rollback(w.store, "tiny", "cpu", "slow"),
+            w.deploy(),
+        ),
+    ),
 }
 
 
@@ -330,6 +342,20 @@ def test_a_change_that_was_cut_off_before_its_release_was_deleted_is_closed(worl
     world.client.delete_model_version(RELEASE, "2")
     promote(world.store, "tiny", "cpu", 3, verdict(world.release(3)))
     assert world.store.get_aliases("release", "tiny.cpu")["champion"] == 3
+
+
+@pytest.mark.parametrize("edit", ["delete", "rename"])
+def test_a_release_stays_rolled_back_when_the_record_is_gone(world: World, edit: str) -> None:
+    rollback(world.store, "tiny", "cpu", "slow")
+    if edit == "delete":
+        world.client.delete_registered_model(RECORD)
+    else:
+        world.client.rename_registered_model(RECORD, "old")
+    again = verdict(world.release(2), beside=1)
+    with raises_code("was_rolled_back", "slow"):
+        promote(world.store, "tiny", "cpu", 2, again)
+    promote(world.store, "tiny", "cpu", 2, again, reason="it is fast now")
+    assert withdrawal(world.store, world.release(2)) is None
 
 
 @pytest.mark.parametrize("edit", ["delete", "rename"])

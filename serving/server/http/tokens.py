@@ -3,6 +3,8 @@ is in tokens, the other way round, and what a client needs to do so itself."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -14,6 +16,9 @@ from draftwell.serving.server.http.conversation import Deadline
 from draftwell.serving.server.http.prompts import ENCODERS, encoders_for, on_thread
 from draftwell.serving.server.http.requests import Messages, Name, OpenAIFields, Text, Tokens, Tools
 from draftwell.serving.server.http.service import Service
+
+PLACE = re.compile("_file$|^name_or_path$|local|^token$")
+"""Names of a tokenizer's settings that tell of this machine."""
 
 
 class TokenizeText(OpenAIFields):
@@ -125,12 +130,14 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
-        """Class, special tokens and chat template of the tokenizer, named as in
-        `tokenizer_config.json`."""
+        """What `tokenizer_config.json` says, with class, special tokens and chat template of the
+        tokenizer; no places of this machine."""
         served = current().served
         tokenizer = served.pair.tokenizer
         special = tokenizer.special_tokens_map
+        own = {key: one for key, one in tokenizer.init_kwargs.items() if not PLACE.search(key)}
         return {
+            **json.loads(json.dumps(own, default=str)),
             "tokenizer_class": type(tokenizer).__name__,
             **{name: special.get(name) for name in ("bos_token", "eos_token", "unk_token")},
             **special,

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -20,7 +21,8 @@ import pytest
 from typer.testing import CliRunner
 
 from draftwell.flows.cli.main import all_commands, app
-from draftwell.flows.cli.settings_option import WORDS
+from draftwell.flows.cli.settings_option import WORDS, Given, read_value
+from draftwell.flows.settings import PipelineSettings
 from draftwell.serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_pair
 from tests.support.patching import replace_everywhere
@@ -189,6 +191,29 @@ def test_a_home_that_cannot_be(
     )
     every = [[*words, "--pair", "tiny.yaml"] for words in commands]
     assert [fault for words in every for fault in faults(words, folder)] == []
+
+
+def test_an_empty_text_is_never_the_working_folder(folder: Path, nothing_begins: None) -> None:
+    """A shell writes one for a variable that is not set."""
+    for name, command in all_commands().items():
+        for option in command.params:
+            if option.name == "help" or getattr(option, "is_flag", False):
+                continue
+            of_name = option.param_type_name == "option"
+            words = [option.opts[0], ""] if of_name else [""]
+            done = CliRunner().invoke(app, [*name.split(), *words])
+            shown = option.opts[0] if of_name else option.name.upper()
+            wanted = f"Error: {shown} is empty: write a value, or leave it out\n"
+            assert (done.exit_code, done.stderr) == (2, wanted), name
+        for key, field in command.settings.model_fields.items():
+            if kind_of(key, field.annotation) != "file":
+                continue
+            for written in (True, False):  # by --set, and in a file of settings
+                with suppress(DraftwellError):
+                    assert read_value(command.settings, Given(key, "", key, written)) is None, key
+    for key in ("prompts", "spool", "out"):  # of flows, which a deployment's settings name
+        with pytest.raises(ValueError, match="working folder"):
+            PipelineSettings.model_validate({key: ""})
 
 
 @pytest.mark.slow  # two processes

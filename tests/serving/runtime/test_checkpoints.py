@@ -6,16 +6,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from draftwell.serving.artifacts import checkpoint as checkpoints
+from draftwell.serving.artifacts.checkpoint import computed_bytes
 from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.runtime import pair as pairs
 from draftwell.serving.runtime.model_files import load_module, read_config
@@ -176,15 +176,20 @@ def as_kind(kind: str) -> Change:
 
 NOT_DECODED = "unsupported_quantisation"
 EARLY: dict[str, tuple[Change, str, tuple[str, ...]]] = {
-    "gptq": (
-        quantised(quant_method="gptq", bits=4),
-        "missing_package",
-        ("gptq", "pip install gptqmodel optimum"),
+    "gptq of 3 bits": (
+        quantised(quant_method="gptq", bits=3),
+        NOT_DECODED,
+        ("gptq of 3 bits", "2 or 4 or 8 bits", "full ones"),
     ),
-    "awq": (
-        quantised(quant_method="awq", bits=4),
-        "missing_package",
-        ("awq", "pip install gptqmodel"),
+    "gptq for one kernel": (
+        quantised(quant_method="gptq", bits=4, checkpoint_format="marlin"),
+        NOT_DECODED,
+        ("layout marlin", "gptq or gptq_v2"),
+    ),
+    "awq for one kernel": (
+        quantised(quant_method="awq", bits=4, version="GEMV"),
+        NOT_DECODED,
+        ("layout gemv", "4 bits in gemm"),
     ),
     "bitsandbytes in 8 bits": (quantised(load_in_8bit=True), NOT_DECODED, ("8 bits",)),
     **{
@@ -197,7 +202,7 @@ EARLY: dict[str, tuple[Change, str, tuple[str, ...]]] = {
         for name in ("modelopt", "exl2", "marlin", "gguf")
     },
     "no method": (quantised(bits=4), NOT_DECODED, ("quant_method",)),
-    "settings that are no object": (configured(quantization_config="gptq"), "missing_package", ()),
+    "settings that are no object": (configured(quantization_config="gptq"), NOT_DECODED, ()),
     "in the text part": (
         configured(text_config={"quantization_config": {"quant_method": "exl2"}}),
         NOT_DECODED,
@@ -301,8 +306,6 @@ def test_it_is_refused_by_one_line_before_any_weights_are_read(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, code, names = EARLY[name]
-    if code == "missing_package" and any(map(find_spec, ("gptqmodel", "optimum"))):
-        pytest.skip("the packages are installed")
     change(folder)
     monkeypatch.setattr(pairs, "load_module", lambda *_: pytest.fail("weights were read"))
     with raises_code(code, *names) as caught:
@@ -320,7 +323,7 @@ def test_a_drafts_files_are_looked_at_before_the_targets_weights_are_read(
         load(plain, folder)
 
 
-@pytest.mark.parametrize("method", ["compressed-tensors", "bitsandbytes", "gptq", "awq"])
+@pytest.mark.parametrize("method", ["compressed-tensors", "bitsandbytes"])
 @pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_5_vl"])
 def test_packed_weights_of_a_model_of_images_are_refused_before_they_are_read(
     folder: Path, kind: str, method: str, monkeypatch: pytest.MonkeyPatch
@@ -474,6 +477,73 @@ def test_mxfp4_becomes_full_weights(tmp_path: Path) -> None:
         assert torch.equal(module(ids).logits, want(ids).logits)
     assert "quantization_config" not in module.config.to_dict()
     assert getattr(module, "hf_quantizer", None) is None
+
+
+def in_words(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Whole numbers [..., n] as int32 words, the first of each word in its lowest bits."""
+    parts = numbers.long().unflatten(-1, (-1, 32 // bits))
+    words = sum(parts[..., place] << bits * place for place in range(32 // bits))
+    return torch.as_tensor(words).to(torch.int32)
+
+
+def of_integers(found: Tensors, settings: dict[str, Any], groups: torch.Tensor) -> Tensors:
+    """Tensors of GPTQ or AWQ with random whole numbers, as their papers' code stores them; the
+    full weights that they mean take their place in `found`."""
+    torch.manual_seed(1)
+    bits, awq = settings["bits"], settings["quant_method"] == "awq"
+    stored: Tensors = {}
+    for name, weight in found.items():
+        layer = name.removesuffix(".weight")
+        if not layer.endswith("proj"):
+            stored[name] = weight
+            continue
+        (outputs, inputs), group = weight.shape, groups[: weight.shape[1]]
+        whole = torch.randint(0, 2**bits, (inputs, outputs))
+        zeros = torch.randint(0, 2**bits, (int(group.max()) + 1, outputs))
+        scales = (torch.rand(zeros.shape) + 0.5).half() / 2**bits
+        found[name] = ((whole - zeros[group]) * scales.float()[group]).T
+        if awq:  # in each word the even columns, then the odd ones
+            whole, zeros = (
+                one.unflatten(1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1)
+                for one in (whole, zeros)
+            )
+            stored[f"{layer}.qweight"] = in_words(whole, bits)
+        else:
+            stored[f"{layer}.qweight"] = in_words(whole.T, bits).T
+            stored[f"{layer}.g_idx"] = group.to(torch.int32)
+            if settings.get("checkpoint_format") != "gptq_v2":
+                zeros = zeros - 1 & 2**bits - 1
+        stored |= {f"{layer}.qzeros": in_words(zeros, bits), f"{layer}.scales": scales}
+    return stored
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_order"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, True),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, False),
+        ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, True),
+        ({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}, True),
+    ],
+)
+def test_packed_integers_become_the_full_weights_that_they_mean(
+    folder: Path, tmp_path: Path, settings: dict[str, Any], in_order: bool
+) -> None:
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    groups = torch.arange(96) // 32
+    groups = groups if in_order else groups[torch.randperm(96)]
+    found = load_file(folder / WEIGHTS)
+    stored = of_integers(found, settings, groups)
+    rewrite(folder, lambda _: stored)
+    rewrite(whole, lambda _: found)
+    quantised(**settings, group_size=32)(folder)
+    for each in (folder, whole):
+        edit(each / GENERATION, eos_token_id=[1, 2])
+    want = greedy(whole)
+    assert len(set(want)) >= 10
+    assert ours(folder) == {"plain": want, "vanilla_sd": want}
+    assert load(folder).stop_tokens == {1, 2}
+    assert 0 <= computed_bytes(folder, 4) - computed_bytes(whole, 4) < 50_000
 
 
 def test_layers_of_a_package_are_never_read_as_full_weights() -> None:

@@ -96,6 +96,19 @@ def test_an_earlier_option_is_answered_with_what_holds_now(
         assert REMOVED[option] in line
 
 
+@pytest.mark.parametrize(
+    "option", [name for name, (default, _) in OPTIONS.items() if default not in (False, "")]
+)
+def test_an_empty_text_is_never_the_working_folder(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["draftwell-serve", f"--{option}="])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    wanted = f"draftwell-serve: --{option} is empty: write a value, or leave it out\n"
+    assert capsys.readouterr().err == wanted
+
+
 def test_threads_are_a_number_or_auto() -> None:
     assert [
         ServerSettings.from_options(bundle=Path("b"), threads=text).threads

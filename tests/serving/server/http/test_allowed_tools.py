@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import AddedToken
 
 from draftwell.serving.server.http.requests import ChatRequest
 from draftwell.serving.server.http.responses_api import ResponsesRequest
@@ -104,10 +105,21 @@ def test_a_tone_changes_nothing(http: httpx.Client, verbosity: str) -> None:
 
 
 def test_tokenizer_info_is_what_a_client_needs_to_encode(
-    http: httpx.Client, served: ServedModel
+    http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = http.get("/tokenizer_info").json()
     tokenizer = served.pair.tokenizer
+    for name, value in {
+        "add_bos_token": True,
+        "added_tokens_decoder": {0: AddedToken("<s>", special=True)},
+        "vocab_file": "/srv/vocab.json",
+        "name_or_path": "/srv/model",
+        "token": "hf_of_the_hub",
+    }.items():
+        monkeypatch.setitem(tokenizer.init_kwargs, name, value)
+    answer = http.get("/tokenizer_info")
+    info = answer.json()
+    assert (info["add_bos_token"], info["added_tokens_decoder"]) == (True, {"0": "<s>"})
+    assert [one for one in ("/srv", "hf_of_the_hub") if one in answer.text] == []
     assert info["eos_token"] == tokenizer.eos_token
     assert info["bos_token"] is None
     assert info["chat_template"] == tokenizer.chat_template
