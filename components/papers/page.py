@@ -12,6 +12,7 @@ from draftwell.components.bench.schema import Machine
 from draftwell.components.papers import verdicts as rule
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import QUICK, Scale
+from draftwell.components.papers.emulated import EmulatedRun, kept_runs
 from draftwell.components.papers.estimates import Estimate
 from draftwell.components.papers.gain import gain_table
 from draftwell.components.papers.prompts import SHIPPED
@@ -126,7 +127,27 @@ def claim_rows(
         for kind in kinds:
             some = [one for one in mine if one.kind == kind]
             found.append([f"{paper.name}: {claim.claim}", *claim_cells(shown, claim, kind, some)])
+        if claim.emulated and (runs := kept_runs(*claim.emulated)):
+            found.append([f"{paper.name}: {claim.claim}", *emulated_cells(claim, runs)])
     return found
+
+
+def emulated_cells(claim: Claim, runs: Sequence[EmulatedRun]) -> list[str]:
+    """All but the first column of the row of what was run on emulated devices."""
+    above = sum(run.ours.low > 1 for run in runs)
+    prompts = [run.prompts for run in runs]
+    enough = min(prompts) >= rule.ENOUGH
+    return [
+        "as above",
+        claim.regime,
+        "emulated: " + ", ".join(f"{with_interval(run.ours)} at c {run.cost:g}" for run in runs),
+        span(prompts, "g"),
+        f"α {span([run.acceptance for run in runs])}, c {span([run.cost for run in runs], 'g')}, "
+        f"devices of their own, at most {span([run.max_tokens for run in runs], 'g')} tokens; "
+        f"formulas say {span([run.predicted for run in runs])}",
+        f"no paper's pair beside it; the whole interval is above 1 in {above} of {len(runs)}",
+        "high" if enough else "medium",
+    ]
 
 
 def claim_cells(shown: Shown, claim: Claim, kind: str, some: Sequence[Result]) -> list[str]:

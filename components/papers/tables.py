@@ -104,6 +104,8 @@ class Claim(Part):
     claim: str
     regime: str
     why: str
+    emulated: list[str] | None = None
+    """Strategy and the one that it is compared with, in runs on emulated devices."""
 
 
 class Placed(Part):
