@@ -69,7 +69,7 @@ def spides_serial_length(strategy: Spide, alpha: float) -> int:
     config = strategy.config
     if not config.dynamic:
         return int(config.num_speculative_tokens)
-    return formulas.serial_length(alpha, config.tau, config.max_draft)
+    return formulas.serial_length(alpha, config.tau, strategy.most_unverified)
 
 
 def overlapped_time(
