@@ -83,6 +83,7 @@ class Baseline(Message):
     prompt: Normal | None = Field(None, description="of log2(mean tokens of a prompt)")
     hits: Normal | None = Field(None, description="of the prefix cache's share of prompt tokens")
     hits_per_request: float | None = None
+    hits_of_request: Normal | None = Field(None, description="of the same, by window")
 
     @classmethod
     def of(cls, windows: Sequence[Window], limits: WatchLimits) -> Baseline | None:
@@ -109,6 +110,7 @@ class Baseline(Message):
             prompt=normal_of([w.prompt_length for w in sized], math.log2),
             hits=normal_of([w.hit_rate for w in sized], float),
             hits_per_request=cached / requests if requests and cached else None,
+            hits_of_request=normal_of([w.hits_per_request for w in sized], float),
         )
 
 

@@ -152,7 +152,11 @@ def comparable(baseline: Baseline, window: Window) -> bool:
 
 def cache(baseline: Baseline, sized: Sequence[Window], limits: WatchLimits) -> Figure | None:
     """How much of the hits is gone: of their share of prompt tokens, or of those of a request,
-    whichever fell less (longer prompts lower the share alone, shorter ones the hits of each)."""
+    whichever fell less (longer prompts lower the share alone, shorter ones the hits of each).
+
+    Servers count prompts when they are read, and requests, and some the hits, when they end: where
+    few requests end in a window, one of the two is noise. What fell less fell no more than the
+    steadier one, so that the steadier one's spread holds for it."""
     if baseline.hits is None or baseline.hits.mean < 0.05 or not baseline.hits_per_request:
         return None
     mean, known = baseline.hits.mean, []
@@ -160,7 +164,8 @@ def cache(baseline: Baseline, sized: Sequence[Window], limits: WatchLimits) -> F
         rate, each = window.hit_rate, window.hits_per_request
         if rate is not None and each is not None:
             known.append((window, 1 - max(rate / mean, each / baseline.hits_per_request)))
-    spread = max(baseline.hits.spread / mean, CACHE_SPREAD)
+    spreads = [n.spread / n.mean for n in (baseline.hits, baseline.hits_of_request) if n]
+    spread = max(min(spreads), CACHE_SPREAD)
     normal = Normal(mean=0.0, spread=spread, low=0.0, high=0.0, windows=baseline.hits.windows)
     return figure("cache", known, normal, limits.cache)
 

@@ -9,6 +9,7 @@ engine that nothing answers is about `draftwell.engine.<address>`.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,8 @@ def check(settings: DriftSettings) -> dict[str, Any]:
 @task(name="look at the engine", **ANEW)
 def look_at(settings: WatchSettings) -> dict[str, Any]:
     """Look once, and announce each alarm that is new; returns the report."""
-    watch = settings.open()
-    report = look(watch)
+    with closing(settings.open()) as watch:
+        report = look(watch)
     announce(headline_of(report))
     if settings.metrics_file is not None:
         write_text(settings.metrics_file, watch_metrics(report))

@@ -114,6 +114,11 @@ class Watch:
         """When it was first looked, Unix seconds."""
         return self.clock()
 
+    def close(self) -> None:
+        """Close the connections to the engine; it is watched on at the next look."""
+        self.engine.stop()
+        self.started = False
+
     @property
     def since(self) -> float:
         """From when on samples count, and silence."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.watch.baseline import Baseline
 from draftwell.components.watch.judge import judge
 from draftwell.components.watch.schema import WatchLimits
-from draftwell.components.watch.window import windows_of
+from draftwell.components.watch.window import Window, windows_of
 from tests.support.watch.simulator import BEGIN, Faults, simulate
 from tests.support.watch.watched import BEGINS, Watched, watched
 
@@ -67,6 +68,24 @@ def both(found: Watched, minute: int) -> set[tuple[str, ...]]:
 def test_two_silences_at_once_are_two_alarms() -> None:
     found = watched(Faults(noise_from=T, cache_from=T + 10), 3, minutes=40)
     assert both(found, 40) == {("dead_draft",), ("prefix_cache",)}
+
+
+def test_hits_that_are_counted_later_than_prompts_hide_no_cache_that_is_off() -> None:
+    """A server adds prompts when they are read, and hits when requests end: with three requests a
+    window, the share of some windows is beyond 1, and of others a third of the mean."""
+
+    def window(minute: int, cached: int) -> Window:
+        read, at = (1, 5, 2, 4, 3, 1, 5)[minute % 7], 60.0 * minute
+        added = {"requests": 3, "prompt_tokens": 200 * read, "cached_prompt_tokens": 3 * cached}
+        counts = Counters(at=at + 60, new_tokens=72, started=0.0, version="1", **added)
+        return Window(at, at + 60, counts, 0.0)
+
+    limits = WatchLimits(warm_up_seconds=0)
+    baseline = Baseline.of([window(i, 160) for i in range(120)], limits)
+    well = [window(i, 160) for i in range(120, 220)]
+    off = [window(i, 0) for i in range(220, 232)]
+    assert judge(baseline, well, limits=limits) == []
+    assert [alarm.cause for alarm in judge(baseline, well + off, limits=limits)] == ["prefix_cache"]
 
 
 def test_a_slower_version_is_not_blamed_for_traffic_that_changes_later() -> None:

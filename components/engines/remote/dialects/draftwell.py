@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from draftwell.components.engines.port import About, Acceptance
 from draftwell.components.engines.remote.client import EngineClient
 from draftwell.components.engines.remote.dialect import DialectName
-from draftwell.components.engines.remote.dialects.vllm import VllmDialect
+from draftwell.components.engines.remote.dialects.vllm import NAMES, VllmDialect
 
 OFFER = "/v1/speculation"
 
@@ -18,6 +19,14 @@ class DraftwellDialect(VllmDialect):
 
     name: DialectName = "draftwell"
     switches_off = True
+    # hits are counted when a request ends, and so are these: else shares of few requests are noise
+    names = replace(
+        NAMES,
+        sums={
+            **NAMES.sums,
+            "prompt_tokens": ("vllm:request_prompt_tokens_sum", *NAMES.sums["prompt_tokens"]),
+        },
+    )
 
     def about(self, client: EngineClient) -> About:
         offer = client.find(OFFER) or {}

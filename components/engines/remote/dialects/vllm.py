@@ -44,6 +44,7 @@ class VllmDialect:
 
     name: DialectName = "vllm"
     switches_off = False
+    names = NAMES
 
     def about(self, client: EngineClient) -> About:
         served_model(client)
@@ -92,5 +93,5 @@ class VllmDialect:
     def counters(self, client: EngineClient) -> Counters:
         text = client.find_text("/metrics") or ""
         return read_counters(
-            text, NAMES, version=self.version(client), model=served_model_name(client)
+            text, self.names, version=self.version(client), model=served_model_name(client)
         )

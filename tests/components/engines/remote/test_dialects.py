@@ -11,7 +11,9 @@ import pytest
 from draftwell.components.engines.port import Acceptance, EngineSettings
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.engines.remote.dialects.collected import Collected
+from draftwell.components.engines.remote.dialects.draftwell import DraftwellDialect
 from draftwell.components.engines.remote.dialects.sglang import read
+from draftwell.components.engines.remote.dialects.vllm import VllmDialect
 from draftwell.components.engines.remote.metrics import Names, read_counters
 from draftwell.serving.runtime.requests import Sampling
 from tests.components.engines.remote.conftest import EngineAt
@@ -201,6 +203,16 @@ def test_ids_of_sglang_are_read_once_where_its_count_runs_ahead() -> None:
                 {"output_ids": ids, "meta_info": {"completion_tokens": count}}, 1.0, found, sampling
             )
         assert found.tokens[:6] == [1, 2, 3, 4, 5, 6]
+
+
+def test_prompts_are_counted_when_hits_are() -> None:
+    """vLLM counts both when it reads a prompt, ours when a request ends."""
+    text = (
+        "vllm:prompt_tokens_total 500\nvllm:request_prompt_tokens_sum 200.0\n"
+        "vllm:prefix_cache_hits_total 150\n"
+    )
+    for dialect, tokens in ((VllmDialect, 500), (DraftwellDialect, 200)):
+        assert read_counters(text, dialect.names).prompt_tokens == tokens
 
 
 def test_counters_of_another_model_are_left_out_and_those_behind_an_alias_are_not() -> None:

@@ -308,6 +308,17 @@ def test_the_flow_shows_a_look_and_sends_each_alarm_once(
     assert "which draft is loaded" in payload["remedy"]
 
 
+def test_a_closed_watch_has_no_connection_and_can_look_again(limits: Path) -> None:
+    with play(Faults()) as engine:
+        watch = opened(engine, limits)
+        at(engine, watch, 2)
+        client = watch.engine.client
+        watch.close()
+        assert client._http.is_closed
+        assert at(engine, watch, 3).reachable
+        watch.close()
+
+
 def test_llama_cpp_counts_prompt_tokens_of_its_cache_apart() -> None:
     """Else more tokens would come from the cache than prompts have."""
     text = "llamacpp:prompt_tokens_total 26\nllamacpp:prompt_tokens_cached_total 29\n"
