@@ -28,7 +28,6 @@ from draftwell.components.engines.remote.address import EngineAddress, parse_add
 from draftwell.components.watch.report import alarm_line
 from draftwell.flows.steps.remote.watch import Watch, look, open_watch
 from draftwell.serving.server import app
-from draftwell.serving.server.model.strategy_pool import PLAIN
 from tests.support.watch.live_engine import (
     KNOWN,
     UNKNOWN,
@@ -52,7 +51,6 @@ DOCUMENTED = {
     "drift_of_traffic": 60,
     "context_length": 90,
     "build_change": 90,
-    "load_crossover": 120,
 }
 """Cause → minutes after which it is named, as docs/watchdog_judgement.md has them."""
 PROBES = 120
@@ -299,21 +297,6 @@ def test_a_slower_version(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         live.engine.clock.slower = 1.0
     assert_named(found, "build change")
-
-
-def test_load_grows(live: Live) -> None:
-    """From 1 client to 32 in an hour, at a plain server too."""
-    with ExitStack() as stack:
-        plain = stack.enter_context(live_engine(live.clocks, PLAIN)).url
-        other = stack.enter_context(Traffic(plain, prompted(), clients=1).running())
-        more = {"plain": parse_address(plain), "probes_per_hour": PROBES}
-        watch, traffic = stack.enter_context(live.watched("load", **more))
-
-        def grow(place: int) -> None:
-            traffic.clients = other.clients = round(MOST_CLIENTS ** min(place / 60, 1))
-
-        found = looks(watch, DOCUMENTED["load_crossover"], "load_crossover", grow)
-    assert_named(found, "load crossover")
 
 
 def assert_named(found: str | None, cause: str) -> None:
