@@ -204,7 +204,10 @@ class PipelineSettings(AskedSettings):
     @classmethod
     def _name_what_took_its_place(cls, given: Any) -> Any:
         if isinstance(given, dict) and (former := [name for name in FORMER if name in given]):
-            raise ValueError(f"{former[0]} is max_tokens now, for collecting, tuning and the gate")
+            raise ValueError(
+                f"{former[0]} is max_tokens now, for collecting, tuning and the gate; "
+                "of a deployment: `draftwell schedule` again"
+            )
         return given
 
     @model_validator(mode="before")

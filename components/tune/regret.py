@@ -43,7 +43,7 @@ from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, Strategy
 SPACES: dict[str, Space] = {
     "vanilla_sd": {"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)},
     "svip": {"threshold": (0.15, 0.3, 0.45, 0.6), "max_draft": (8, 40)},
-    "spide": {"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)},
+    "spide": {"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (None,)},
     "csd": {"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)},
 }
 """A sample, and so are the `STRATEGIES`: new ones are not entered."""

@@ -24,6 +24,7 @@ from draftwell.components.results import Results
 from draftwell.components.tune.evidence import Trial
 from draftwell.components.tune.halving import best_of_each
 from draftwell.components.tune.search.space import (
+    PUBLISHED,
     REPLAYED,
     combinations,
     nearest_default,
@@ -36,6 +37,9 @@ from draftwell.serving.files import json_digest, sha256_file
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, find_strategy
 
 Progress = Callable[[int, int, str], None]
+REPLAY = 2
+"""Raised where a strategy drafts otherwise with the same settings: trials of before are no answer
+then."""
 """Called with (done, total, strategy)."""
 
 
@@ -119,7 +123,8 @@ class Search:
         allowed = self.configs(name)
         if len(allowed) <= count:
             return allowed
-        return evenly([nearest_default(name, allowed)], allowed, self.seed)[:count]
+        first = [nearest_default(name, allowed), *published(name, allowed)]
+        return evenly(first, allowed, self.seed)[:count]
 
     def predict(self, choice: StrategyChoice) -> Trial:
         """One replay; where the trace's rollouts end too early, an estimate."""
@@ -147,6 +152,7 @@ class Search:
         artifacts = {kind: artifact_digest(self.resources.artifacts[kind]) for kind in kinds}
         return {
             "trace": self.trace_digest,
+            "replay": REPLAY,
             "budget": self.max_tokens,
             "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
             "deterministic": self.resources.deterministic,
@@ -174,6 +180,16 @@ def trials_in(file: Path | None) -> Results[Trial]:
 Spread = Callable[[Search, Sequence[StrategyChoice], Callable[[Trial], None]], None]
 """Has configurations replayed elsewhere and hands over each trial; what it leaves out is replayed
 here."""
+
+
+def published(name: str, allowed: Sequence[StrategyChoice]) -> list[StrategyChoice]:
+    """The choices with settings that the paper found the fastest, each with the others as
+    near to the defaults as there are."""
+    found = []
+    for settings in PUBLISHED.get(name, ()):
+        same = [one for one in allowed if settings.items() <= one.parameters.items()]
+        found += [nearest_default(name, same)] if same else []
+    return found
 
 
 def evenly(

@@ -55,7 +55,8 @@ REPLAYED: dict[str, Space] = {
     "spide": {
         "tau": steps(0.1, 0.95, 0.05),
         "parallel": (False, True),
-        "max_draft": (4, 8, 16, 32),
+        # without one what is drafted meanwhile is bounded by one pass of the target
+        "max_draft": (None, 4, 8, 16),
         "overlap_tau": (0.0, 0.05, 0.2),
     },
     "pearl": {"num_speculative_tokens": (None, *range(1, 9))},
@@ -115,6 +116,16 @@ MEASURED: dict[str, Space] = {
     },
 }
 """Strategies that are measured, because what a trace holds does not predict them."""
+
+
+PUBLISHED: dict[str, Sequence[Mapping[str, Any]]] = dict.fromkeys(
+    ("pyramid_assisted", "pyramid_fuzzy"),
+    (
+        {"num_draft_tokens": 5, "num_speculative_tokens": 20},
+        {"num_draft_tokens": 3, "num_speculative_tokens": 25},
+    ),
+)
+"""Settings that a paper found the fastest, which are tried before others of their strategy."""
 
 
 def tunable() -> list[str]:

@@ -107,7 +107,8 @@ def test_gamma_is_the_speed_ratio_unless_set(ratio, gamma):
         ({1: 6.0, 8: 6.6, 16: 12.0}, 6),
         # a GPU: all sizes that were measured take one pass
         ({1: 40.0, 8: 40.1, 16: 41.0, 32: 43.0}, 32),
-        ({1: 40.0, 2: 60.0, 4: 41.0}, 1),
+        # one size that was timed while something else ran
+        ({1: 40.0, 2: 60.0, 4: 41.0}, 32),
     ],
 )
 def test_a_measured_gamma_is_no_longer_than_a_pass_verifies_at_once(t_verify, gamma):

@@ -11,6 +11,7 @@ import pytest
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.replay.replay import replay_strategy
 from draftwell.components.replay.texts import Texts, read_texts
+from draftwell.components.tune.search.search import Search
 from draftwell.components.tune.search.space import MEASURED, REPLAYED, combinations
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.errors import DraftwellError
@@ -108,6 +109,19 @@ def test_pyramids_lengths_are_free_of_one_another(name: str, l_d: int, l_q: int)
     assert all(drafted < max(2, ready) for drafted, ready in lengths), (
         "longer drafts than the target is given are drafts of that length"
     )
+
+
+@pytest.mark.parametrize("name", ["pyramid_assisted", "pyramid_fuzzy"])
+def test_what_a_paper_found_the_fastest_is_among_the_few_that_are_tried(name: str) -> None:
+    """Of hundreds five are measured; by chance 5 of 20 is none of them."""
+    nothing: Any = None
+    search = Search(nothing, StrategyResources(), PROFILE, 8, nothing, "")
+    lengths = [
+        (one.parameters["num_draft_tokens"], one.parameters["num_speculative_tokens"])
+        for one in search.choices(name, 5)
+    ]
+    assert len(lengths) == 5
+    assert {(5, 20), (3, 25)} < set(lengths)
 
 
 @pytest.fixture(scope="module")
