@@ -29,8 +29,8 @@ class EmulatedRow(Frozen):
         "where the run is void"
     )
     predicted: float | None = Field(
-        description="the same by `prediction`, with vanilla SD's acceptance of each text (kept runs "
-        "of before: with the strategy's own); None: no formula"
+        description="the same by `prediction`, with vanilla SD's acceptance of each text (kept "
+        "runs of before: with the strategy's own); None: no formula"
     )
     acceptance: float | None = Field(description="accepted / judged draft tokens")
     target_calls: int
