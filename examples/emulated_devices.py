@@ -1,6 +1,10 @@
 """SPIDE, PEARL, DuoDecoding and SD on emulated devices (docs/papers/emulated.md).
 
-python examples/emulated_devices.py PAIR CURVE PROMPTS RESULT [own|shared] [COUNT] [TOKENS]
+python examples/emulated_devices.py PAIR CURVE PROMPTS RESULT [own|shared] [COUNT] [TOKENS] \
+    [ALPHA] [TAUS] [STRATEGIES]
+
+ALPHA is about how many of the draft's tokens are accepted, for SD's draft length; TAUS are SPIDE's
+thresholds, and STRATEGIES names, with commas.
 """
 
 import sys
@@ -14,21 +18,15 @@ from draftwell.components.prompts.prompt import read_prompts
 from draftwell.flows.workspace import Workspace
 
 CALIBRATION = 8  # prompts that SPIDE's acceptance table is counted on, from the file's end
-ALPHA = 0.9  # about how many of the draft's tokens are accepted, for SD's draft length
+USUAL = ("own", "16", "64", "0.9", "0.7", "vanilla_sd,spide,pearl,duo_decoding")
 
 
-def main(
-    pair: str,
-    curve: str,
-    prompts: str,
-    result: str,
-    placement: str = "own",
-    count: str = "16",
-    tokens: str = "64",
-) -> None:
+def main(pair: str, curve: str, prompts: str, result: str, *more: str) -> None:
     """Measure, write the result, and print it."""
+    placement, count, tokens, alpha, taus, strategies = (*more, *USUAL[len(more) :])
     device, asked = find_curve(curve), read_prompts(prompts)
-    choices = usual_choices(device, ALPHA)
+    usual = usual_choices(device, float(alpha), [float(tau) for tau in taus.split(",")])
+    choices = [choice for choice in usual if choice.name in strategies.split(",")]
     run = run_emulated(
         Workspace(pair, "bfloat16").load(),
         device,

@@ -1,5 +1,5 @@
 """What the papers' formulas expect of a curve: every token of a text is accepted independently with
-the text's own acceptance rate, and nothing but passes takes time.
+the rate at which vanilla SD accepts on it, and nothing but passes takes time.
 
 `overlapped_time` is SPIDE's Algorithm 1 as `papers.formulas.spide_seconds` has it, for every
 strategy that drafts on while the target verifies, and also for models that take turns.
@@ -30,7 +30,8 @@ def predicted_time(
     Args:
         strategy: with the profile of this curve.
         tokens: of the text, its first one included.
-        alpha: accepted / judged draft tokens of the text.
+        alpha: accepted / judged draft tokens of vanilla SD on the text; a first token that is
+            judged, too, as PEARL's is, counts like the others.
         in_turn: draft and target share a device.
     """
     if strategy.name == "autoregressive":

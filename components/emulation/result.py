@@ -28,7 +28,10 @@ class EmulatedRow(Frozen):
         description="tokens for each unit of the curve's time, the prompt's reading left out; None "
         "where the run is void"
     )
-    predicted: float | None = Field(description="the same by `prediction`; None: no formula")
+    predicted: float | None = Field(
+        description="the same by `prediction`, with vanilla SD's acceptance of each text (kept "
+        "runs of before: with the strategy's own); None: no formula"
+    )
     acceptance: float | None = Field(description="accepted / judged draft tokens")
     target_calls: int
     outside: float = Field(description="share of the time in which no pass ran")

@@ -167,7 +167,8 @@ def run_emulated(  # noqa: PLR0913
         contenders = settled(devices, pair, table, choices, placement, prompts, settings)
         measured = measure(pair, table, [], prompts, settings, extra=contenders, progress=progress)
         machine = Machine(**describe_machine(pair))
-    rows = {one.label: row_of(one, measured[one.label], placement) for one in contenders}
+    alphas = acceptance_of(contenders, measured)
+    rows = {one.label: row_of(one, measured[one.label], alphas, placement) for one in contenders}
     void = why_void(rows)
     passes = [each for one in contenders for each in one.passes]
     return EmulatedRun(
@@ -279,20 +280,43 @@ def with_profile(
     return replace(resources, artifacts={**resources.artifacts, HardwareProfile.kind: profile})
 
 
+def acceptance_of(
+    contenders: Sequence[EmulatedContender], measured: Mapping[str, Measurement]
+) -> list[float] | None:
+    """Of each text, by the fastest vanilla SD; None where none was measured.
+
+    One rate for all strategies: another one's own depends on which tokens it has judged, and
+    PEARL's first token, which is often lost, would make its formula slower on the same pair.
+    """
+    found = [measured[one.label] for one in contenders if one.strategy == "vanilla_sd"]
+    if not found:
+        return None
+    fastest = min(found, key=lambda one: one.pace)
+    return [run.stats.acceptance_rate or 0.0 for run in fastest.typical]
+
+
 def row_of(
-    contender: EmulatedContender, measured: Measurement, placement: Placement
+    contender: EmulatedContender,
+    measured: Measurement,
+    alphas: Sequence[float] | None,
+    placement: Placement,
 ) -> EmulatedRow:
-    """A strategy's figures."""
+    """A strategy's figures.
+
+    Args:
+        alphas: of each text; None: the strategy's own.
+    """
     stats = measured.stats
+    own = [run.stats.acceptance_rate or 0.0 for run in measured.typical]
     predicted = [
         predicted_time(
             contender.configured,
             contender.devices.curve,
             len(run.tokens),
-            run.stats.acceptance_rate or 0.0,
+            alpha,
             in_turn=placement == "shared",
         )
-        for run in measured.typical
+        for run, alpha in zip(measured.typical, alphas or own, strict=True)
     ]
     known = [one for one in predicted if one is not None]
     return EmulatedRow(

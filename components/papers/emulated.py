@@ -33,16 +33,22 @@ class EmulatedRun:
 
 
 def kept_runs(strategy: str, other: str) -> list[EmulatedRun]:
-    """The runs that compared two strategies, the cheapest draft first; void ones are none."""
+    """The runs that compared two strategies, the cheapest draft first; of several settings of the
+    first the fastest. Void runs are left out, and so are those whose draft has no curve."""
     files = sorted((FOLDER / "emulated").glob("*.json"))
     contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    found = [
-        run_of(content, ratio)
-        for content in contents
-        if content["void"] is None
-        for ratio in content["ratios"]
-        if (ratio["contender"], ratio["over"]) == (strategy, other)
-    ]
+    found = []
+    for content in contents:
+        if content["void"] is not None or content["curve"]["draft"] is None:
+            continue
+        named = {label: row["strategy"] for label, row in content["rows"].items()}
+        ratios = [
+            ratio
+            for ratio in content["ratios"]
+            if (named[ratio["contender"]], named[ratio["over"]]) == (strategy, other)
+        ]
+        if ratios:
+            found.append(run_of(content, max(ratios, key=lambda one: float(one["ratio"]))))
     return sorted(found, key=lambda run: run.cost)
 
 

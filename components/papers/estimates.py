@@ -290,6 +290,24 @@ def ratio_of_medians(mine: BenchEntry, base: BenchEntry, *, resamples: int = 200
     return Estimate(float(middle[0] / middle[1]), float(low), float(high))
 
 
+def first_choices(measured: Measured, role: str) -> Estimate | None:
+    """The share of tokens that are the target's first choice, less plain decoding's.
+
+    At a temperature plain decoding's text is one draw of many, and so is vanilla SD's: there it is
+    less the share of all lossless strategies' texts together.
+    """
+    mine = measured.entry(role)
+    if not measured.cell.temperature:
+        return estimate("argmax", mine, measured.entry(PLAIN))
+    lossless = [one.per_prompt for one in measured.entries.values() if one.lossless]
+    rows: list[Sides] = []
+    for row, *others in zip(mine.per_prompt, *lossless, strict=True):
+        known = [one.target_argmax for one in others if one.target_argmax is not None]
+        base = sum(known) if len(known) == len(others) else None
+        rows.append((row.target_argmax, row.tokens, base, sum(one.tokens for one in others)))
+    return of_sums(mine, rows, less=True)
+
+
 def over_plain(measured: Measured, role: str, metric: str = "speed") -> Estimate | None:
     """A metric over plain decoding's."""
     return estimate(metric, measured.entry(role), measured.entry(PLAIN))

@@ -102,6 +102,7 @@ def summary_page(shown: Shown) -> str:
     ]
     minutes = sum(file.seconds for file in shown.files.values()) / 60
     return template("summary").format(
+        few=few_prompts(shown, compared),
         remarks="".join(f"{text}\n\n" for text in remarks_on(shown)),
         claims=markdown(CLAIMS, rows),
         why="\n".join(whys),
@@ -113,6 +114,22 @@ def summary_page(shown: Shown) -> str:
         padded=shown.scale.padded,
         page=shown.page,
     )
+
+
+def few_prompts(shown: Shown, compared: Mapping[str, Sequence[tuple[Table, list[Result]]]]) -> str:
+    """A paragraph that says so where no claim was measured on enough prompts."""
+    counts = [
+        one.prompts
+        for tables in compared.values()
+        for _, rows in tables
+        for one in rows
+        if one.placed.row.claim and one.ours
+    ]
+    pairs = [claim.emulated for paper in shown.papers for claim in paper.claims.values()]
+    counts += [run.prompts for pair in pairs if pair for run in kept_runs(*pair)]
+    if not counts or max(counts) >= rule.ENOUGH:
+        return ""
+    return f"No headline has {rule.ENOUGH} prompts yet: they have {span(counts, 'g')}.\n\n"
 
 
 def claim_rows(
@@ -146,7 +163,7 @@ def emulated_cells(claim: Claim, runs: Sequence[EmulatedRun]) -> list[str]:
         f"devices of their own, at most {span([run.max_tokens for run in runs], 'g')} tokens; "
         f"formulas say {span([run.predicted for run in runs])}",
         f"no paper's pair beside it; the whole interval is above 1 in {above} of {len(runs)}",
-        "high" if enough else "medium",
+        "low" if min(prompts) < rule.FEW else "high" if enough else "medium",
     ]
 
 
@@ -320,12 +337,10 @@ def cells_section(shown: Shown, paper: Paper, level: str, *, remarks: bool = Fal
     cells = shown.cells(paper)
     if not cells:
         return ""
-    alphas = {
-        one.placed.cell: (one.placed.alpha, one.placed.cost)
-        for _, rows in shown.compared(paper)
-        for one in rows
-        if one.placed.alpha or one.placed.cost
-    }
+    alphas: dict[str, tuple[float | None, float | None]] = {}
+    for placed in (one.placed for _, rows in shown.compared(paper) for one in rows):
+        alpha, cost = alphas.get(placed.cell, (None, None))
+        alphas[placed.cell] = (placed.alpha or alpha, placed.cost or cost)
     lines = []
     for name, file in cells.items():
         alpha, cost = alphas.get(name, (None, None))

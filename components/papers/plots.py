@@ -57,7 +57,9 @@ def draw_losses(title: str, rows: Sequence[Result], path: Path) -> Path | None:
     ]
     if not known:
         return None
-    with drawing(path, title, "speed over SD", "first choices of the target, less plain's") as axes:
+    with drawing(
+        path, title, "speed over SD", "first choices of the target, less lossless"
+    ) as axes:
         for i, (one, gained, lost) in enumerate(known):
             axes.errorbar(
                 gained.value,

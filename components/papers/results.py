@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from draftwell.components.bench.runner import core_plan
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import PLAIN
-from draftwell.components.papers.estimates import Estimate, Measured, estimate, over_plain
+from draftwell.components.papers.estimates import Estimate, Measured, estimate, first_choices
 from draftwell.components.papers.tables import Paper, Placed, Row, Table
 from draftwell.components.papers.verdicts import ENOUGH, FEW, Verdict, quality, verdict
 from draftwell.serving.runtime.strategies import find_strategy
@@ -26,7 +26,7 @@ class Result:
 
     Args:
         kind: measured, replayed or emulated.
-        lost: of a lossy method: share of first choices, less plain decoding's.
+        lost: of a lossy method: share of first choices, less lossless decoding's.
         uneven: of a cell whose profile is not monotone and a method that overlaps: where.
         provisional: whether the state of the machine's memory can move it.
         prompts: of its cell.
@@ -117,7 +117,7 @@ def result(
         found,
         verdict=quality(ours) if row.metric == "argmax" else judged,
         settings=measured.settings(row.role, row.over),
-        lost=None if entry.lossless else over_plain(measured, row.role, "argmax"),
+        lost=None if entry.lossless else first_choices(measured, row.role),
         uneven=file.uneven if overlaps else "",
         provisional=file.kind == "measured"
         and not file.report.machine.cuda
@@ -137,6 +137,8 @@ def value_of(row: Row, file: CellFile, measured: Measured) -> Estimate | None:
     roles = (row.role, row.over) if row.over else (row.role,)
     if not all(measured.has(role) for role in roles):
         return None
+    if row.metric == "argmax" and row.over == PLAIN:
+        return first_choices(measured, row.role)
     entries = [measured.entry(role) for role in roles]
     return estimate(row.metric, entries[0], entries[1] if row.over else None)
 

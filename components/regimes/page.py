@@ -45,7 +45,11 @@ def rows() -> list[tuple[str, str, str]]:
             )
             for c in (CHEAP, DEAR)
         ),
-        ("in turn", "any", f"SPIDE, PEARL, DuoDecoding {wasted} × SD: lost drafts cost time"),
+        (
+            "in turn",
+            f"c {CHEAP}, {DEAR}, same α",
+            f"SPIDE, PEARL, DuoDecoding {wasted} × SD: drafts are lost",
+        ),
         (
             "on its own device",
             "c 0.1 to 0.25, α 0.8 to 0.95",

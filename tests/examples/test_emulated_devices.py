@@ -39,6 +39,17 @@ def test_the_example_leaves_a_result(
     assert run.calibration == 1
     assert run.identical == 2
     assert list(run.rows) == ["vanilla_sd", "spide", "pearl", "duo_decoding"]
+    row = run.rows["vanilla_sd"]
+    assert row.parameters["num_speculative_tokens"] == 5  # the fastest at α 0.9, c 0.3
+    more = ("own", "1", "4", "0.87", "0.9,0.5", "vanilla_sd,spide")
+    example["main"]("tiny", "c0.3", str(prompts), str(result), *more)
+    found = read_run(result).rows
+    assert found["vanilla_sd"].parameters["num_speculative_tokens"] == 4
+    assert [one.parameters["tau"] for one in found.values() if one.strategy == "spide"] == [
+        0.9,
+        0.5,
+    ]
+    assert {one.strategy for one in found.values()} == {"vanilla_sd", "spide"}
     # a busy machine may make it void; then the table says so
     said = capsys.readouterr().out
     assert ("Void: " in said) == (run.void is not None)

@@ -128,6 +128,30 @@ def test_placements_differ_by_what_runs_at_once(clock: Clock) -> None:
     assert own.rows["spide"].tokens == shared.rows["spide"].tokens
 
 
+def test_all_strategies_are_predicted_with_the_acceptance_of_vanilla_sd(clock: Clock) -> None:
+    found = measured(working_pair(clock, wrong_behind=9), FLAT)
+    sd, pearl = found.rows["vanilla_sd"], found.rows["pearl"]
+    assert 0 < sd.acceptance < 1
+    assert pearl.acceptance != pytest.approx(sd.acceptance)
+    passes = 0.25, FLAT.target_times()
+    # every text has 33 tokens; PEARL drafts as many as fit into a target pass
+    expected = [33 / overlapped_time(33, alpha, passes, lambda _: 4) for alpha in text_rates(clock)]
+    assert pearl.predicted == pytest.approx(3 / sum(1 / one for one in expected), rel=1e-6)
+
+
+def text_rates(clock: Clock) -> list[float]:
+    """Accepted / judged draft tokens of vanilla SD on each prompt, without emulation."""
+    pair, strategy = (
+        working_pair(clock, wrong_behind=9),
+        build_strategy("vanilla_sd", {"num_speculative_tokens": 4}),
+    )
+    sampling = pair.sampling(max_tokens=33)
+    found = [
+        pair.engine(split=False).generate(ids_of(pair, one), sampling, strategy) for one in PROMPTS
+    ]
+    return [one.session.stats.acceptance_rate for one in found]
+
+
 def test_one_stretch_makes_room_for_the_real_work_of_both(clock: Clock) -> None:
     quick, slow = (measured(working_pair(clock, draft=draft), FLAT) for draft in (0.002, 0.030))
     assert quick.stretch == pytest.approx(emulation.MARGIN * 0.020)

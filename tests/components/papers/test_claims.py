@@ -16,6 +16,7 @@ from draftwell.components.papers.committed import committed_cells
 from draftwell.components.papers.formulas import token_acceptance
 from draftwell.components.papers.gain import by_papers_conditions, gain_steps, published_pair
 from draftwell.components.papers.tables import Paper, Placed, papers_named
+from draftwell.components.regimes.points import published_points
 from draftwell.registry.pairs import find_pair
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import build_strategy, find_strategy
@@ -128,6 +129,14 @@ def test_rates_of_csd_are_of_drafted_tokens() -> None:
     assert short == pytest.approx(long, abs=0.03)
     alphas = {one.cell: one.alpha for one in placed(PAPERS["csd"]) if one.alpha}
     assert [round(value, 2) for value in alphas.values()] == [0.85, 0.90, 0.78]
+
+
+def test_csds_cost_follows_from_its_tables() -> None:
+    costs = [point.pair.c for point in published_points() if point.source.startswith("CSD, ")]
+    assert len(costs) == 2
+    assert all(cost == pytest.approx(PAPERS["csd"].value("pass_cost"), abs=0.02) for cost in costs)
+    speeds = [one for one in placed(PAPERS["csd"]) if one.row.metric == "speed"]
+    assert all(one.cost == 0.25 for one in speeds)
 
 
 def test_how_rejections_concentrate_is_counted_in_the_shipped_memory() -> None:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers.cells import Cell
 from draftwell.components.papers.estimates import (
     SEQUENCES,
     Estimate,
+    Measured,
     efficiency,
     estimate,
+    first_choices,
     pace,
     speed,
 )
@@ -79,6 +82,39 @@ def test_quality_is_the_share_of_the_targets_first_choices_less_plains() -> None
     assert [*found] == pytest.approx([-0.3, -11 / 30, -7 / 30])
     unknown = BenchEntry(per_prompt=(PromptRow(prompt_id="0", seconds=1.0, tokens=10),))
     assert estimate("argmax", unknown, entry(8)) is None
+
+
+@pytest.mark.parametrize(("temperature", "less"), [(0.0, 0.8), (1.0, 0.5)])
+def test_first_choices_of_sampled_texts_are_less_those_of_all_lossless_texts(
+    temperature: float, less: float
+) -> None:
+    """Plain decoding's text is one draw: here a lucky one, by which vanilla SD would lose, too."""
+
+    def entry(matches: int, *, lossless: bool = True) -> BenchEntry:
+        rows = [
+            PromptRow(prompt_id=str(i), seconds=1.0, tokens=10, target_argmax=matches)
+            for i in range(3)
+        ]
+        return BenchEntry(per_prompt=tuple(rows), lossless=lossless)
+
+    contenders = {"SD": ("vanilla_sd",), "lossy": ("mentored",)}
+    cell = Cell(
+        name="made",
+        pair="made",
+        data="code",
+        contenders=contenders,
+        prompts=3,
+        max_tokens=10,
+        temperature=temperature,
+    )
+    entries = {
+        "autoregressive": entry(8),
+        "vanilla_sd": entry(2),
+        "mentored": entry(5, lossless=False),
+    }
+    found = first_choices(Measured(cell, entries), "lossy")
+    assert found is not None
+    assert found.value == pytest.approx(0.5 - less)
 
 
 def test_speeds_leave_the_prompts_reading_out() -> None:

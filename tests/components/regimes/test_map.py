@@ -72,6 +72,7 @@ def test_a_cell_becomes_a_point_with_its_own_costs(tmp_path: Path) -> None:
     cell(tmp_path, "a", drafts, costs={"t_draft": 0.1, "t_verify": {"1": 0.5, "8": 0.75}})
     cell(tmp_path, "b", drafts, cell={"replay": 7})
     cell(tmp_path, "c", {"plain": entry("autoregressive", 1.0)}, cell={"replay": 7})
+    (tmp_path / "emulated.json").write_text(json.dumps({"rows": {}, "ratios": []}))
     timed, counted = our_points(tmp_path)
     assert (timed.pair, timed.placement) == ((0.2, 0.7, {1: 1.0, 8: 1.5}), Placement.IN_TURN)
     assert counted.pair.c == pytest.approx(1 / 7.25)
