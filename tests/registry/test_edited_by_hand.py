@@ -381,9 +381,10 @@ def test_a_rollback_that_was_cut_off_is_told_from_the_release_when_the_record_is
             raise KeyboardInterrupt
         set_tag(store, published, key, value)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Store, "set_tag", cut_off)
-        rollback(world.store, "tiny", "cpu", "slow")
+        with pytest.raises(KeyboardInterrupt):
+            rollback(world.store, "tiny", "cpu", "slow")
     adopt(world.store, "tiny", "cpu")
     delete_record(world)
     assert "slow" in (withdrawal(world.store, world.release(2)) or "")
