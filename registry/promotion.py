@@ -281,11 +281,8 @@ def adopt(store: Store, pair: str, device: str) -> History:
                 moved = None
                 if release is not None:
                     follow_alias(store, release, "champion")
+            _follow_tags(store, pair, device, last)  # first: what is done is not looked at again
             store.set_tag(last.kept, DONE, "yes")
-            if last.change.what == "rollback" and last.before:
-                with suppress_gone():  # stands where the record is renamed or deleted in MLflow
-                    bad = store.resolve("release", f"{pair}.{device}", last.before)
-                    store.set_tag(bad, ROLLED_BACK, f"{last.at:%Y-%m-%d}, {last.change.reason}")
             _tell(pair, device, last)
             continue
         # Read after the record: an alias that another has moved since belongs to a later change.
@@ -306,6 +303,20 @@ def _may_set_alias(store: Store, release: ReleaseVersion, last: Entry, moved: En
     if moved is not None and alias == moved.change.release:
         return True
     return last.change.what != "by hand" and alias in (None, last.before)
+
+
+def _follow_tags(store: Store, pair: str, device: str, last: Entry) -> None:
+    """Keep with the releases which of them is rolled back, for when the record is renamed or
+    deleted in MLflow."""
+    change = last.change
+    with suppress_gone():
+        if change.what == "rollback" and last.before:
+            bad = store.resolve("release", f"{pair}.{device}", last.before)
+            store.set_tag(bad, ROLLED_BACK, f"{last.at:%Y-%m-%d}, {change.reason}")
+        elif change.what == "promotion":
+            good = store.resolve("release", f"{pair}.{device}", change.release)
+            if ROLLED_BACK in good.tags:
+                store.delete_tag(good, ROLLED_BACK)
 
 
 def _tell(pair: str, device: str, entry: Entry) -> None:

@@ -361,6 +361,11 @@ class Store:
                 )
             )
 
+    def delete_tag(self, published: Published, key: str) -> None:
+        """Take a tag from a version."""
+        with registry_errors(self.uri):
+            self.client.delete_model_version_tag(published.name, str(published.version), key)
+
     def append(
         self, kind: str, pair: str, about: Published, tags: Mapping[str, str], words: str
     ) -> None:

@@ -103,7 +103,15 @@ def settings_of_command(command: Any) -> list[str]:
         return []
     rows: list[tuple[Any, ...]] = fields_of(model)
     if command.others is not None:
-        rows += [(f"`{key}`", "", "", "", "") for key in command.others[1].names]
+        from pydantic import create_model
+
+        names, known = command.others[1].names, command.others[1].fields()
+        fields: dict[str, Any] = {
+            key: (known[key].annotation, known[key]) for key in names if key in known
+        }
+        rows += fields_of(create_model("OtherSettings", **fields))
+        told = "`draftwell list strategies` names those of each"
+        rows += [(f"`{key}`", "", "", "", told) for key in names if key not in known]
     return ["Settings:\n", table(("key", "type", "default", "bounds", "what"), rows)]
 
 

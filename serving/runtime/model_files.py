@@ -42,6 +42,10 @@ BESIDE = re.compile(
 )
 """In the names of tensors that decoding text does without: of other parts, of older versions of
 transformers, or of a cache or activations in 8 bits."""
+UNPACKED_BYTES = 64_000_000
+"""Of the numbers that are unpacked at a time while packed weights are made full."""
+BYTES_A_NUMBER = 24
+"""What they take each: up to six tensors of 4 bytes."""
 NEEDED = {
     "tiktoken.model": ("tiktoken",),
     "tokenizer.model": ("sentencepiece", "tiktoken"),
@@ -167,13 +171,15 @@ def full_tensors(
             part: stored.pop(f"{layer}.{part}", None)
             for part in ("qweight", "qzeros", "scales", "g_idx")
         }
-        stored[f"{layer}.weight"] = full_weight(parts, settings).to(dtype)
+        stored[f"{layer}.weight"] = full_weight(parts, settings, dtype)
     return stored
 
 
-def full_weight(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> torch.Tensor:
-    """A matrix [outputs, inputs] float32 of the parts in which GPTQ, or AWQ in its layout `gemm`,
-    stores it: a scale and a zero for each group of inputs of an output.
+def full_weight(
+    parts: Mapping[str, Any], settings: Mapping[str, Any], dtype: torch.dtype
+) -> torch.Tensor:
+    """A matrix [outputs, inputs] of the parts in which GPTQ, or AWQ in its layout `gemm`, stores
+    it: a scale and a zero for each group of inputs of an output.
 
     Args:
         parts: `qweight`, of int32 words with 32 / bits numbers each, the lowest bits first: of
@@ -181,25 +187,35 @@ def full_weight(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> torch.
             outputs, GPTQ's first layout with 1 less than they are; `scales` [groups, outputs];
             `g_idx` [inputs]: the group of each, or None where they are in order.
         settings: `quantization_config` of the model.
+        dtype: that of the result, which is computed in float32.
     """
     bits, awq = settings["bits"], settings["quant_method"] == "awq"
-    order = [0, 4, 1, 5, 2, 6, 3, 7] if awq else list(range(32 // bits))
-    most = 2**bits - 1
+    in_word, most = 32 // bits, 2**bits - 1
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)  # int64 would double what is unpacked
+    if awq:
+        shifts = shifts[[0, 4, 1, 5, 2, 6, 3, 7]]
 
     def numbers(words: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = words[..., None] >> torch.arange(0, 32, bits) & most
-        return found[..., order]
+        return words[..., None] >> shifts & most
 
-    whole, zeros = numbers(parts["qweight"]), numbers(parts["qzeros"]).flatten(1)
-    whole = whole.flatten(1) if awq else whole.transpose(1, 2).flatten(0, 1)  # [inputs, outputs]
-    if not awq and settings.get("checkpoint_format") != "gptq_v2":
-        zeros = zeros + 1 & most
+    packed, packed_zeros, scales = (parts[part] for part in ("qweight", "qzeros", "scales"))
+    inputs, outputs = len(packed) * (1 if awq else in_word), scales.shape[1]
     groups = parts["g_idx"]
     if groups is None:
-        groups = torch.arange(len(whole)) // (len(whole) // len(zeros))
+        groups = torch.arange(inputs) // (inputs // len(scales))
     groups = groups.long()
-    full: torch.Tensor = (whole - zeros[groups]) * parts["scales"].float()[groups]
-    return full.T.contiguous()
+    full = torch.empty(outputs, inputs, dtype=dtype)
+    step = max(1, UNPACKED_BYTES // (inputs * in_word * BYTES_A_NUMBER)) * in_word
+    for first in range(0, outputs, step):
+        columns = slice(first, first + step)
+        words = slice(first // in_word, (first + step) // in_word)
+        zeros = numbers(packed_zeros[:, words]).flatten(1)
+        if not awq and settings.get("checkpoint_format") != "gptq_v2":
+            zeros = zeros + 1 & most
+        whole = numbers(packed[:, words if awq else columns])
+        whole = whole.flatten(1) if awq else whole.transpose(1, 2).flatten(0, 1)
+        full[columns] = ((whole - zeros[groups]) * scales[:, columns].float()[groups]).T
+    return full
 
 
 @contextmanager

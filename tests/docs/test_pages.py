@@ -162,7 +162,8 @@ def test_the_command_reference_has_every_command_and_option(reference: ModuleTyp
         assert f"## draftwell {name}\n" in page
         assert all(f"`{option}`" in page for p in command.params for option in p.opts)
         listed = page.partition(f"## draftwell {name}\n")[2].partition("\n## ")[0]
-        assert all(f"| `{key}` |" in listed for key in command.all_keys())
+        rows = dict(re.findall(r"^\| `([^`]+)` \| .* \| (.*) \|$", listed, re.MULTILINE))
+        assert [key for key in command.all_keys() if not rows.get(key)] == []
     assert "## draftwell-serve\n" in page
 
 

@@ -16,6 +16,7 @@ from draftwell.registry.composing import compose
 from draftwell.registry.lineage import lineage_of
 from draftwell.registry.pairs import PairSpec, fetch
 from draftwell.registry.promotion import (
+    adopt,
     champion_since,
     deployment_objection,
     promote,
@@ -28,7 +29,7 @@ from draftwell.registry.releases import (
     find_release,
     record_gate,
 )
-from draftwell.registry.store import Store
+from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import (
@@ -344,18 +345,49 @@ def test_a_change_that_was_cut_off_before_its_release_was_deleted_is_closed(worl
     assert world.store.get_aliases("release", "tiny.cpu")["champion"] == 3
 
 
-@pytest.mark.parametrize("edit", ["delete", "rename"])
-def test_a_release_stays_rolled_back_when_the_record_is_gone(world: World, edit: str) -> None:
+def delete_record(world: World) -> None:
+    world.client.delete_registered_model(RECORD)
+
+
+def rename_record(world: World) -> None:
+    versions = world.store.versions("promotions", "tiny.cpu")
+    world.client.rename_registered_model(RECORD, f"old-{versions[0].created}")
+
+
+@pytest.mark.parametrize("lose_record", [delete_record, rename_record])
+def test_a_release_stays_rolled_back_when_the_record_is_gone(
+    world: World, lose_record: Step
+) -> None:
+    """And once it is promoted again, it stays so when the record is lost a second time."""
     rollback(world.store, "tiny", "cpu", "slow")
-    if edit == "delete":
-        world.client.delete_registered_model(RECORD)
-    else:
-        world.client.rename_registered_model(RECORD, "old")
+    lose_record(world)
     again = verdict(world.release(2), beside=1)
     with raises_code("was_rolled_back", "slow"):
         promote(world.store, "tiny", "cpu", 2, again)
     promote(world.store, "tiny", "cpu", 2, again, reason="it is fast now")
     assert withdrawal(world.store, world.release(2)) is None
+    lose_record(world)
+    assert withdrawal(world.store, world.release(2)) is None
+
+
+@pytest.mark.parametrize("last_tag", ["rolled_back", "done"])
+def test_a_rollback_that_was_cut_off_is_told_from_the_release_when_the_record_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch, last_tag: str
+) -> None:
+    set_tag = Store.set_tag
+
+    def cut_off(store: Store, published: Published, key: str, value: str) -> None:
+        if key == last_tag:
+            raise KeyboardInterrupt
+        set_tag(store, published, key, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "set_tag", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            rollback(world.store, "tiny", "cpu", "slow")
+    adopt(world.store, "tiny", "cpu")
+    delete_record(world)
+    assert "slow" in (withdrawal(world.store, world.release(2)) or "")
 
 
 @pytest.mark.parametrize("edit", ["delete", "rename"])

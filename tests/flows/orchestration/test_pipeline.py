@@ -221,7 +221,7 @@ def shown(made: dict[str, Any]) -> str:
 
 
 def test_the_gate_keeps_its_bench_and_the_cost_ratio(refused_once: dict[str, Any]) -> None:
-    """Of vanilla SD, which a cost ratio refers to, and of the other strategies in the same run."""
+    """The cost ratio refers to vanilla SD, which the bench measures in the same run."""
     store = Store()
     first = store.resolve("release", "tiny.cpu", 1)
     assert refused_once["report"]["cost_reference"] is not None

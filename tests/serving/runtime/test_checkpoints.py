@@ -13,11 +13,12 @@ import pytest
 import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftwell.serving.artifacts import checkpoint as checkpoints
 from draftwell.serving.artifacts.checkpoint import computed_bytes
 from draftwell.serving.artifacts.pair_files import PairFiles
-from draftwell.serving.runtime import pair as pairs
+from draftwell.serving.runtime import model_files, pair as pairs
 from draftwell.serving.runtime.model_files import load_module, read_config
 from draftwell.serving.runtime.models.lean_llama import LeanLlama
 from draftwell.serving.runtime.models.transformers_model import TransformersModel
@@ -494,7 +495,7 @@ def of_integers(found: Tensors, settings: dict[str, Any], groups: torch.Tensor) 
     stored: Tensors = {}
     for name, weight in found.items():
         layer = name.removesuffix(".weight")
-        if not layer.endswith("proj"):
+        if not layer.endswith("proj") or layer.startswith("vision_tower"):
             stored[name] = weight
             continue
         (outputs, inputs), group = weight.shape, groups[: weight.shape[1]]
@@ -517,18 +518,63 @@ def of_integers(found: Tensors, settings: dict[str, Any], groups: torch.Tensor) 
     return stored
 
 
+def of_images(folder: Path) -> Path:
+    """A Gemma 3, with a tower that decoding text does without."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    text = sizes | {
+        "vocab_size": VOCAB,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": False,
+    }
+    tower = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = tf.Gemma3Config(
+        text_config=text,
+        vision_config=tower,
+        mm_tokens_per_image=4,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+    )
+    return checkpoint(folder, config)
+
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4}
+AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
+
+
 @pytest.mark.parametrize(
-    ("settings", "in_order"),
+    ("settings", "in_order", "images"),
     [
-        ({"quant_method": "gptq", "bits": 4}, True),
-        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, False),
-        ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, True),
-        ({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}, True),
+        (GPTQ, True, False),
+        (GPTQ | {"desc_act": True}, False, False),
+        (GPTQ | {"bits": 2}, True, False),
+        (GPTQ | {"bits": 8, "checkpoint_format": "gptq_v2"}, True, False),
+        (GPTQ, True, True),
+        (AWQ, True, False),
     ],
 )
 def test_packed_integers_become_the_full_weights_that_they_mean(
-    folder: Path, tmp_path: Path, settings: dict[str, Any], in_order: bool
+    folder: Path,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    in_order: bool,
+    images: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Three words of 4 bits at a time, and what is left of a row after them."""
+    monkeypatch.setattr(model_files, "UNPACKED_BYTES", 3 * 8 * 64 * model_files.BYTES_A_NUMBER)
+    folder = of_images(tmp_path / "images") if images else folder
     whole = shutil.copytree(folder, tmp_path / "whole")
     groups = torch.arange(96) // 32
     groups = groups if in_order else groups[torch.randperm(96)]
@@ -544,6 +590,36 @@ def test_packed_integers_become_the_full_weights_that_they_mean(
     assert ours(folder) == {"plain": want, "vanilla_sd": want}
     assert load(folder).stop_tokens == {1, 2}
     assert 0 <= computed_bytes(folder, 4) - computed_bytes(whole, 4) < 50_000
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that an operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        given = func(*args, **kwargs or {})
+        if isinstance(given, torch.Tensor):
+            self.found = max(self.found, given.nbytes)
+        return given
+
+
+@pytest.mark.parametrize("settings", [GPTQ, AWQ])
+def test_unpacking_takes_little_memory_beside_the_result(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_files, "UNPACKED_BYTES", 200_000)
+    weights = {"proj.weight": torch.empty(256, 512)}
+    stored = of_integers(weights, settings, torch.arange(512) // 32)
+    parts = {"g_idx": None} | {name.removeprefix("proj."): one for name, one in stored.items()}
+    with Largest() as largest:
+        full = model_files.full_weight(parts, settings, torch.bfloat16)
+    assert torch.equal(full, weights["proj.weight"].bfloat16())
+    assert largest.found == full.nbytes == 2 * 256 * 512
 
 
 def test_layers_of_a_package_are_never_read_as_full_weights() -> None:
