@@ -445,7 +445,7 @@ def test_a_release_from_its_gate_to_its_end_on_postgresql_and_s3(
         return publish(Store(registry), made, tmp_path / f"table-{accepted}").version
 
     with ThreadPoolExecutor(4) as pool:
-        assert sorted(pool.map(publish_one, range(4))) == [4, 5, 6, 7]
+        assert sorted(pool.map(publish_one, range(10, 14))) == [4, 5, 6, 7]
 
 
 FLOW = """

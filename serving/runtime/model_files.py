@@ -196,7 +196,8 @@ def full_weight(
         shifts = shifts[[0, 4, 1, 5, 2, 6, 3, 7]]
 
     def numbers(words: torch.Tensor) -> torch.Tensor:
-        return words[..., None] >> shifts & most
+        unpacked: torch.Tensor = words[..., None] >> shifts & most
+        return unpacked
 
     packed, packed_zeros, scales = (parts[part] for part in ("qweight", "qzeros", "scales"))
     inputs, outputs = len(packed) * (1 if awq else in_word), scales.shape[1]
