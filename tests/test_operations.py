@@ -444,8 +444,10 @@ def test_a_release_from_its_gate_to_its_end_on_postgresql_and_s3(
         made = table(MARK, accepted)
         return publish(Store(registry), made, tmp_path / f"table-{accepted}").version
 
-    with ThreadPoolExecutor(4) as pool:
-        assert sorted(pool.map(publish_one, range(10, 14))) == [4, 5, 6, 7]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(publish_one, (0, 4, 5)))  # none of them is in a release
+    assert len(set(found)) == 3
+    assert min(found) > 3
 
 
 FLOW = """
