@@ -6,7 +6,7 @@ Acceptance is taken as independent from token to token, as the papers take it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from draftwell.serving.artifacts.forward_costs import seconds_at
 
@@ -153,34 +153,59 @@ def spide_seconds(
     >>> spide_seconds(1, 0.5, 0.7, (0.1, {1: 1.0, 2: 1.0}), (0.1, {1: 1.0, 2: 1.0}))
     1.0
     """
-    serial, draft = serial_length(alpha, tau, cap), busy[0]
+    verify = [seconds_at(busy[1], pending + 1) for pending in range(cap + 1)]
+    fitting = [min(cap, max(1, math.floor(seconds / busy[0]))) for seconds in verify]
+    serial = serial_length(alpha, tau, cap)
+    return overlapped_seconds(
+        tokens, alpha, busy, fitting.__getitem__, serial=serial, alone=alone, rest=rest
+    )
+
+
+def overlapped_seconds(
+    tokens: int,
+    alpha: float,
+    busy: Passes,
+    steps: Callable[[int], int],
+    *,
+    serial: int = 0,
+    alone: Passes | None = None,
+    rest: float = 0.0,
+    in_turn: bool = False,
+) -> float:
+    """Seconds in which a strategy that drafts on while the target verifies writes a text; the
+    cycles are those of `spide_seconds`, with `serial` drafts first.
+
+    Args:
+        busy, alone, rest: as in `spide_seconds`; no `alone`: no model slows the other.
+        steps: pending tokens → tokens that are drafted during their verification.
+        in_turn: a verification and its drafts take their sum, not the longer of the two.
+
+    >>> overlapped_seconds(4, 1.0, (0.5, {1: 1.0}), lambda pending: 2)
+    3.0
+    """
+    draft, alone = busy[0], alone or busy
+    longest = max(steps(0), serial)
+    while (further := max(map(steps, range(longest + 1)))) > longest:
+        longest = further
     verify, verify_alone = (
-        [seconds_at(times, pending + 1) for pending in range(cap + 1)]
+        [seconds_at(times, pending + 1) for pending in range(longest + 1)]
         for times in (busy[1], alone[1])
     )
-    fitting = [min(cap, max(1, math.floor(seconds / draft))) for seconds in verify]
     fresh = [0.0]  # tokens left → seconds from the beginning of a cycle
-    going = [[0.0] * (cap + 1)]  # tokens left → pending drafts → seconds from their verification on
-
+    going = [[0.0]]  # tokens left → pending drafts → seconds from their verification on
     for left in range(1, tokens + 1):
-        lost = after_rejection(left, alpha, fresh, cap + 1)
+        lost = after_rejection(left, alpha, fresh, longest + 1)
         row = []
-        for pending in range(min(cap, left) + 1):
-            steps = min(fitting[pending], left - pending)
-            if steps:
-                kept = pending + 1
-                seconds = (
-                    max(verify[pending], steps * draft)
-                    + alpha**kept * going[left - kept][steps - 1]
-                    + lost[kept]
-                )
+        for pending in range(min(longest, left) + 1):
+            drafted = min(steps(pending), left - pending)
+            judged = pending + min(1, drafted)
+            if drafted:
+                both = verify[pending], drafted * draft
+                taken = sum(both) if in_turn else max(both)
+                kept = going[left - judged][drafted - 1]
             else:  # nothing is left to draft
-                seconds = (
-                    verify_alone[pending]
-                    + alpha**pending * fresh[max(0, left - pending - 1)]
-                    + lost[pending]
-                )
-            row.append(seconds + rest)
+                taken, kept = verify_alone[pending], fresh[max(0, left - pending - 1)]
+            row.append(taken + alpha**judged * kept + lost[judged] + rest)
         going.append(row)
         begun = min(serial, left - 1)
         fresh.append(begun * alone[0] + row[begun])

@@ -16,7 +16,6 @@ from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.emulation import run as emulation
 from draftwell.components.emulation.curve import Curve, curve_of
 from draftwell.components.emulation.devices import Devices
-from draftwell.components.emulation.prediction import overlapped_time
 from draftwell.components.emulation.result import (
     EmulatedRun,
     beside_prediction,
@@ -135,7 +134,10 @@ def test_all_strategies_are_predicted_with_the_acceptance_of_vanilla_sd(clock: C
     assert pearl.acceptance != pytest.approx(sd.acceptance)
     passes = 0.25, FLAT.target_times()
     # every text has 33 tokens; PEARL drafts as many as fit into a target pass
-    expected = [33 / overlapped_time(33, alpha, passes, lambda _: 4) for alpha in text_rates(clock)]
+    expected = [
+        33 / formulas.overlapped_seconds(33, alpha, passes, lambda _: 4)
+        for alpha in text_rates(clock)
+    ]
     assert pearl.predicted == pytest.approx(3 / sum(1 / one for one in expected), rel=1e-6)
 
 
@@ -283,17 +285,17 @@ def test_overlapped_times_are_those_of_spides_formula(
 
     serial = formulas.serial_length(alpha, tau, cap)
     for tokens in (1, 5, 40):
-        assert overlapped_time(tokens, alpha, passes, steps, serial=serial) == pytest.approx(
-            formulas.spide_seconds(tokens, alpha, tau, passes, passes, cap=cap)
-        )
+        assert formulas.overlapped_seconds(
+            tokens, alpha, passes, steps, serial=serial
+        ) == pytest.approx(formulas.spide_seconds(tokens, alpha, tau, passes, passes, cap=cap))
 
 
 def test_sharing_a_device_takes_the_sum() -> None:
     passes = (0.25, {1: 1.0})
-    once = overlapped_time(8, 0.0, passes, lambda _: 4)
+    once = formulas.overlapped_seconds(8, 0.0, passes, lambda _: 4)
     assert once == 8.0
     # the last tokens leave room for fewer drafts
-    assert overlapped_time(8, 0.0, passes, lambda _: 4, in_turn=True) == pytest.approx(
+    assert formulas.overlapped_seconds(8, 0.0, passes, lambda _: 4, in_turn=True) == pytest.approx(
         8 + 0.25 * (4 * 5 + 3 + 2 + 1)
     )
 
