@@ -16,10 +16,10 @@ GROUPS = yaml.safe_load(RULES.read_text())["groups"]
 RECORDED = {rule["record"] for group in GROUPS for rule in group["rules"] if "record" in rule}
 OURS = {f"draftwell_monitor_{name}" for name in METRICS}
 UNREAD = {
-    # metrics of engines that no dialect reads: what vLLM's prefix cache was asked for; its
-    # histogram of prompts; SGLang's length of drafts
+    # metrics of engines that no dialect reads: what vLLM's prefix cache was asked for; how many
+    # prompts it counts; SGLang's length of drafts
     "vllm:prefix_cache_queries_total",
-    *("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count"),
+    "vllm:request_prompt_tokens_count",
     "sglang:spec_num_steps",
 }
 METRIC = re.compile(r"\b(?:vllm|sglang|llamacpp|draftwell|engine|engine_position):\w+(?::\w+)?")
