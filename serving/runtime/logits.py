@@ -24,7 +24,7 @@ from draftwell.serving.runtime.commands import Decision, Step
 from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import adjusted, largest_with_place, sum_rows, warp
+from draftwell.serving.runtime.sampling import adjusted, likeliest, sum_rows, warp
 
 NOT_FINITE = "a model returned NaN or infinite logits: check its weights and dtype"
 GREEDY = Sampling()
@@ -134,10 +134,10 @@ class Logits:
     def top(self) -> list[int]:
         """The likeliest token of each row, the first of equal ones; −1 where a row has a NaN or +∞,
         or nothing else than −∞."""
-        largest, column = largest_with_place(self.adjusted)
-        tokens = column if self.support is None else self.support[column]
-        # one transfer, where a device computes
-        found: list[int] = tokens.masked_fill(~largest.isfinite(), -1).tolist()
+        columns = likeliest(self.adjusted)
+        if self.support is not None:
+            columns = torch.where(columns < 0, columns, self.support[columns])
+        found: list[int] = columns.tolist()  # one transfer, where a device computes
         return found
 
     @cached_property

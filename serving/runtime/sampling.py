@@ -156,13 +156,16 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     return torch.where(total > 0.0, left / total, target_probs)
 
 
-def largest_with_place(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """`logits.max(-1)` of `[rows, columns]`: the first place of equal ones, and NaN where there is
-    one.
+def likeliest(logits: Tensor) -> Tensor:
+    """The column of the largest logit of each row, the first of equal ones; −1 where a row has a
+    NaN or +∞, or nothing else than −∞.
 
     On CPUs PyTorch takes ten times as long for it as NumPy (44 and 4 µs for 49,152 columns).
     """
     if logits.device.type != "cpu":
-        return logits.max(-1)
-    place = torch.from_numpy(logits.detach().numpy().argmax(-1))
-    return logits.gather(-1, place[:, None])[:, 0], place
+        largest, columns = logits.max(-1)
+        return columns.masked_fill(~largest.isfinite(), -1)
+    rows = logits.detach().numpy()
+    found = rows.argmax(-1)
+    found[~np.isfinite(np.take_along_axis(rows, found[:, None], -1)[:, 0])] = -1
+    return torch.from_numpy(found)

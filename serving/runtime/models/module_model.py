@@ -169,9 +169,7 @@ class ModuleModel(Model):
     def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Span]:
         hidden = self._states_of(rows, placed)
         ends = accumulate(count for _, _, count in placed)
-        states = torch.cat(
-            [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
-        )
+        states = joined([hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)])
         logits = self.logits_of(states)
         if self.device.type == "cuda":
             # the engine reads the clock next; another model may still compute
@@ -213,6 +211,11 @@ class ModuleModel(Model):
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits if self.head_tokens is not None else logits[:, : self.vocab_size]
+
+
+def joined(rows: Sequence[Tensor]) -> Tensor:
+    """Rows one after another; one alone is not copied."""
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
 def positions_of(row: Forward, placed: Placed) -> Iterable[int]:

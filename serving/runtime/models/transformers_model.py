@@ -11,7 +11,6 @@ from __future__ import annotations
 from types import EllipsisType
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from draftwell.serving.errors import DraftwellError
@@ -21,6 +20,7 @@ from draftwell.serving.runtime.models.module_model import (
     ModuleModel,
     Placed,
     Trees,
+    joined,
     refuse_recurrent,
 )
 from draftwell.serving.runtime.models.row_attention import attend
@@ -133,7 +133,7 @@ def slot_attention(  # noqa: PLR0913
             keys, values = keys[:, -window:], values[:, -window:]
         outputs.append(attend(q, keys, values, seen, scaling, softcap).transpose(0, 1))
         at += count
-    return torch.cat(outputs)[None], None
+    return joined(outputs).contiguous()[None], None  # some models take views of it
 
 
 class TransformersModel(ModuleModel):

@@ -17,7 +17,7 @@ from draftwell.serving.runtime.logits import Logits, Span
 from draftwell.serving.runtime.penalties import Penalties
 from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.sampling import largest_with_place
+from draftwell.serving.runtime.sampling import likeliest
 from draftwell.serving.runtime.strategies import build_strategy
 from tests.support.models.spans import all_rows, sampled
 from tests.support.models.tiny import llama_pair
@@ -31,8 +31,8 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     monkeypatch.setattr(
         logits_module,
-        "largest_with_place",
-        lambda logits: (found.append(len(logits)), largest_with_place(logits))[1],
+        "likeliest",
+        lambda logits: (found.append(len(logits)), likeliest(logits))[1],
     )
     return found
 
@@ -143,7 +143,7 @@ def test_eight_requests_at_once_cost_one_search_a_forward_pass(searches):
 @pytest.mark.parametrize("columns", [1, 5, 24, 67])
 @settings(max_examples=60)
 @given(data=st.data())
-def test_the_largest_with_its_place_is_the_first_largest(columns, data):
+def test_the_likeliest_is_the_first_largest_where_it_is_finite(columns, data):
     """Ties, NaN, ±∞, rows of a wider tensor, and widths that vectors do not fill."""
     values = st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 2.0, 3.0, math.inf, math.nan])
     rows = data.draw(
@@ -152,9 +152,10 @@ def test_the_largest_with_its_place_is_the_first_largest(columns, data):
         )
     )
     logits = torch.tensor(rows)[:, :columns]
-    (largest, place), want = largest_with_place(logits), logits.max(-1)
-    assert torch.equal(place, want.indices)
-    torch.testing.assert_close(largest, want.values, equal_nan=True, rtol=0, atol=0)
+    want = logits.max(-1)
+    assert torch.equal(
+        likeliest(logits), torch.where(want.values.isfinite(), want.indices, torch.tensor(-1))
+    )
 
 
 def test_float32_tells_apart_what_bfloat16_would_not():

@@ -28,8 +28,6 @@ from tests.support.paths import REPO
 PAGE = REPO / "docs" / "models.md"
 TURNS = 9
 TIMED_TOKENS = 50
-SLOWER = ("OPT", "MiniMax-M2")
-"""Rows whose plain decoding may be slower than `generate`."""
 INTRODUCTION = """# Models
 
 <!-- Written by `python -m tests.support.models.model_page`: change matrix.yaml beside it, not this
@@ -44,7 +42,6 @@ page does not name. `…` stands for the model type.
 The number is the speed of plain decoding over transformers' `generate`, of models that are so
 small that what surrounds the products counts most: the median of processor time in {turns} turns
 of {tokens} tokens on {machine}, one thread, torch {torch}, transformers {transformers}.
-Some may be slower than `generate` there, by a tenth at most: {slower}.
 """
 COMPUTES = {
     "native": "Compiled layers on CPUs, CUDA graphs on GPUs; torch's without a compiler.",
@@ -131,7 +128,6 @@ def write_page() -> None:
         rows.append((*cells(row, outcome), ratio))
         print(*rows[-1], flush=True)
     words = {
-        "slower": ", ".join(SLOWER),
         "turns": TURNS,
         "tokens": TIMED_TOKENS,
         "machine": cpu_model(),

@@ -96,7 +96,7 @@ def test_it_may_show_where_a_result_is_read_rather_than_where_it_was_computed(mo
     def broken(logits):
         raise torch.AcceleratorError(ILLEGAL)
 
-    monkeypatch.setattr("draftwell.serving.runtime.logits.largest_with_place", broken)
+    monkeypatch.setattr("draftwell.serving.runtime.logits.likeliest", broken)
     engine = Engine(models)
     with raises_code("device_lost", error=DeviceLost):
         engine.generate([1], Sampling(), build_strategy("autoregressive"))
