@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from draftwell.components.engines.remote.counters import SUMS, Counters
+from draftwell.components.watch.schema import Probe
 
 FALLS_SECONDS = 1200
 """How far back falls of counters are counted."""
@@ -20,6 +22,8 @@ class Window:
         counts: what was added.
         born: when the engine started, as it says or as its counters show; None: not known.
         falls: how often counters fell in the 20 minutes before, without a new start.
+        plain_requests, plain_tokens: of the watchdog's own probes without speculation, and of
+            their answers: what the engine decoded for them is in `counts` too.
     """
 
     start: float
@@ -27,6 +31,8 @@ class Window:
     counts: Counters
     born: float | None = None
     falls: int = 0
+    plain_requests: int = 0
+    plain_tokens: int = 0
 
     @property
     def seconds(self) -> float:
@@ -105,15 +111,27 @@ class Window:
         seconds, steps = self.counts.decode_seconds, self.counts.decode_steps
         if not seconds or not steps or not self.new_tokens:
             return None
-        by_request = steps <= 1.2 * (self.counts.requests or 0)
-        return seconds / (steps if by_request else self.new_tokens)
+        return seconds / (steps if self._timed_by_request else self.new_tokens)
+
+    @property
+    def _timed_by_request(self) -> bool:
+        """Whether `decode_seconds` has each request's mean."""
+        return (self.counts.decode_steps or 0) <= 1.2 * (self.counts.requests or 0)
 
     @property
     def step_seconds(self) -> float | None:
         """Seconds of a round: of a token, times the tokens that a round brings. Whatever the
-        acceptance, it stays the same at equal load."""
+        acceptance, it stays the same at equal load; so it does with plain probes, each round of
+        which brings one token."""
         seconds = self.seconds_per_token
-        return None if seconds is None else seconds * (self.length or 1.0)
+        if seconds is None:
+            return None
+        if self._timed_by_request:
+            plain = ratio(self.plain_requests, self.counts.requests)
+        else:
+            plain = ratio(self.plain_tokens, self.new_tokens)
+        share = min(plain or 0.0, 1.0)
+        return seconds / ((1 - share) / (self.length or 1.0) + share)
 
     @property
     def at_once(self) -> float | None:
@@ -130,8 +148,9 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if whole and part is not None else None
 
 
-def windows_of(samples: Iterable[Counters]) -> list[Window]:
-    """Windows between successive samples, in the order of their ends.
+def windows_of(samples: Iterable[Counters], probes: Sequence[Probe] = ()) -> list[Window]:
+    """Windows between successive samples, in the order of their ends, and the plain probes that
+    the engine answered in each.
 
     Samples that name another start are of another engine, or of another replica behind the
     address: each is compared with the last one of its own start. A window over a start or a fall of
@@ -141,6 +160,7 @@ def windows_of(samples: Iterable[Counters]) -> list[Window]:
     last: dict[float | None, Counters] = {}
     born: dict[float | None, float | None] = {}
     falls: list[float] = []
+    plain = sorted((p.at, p.new_tokens) for p in probes if p.plain and not p.elsewhere)
     for sample in sorted(samples, key=lambda sample: sample.at):
         before = last.get(sample.started)
         last[sample.started] = sample
@@ -153,8 +173,10 @@ def windows_of(samples: Iterable[Counters]) -> list[Window]:
             born[sample.started] = sample.started or sample.at
             falls.append(sample.at)
             continue
-        window = Window(before.at, sample.at, counts, born[sample.started], len(falls))
-        found.append(window)
+        first, end = (bisect_left(plain, (at, 0)) for at in (before.at, sample.at))
+        asked = [tokens for _, tokens in plain[first:end]]
+        of_start = (born[sample.started], len(falls))
+        found.append(Window(before.at, sample.at, counts, *of_start, len(asked), sum(asked)))
     return found
 
 
@@ -177,6 +199,8 @@ def merged(windows: Sequence[Window]) -> Window:
         parts[-1].model_copy(update=update),
         windows[-1].born,
         max(window.falls for window in windows),
+        sum(window.plain_requests for window in windows),
+        sum(window.plain_tokens for window in windows),
     )
 
 

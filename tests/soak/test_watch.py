@@ -28,6 +28,7 @@ from draftwell.components.engines.remote.address import EngineAddress, parse_add
 from draftwell.components.watch.report import alarm_line
 from draftwell.flows.steps.remote.watch import Watch, look, open_watch
 from draftwell.serving.server import app
+from draftwell.serving.server.model.strategy_pool import PLAIN
 from tests.support.watch.live_engine import (
     KNOWN,
     UNKNOWN,
@@ -51,10 +52,11 @@ DOCUMENTED = {
     "drift_of_traffic": 60,
     "context_length": 90,
     "build_change": 90,
+    "load_crossover": 120,
 }
 """Cause → minutes after which it is named, as docs/watchdog_judgement.md has them."""
-PROBES = 120
-"""An hour: one with each look, also without speculation."""
+PROBES, FEW_PROBES = 120, 24
+"""An hour: one with each look, also without speculation; and as many as the guide names."""
 BEFORE = 45
 """Minutes before traffic changes, in which each fixed prompt is asked two times."""
 MOST_CLIENTS = 32
@@ -227,7 +229,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def test_ten_quiet_hours(live: Live) -> None:
-    with live.watched("quiet") as (watch, traffic):
+    with live.watched("quiet", probes_per_hour=FEW_PROBES) as (watch, traffic):
         found = looks(watch, QUIET_MINUTES, step=vary(traffic))
     say(f"quiet: {found}")
     assert found is None
@@ -299,6 +301,21 @@ def test_a_slower_version(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_named(found, "build change")
 
 
+def test_load_grows(live: Live) -> None:
+    """From 1 client to 32 in an hour, at a plain server too."""
+    with ExitStack() as stack:
+        plain = stack.enter_context(live_engine(live.clocks, PLAIN)).url
+        other = stack.enter_context(Traffic(plain, prompted(), clients=1).running())
+        more = {"plain": parse_address(plain), "probes_per_hour": PROBES}
+        watch, traffic = stack.enter_context(live.watched("load", **more))
+
+        def grow(place: int) -> None:
+            traffic.clients = other.clients = round(MOST_CLIENTS ** min(place / 60, 1))
+
+        found = looks(watch, DOCUMENTED["load_crossover"], "load_crossover", grow)
+    assert_named(found, "load crossover")
+
+
 def assert_named(found: str | None, cause: str) -> None:
     """The alarm that stood last is of this cause alone."""
     say(f"{cause}: {found}")
@@ -329,17 +346,13 @@ def test_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.watch.llama_models import draft_files
 
     model, draft, noise = draft_files(tmp_path)
-    with ExitStack() as stack:
-        url = stack.enter_context(llama_server(model, draft, 20411))
-        with Traffic(url).running():
-            watch = watch_of(url, tmp_path / "home", monkeypatch)
+    with llama_server(model, draft, 20411) as url, Traffic(url).running():
+        with closing(watch_of(url, tmp_path / "home", monkeypatch)) as watch:
             learn(watch, minute=SECONDS)
             quiet = looks(watch, LOOKS, minute=SECONDS)
-            say(f"llama.cpp, quiet: {quiet}")
-    with ExitStack() as stack:
-        url = stack.enter_context(llama_server(model, noise, 20411))
-        with Traffic(url).running():
-            found = looks(watch, LOOKS, "dead_draft", minute=SECONDS, sure=False)
+        say(f"llama.cpp, quiet: {quiet}")
+    with llama_server(model, noise, 20411) as url, Traffic(url).running(), closing(watch):
+        found = looks(watch, LOOKS, "dead_draft", minute=SECONDS, sure=False)
     say(f"llama.cpp, noise: {found}")
     assert quiet is None
     assert found is not None

@@ -8,6 +8,7 @@ import pytest
 
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.watch.window import Window, equal_sized, merged, windows_of
+from tests.support.watch.probes import probe
 
 
 def counters(at: float, **changes: Any) -> Counters:
@@ -64,6 +65,24 @@ def test_a_round_takes_as_long_whatever_is_accepted() -> None:
         decode_seconds=800 * 0.05, decode_steps=800, rounds=800, drafted=3200, accepted=200
     )
     assert good.step_seconds == pytest.approx(bad.step_seconds)
+
+
+@pytest.mark.parametrize("by_request", [True, False])
+def test_rounds_of_plain_probes_bring_one_token_and_take_no_longer(by_request: bool) -> None:
+    """Ten requests of 24 tokens, and a probe of 48."""
+    before = counters(60.0, decode_seconds=0.0, decode_steps=0)
+    added = {"requests": 11, "new_tokens": 288, "rounds": 96, "accepted": 144}
+    sums = {name: getattr(before, name) + value for name, value in added.items()}
+    seconds = 10 * 0.02 + 0.05 if by_request else 96 * 0.05 + 48 * 0.05
+    steps = 11 if by_request else 288
+    samples = [before, counters(120.0, **sums, decode_seconds=seconds, decode_steps=steps)]
+    plain = probe(61.0, "prose", 1.0, plain=True).model_copy(update={"new_tokens": 48})
+    [found] = windows_of(samples, [plain])
+    assert found.step_seconds == pytest.approx(0.05)
+    [other] = windows_of(samples, [plain.model_copy(update={"elsewhere": True})])
+    [none] = windows_of(samples, [plain.model_copy(update={"at": 121.0})])
+    assert other.step_seconds == none.step_seconds
+    assert none.step_seconds == pytest.approx(0.05 * 1.136 if by_request else 0.05 * 1.25, rel=1e-3)
 
 
 def test_a_restart_and_falling_counters_leave_their_window_out() -> None:

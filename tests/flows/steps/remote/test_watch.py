@@ -20,9 +20,10 @@ from draftwell.flows.steps.remote.alarms import (
     payload_of,
     resource_of,
 )
-from draftwell.flows.steps.remote.watch import UNTOLD, Watch, look, open_watch
+from draftwell.flows.steps.remote.watch import UNTOLD, Watch, judged, look, open_watch
 from tests.support.errors import raises_code
 from tests.support.watch.played_engine import PlayedEngine, served
+from tests.support.watch.probes import probed_engine
 from tests.support.watch.simulator import BEGIN, Faults, simulate
 
 CHANGE = 40
@@ -173,6 +174,17 @@ def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) 
         loads = [probe.at_once for probe in watch.series.probes[-2:]]
         assert loads == [(run.samples[minute].running or 0) + 1 for minute in (20, 30)]
         assert loads[0] != loads[1]
+        assert [probe.elsewhere for probe in watch.series.probes[-2:]] == [False, True]
+
+
+def test_plain_probes_of_the_engine_itself_are_no_slower_rounds(limits: Path) -> None:
+    with play(Faults(), 10) as engine:
+        watch = opened(engine, limits)
+    samples, probes = probed_engine()
+    watch.add(*samples, *probes)
+    watch.clock = lambda: samples[-1].at
+    watch.since_file.write_text("0.0")
+    assert judged(watch, samples[-1], []).verdict == "steady"
 
 
 def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> None:
