@@ -11,6 +11,8 @@ from draftwell.components.watch.schema import Probe
 
 FALLS_SECONDS = 1200
 """How far back falls of counters are counted."""
+SLOWED = 60.0
+"""Seconds after a plain probe in which requests that were slower beside it end, and are counted."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Window:
         counts: what was added.
         born: when the engine started, as it says or as its counters show; None: not known.
         falls: how often counters fell in the 20 minutes before, without a new start.
-        plain_requests, plain_tokens: of the watchdog's own probes without speculation, and of
-            their answers: what the engine decoded for them is in `counts` too.
+        beside_probe: whether the engine decoded a probe without speculation meanwhile, or shortly
+            before: all other requests are slower beside one.
     """
 
     start: float
@@ -31,8 +33,7 @@ class Window:
     counts: Counters
     born: float | None = None
     falls: int = 0
-    plain_requests: int = 0
-    plain_tokens: int = 0
+    beside_probe: bool = False
 
     @property
     def seconds(self) -> float:
@@ -111,27 +112,15 @@ class Window:
         seconds, steps = self.counts.decode_seconds, self.counts.decode_steps
         if not seconds or not steps or not self.new_tokens:
             return None
-        return seconds / (steps if self._timed_by_request else self.new_tokens)
-
-    @property
-    def _timed_by_request(self) -> bool:
-        """Whether `decode_seconds` has each request's mean."""
-        return (self.counts.decode_steps or 0) <= 1.2 * (self.counts.requests or 0)
+        by_request = steps <= 1.2 * (self.counts.requests or 0)
+        return seconds / (steps if by_request else self.new_tokens)
 
     @property
     def step_seconds(self) -> float | None:
         """Seconds of a round: of a token, times the tokens that a round brings. Whatever the
-        acceptance, it stays the same at equal load; so it does with plain probes, each round of
-        which brings one token."""
+        acceptance, it stays the same at equal load."""
         seconds = self.seconds_per_token
-        if seconds is None:
-            return None
-        if self._timed_by_request:
-            plain = ratio(self.plain_requests, self.counts.requests)
-        else:
-            plain = ratio(self.plain_tokens, self.new_tokens)
-        share = min(plain or 0.0, 1.0)
-        return seconds / ((1 - share) / (self.length or 1.0) + share)
+        return None if seconds is None else seconds * (self.length or 1.0)
 
     @property
     def at_once(self) -> float | None:
@@ -149,8 +138,8 @@ def ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def windows_of(samples: Iterable[Counters], probes: Sequence[Probe] = ()) -> list[Window]:
-    """Windows between successive samples, in the order of their ends, and the plain probes that
-    the engine answered in each.
+    """Windows between successive samples, in the order of their ends; those with plain probes are
+    marked.
 
     Samples that name another start are of another engine, or of another replica behind the
     address: each is compared with the last one of its own start. A window over a start or a fall of
@@ -160,7 +149,7 @@ def windows_of(samples: Iterable[Counters], probes: Sequence[Probe] = ()) -> lis
     last: dict[float | None, Counters] = {}
     born: dict[float | None, float | None] = {}
     falls: list[float] = []
-    plain = sorted((p.at, p.new_tokens) for p in probes if p.plain and not p.elsewhere)
+    plain = sorted(probe.at for probe in probes if probe.plain and not probe.elsewhere)
     for sample in sorted(samples, key=lambda sample: sample.at):
         before = last.get(sample.started)
         last[sample.started] = sample
@@ -173,10 +162,9 @@ def windows_of(samples: Iterable[Counters], probes: Sequence[Probe] = ()) -> lis
             born[sample.started] = sample.started or sample.at
             falls.append(sample.at)
             continue
-        first, end = (bisect_left(plain, (at, 0)) for at in (before.at, sample.at))
-        asked = [tokens for _, tokens in plain[first:end]]
+        earlier, probed = (bisect_left(plain, at) for at in (before.at - SLOWED, sample.at))
         of_start = (born[sample.started], len(falls))
-        found.append(Window(before.at, sample.at, counts, *of_start, len(asked), sum(asked)))
+        found.append(Window(before.at, sample.at, counts, *of_start, earlier < probed))
     return found
 
 
@@ -199,8 +187,7 @@ def merged(windows: Sequence[Window]) -> Window:
         parts[-1].model_copy(update=update),
         windows[-1].born,
         max(window.falls for window in windows),
-        sum(window.plain_requests for window in windows),
-        sum(window.plain_tokens for window in windows),
+        any(window.beside_probe for window in windows),
     )
 
 

@@ -67,22 +67,17 @@ def test_a_round_takes_as_long_whatever_is_accepted() -> None:
     assert good.step_seconds == pytest.approx(bad.step_seconds)
 
 
-@pytest.mark.parametrize("by_request", [True, False])
-def test_rounds_of_plain_probes_bring_one_token_and_take_no_longer(by_request: bool) -> None:
-    """Ten requests of 24 tokens, and a probe of 48."""
-    before = counters(60.0, decode_seconds=0.0, decode_steps=0)
-    added = {"requests": 11, "new_tokens": 288, "rounds": 96, "accepted": 144}
-    sums = {name: getattr(before, name) + value for name, value in added.items()}
-    seconds = 10 * 0.02 + 0.05 if by_request else 96 * 0.05 + 48 * 0.05
-    steps = 11 if by_request else 288
-    samples = [before, counters(120.0, **sums, decode_seconds=seconds, decode_steps=steps)]
-    plain = probe(61.0, "prose", 1.0, plain=True).model_copy(update={"new_tokens": 48})
-    [found] = windows_of(samples, [plain])
-    assert found.step_seconds == pytest.approx(0.05)
-    [other] = windows_of(samples, [plain.model_copy(update={"elsewhere": True})])
-    [none] = windows_of(samples, [plain.model_copy(update={"at": 121.0})])
-    assert other.step_seconds == none.step_seconds
-    assert none.step_seconds == pytest.approx(0.05 * 1.136 if by_request else 0.05 * 1.25, rel=1e-3)
+def test_windows_with_a_plain_probe_of_the_engine_and_the_minute_after_are_marked() -> None:
+    samples = [counters(60.0 * minute, new_tokens=1000 * minute) for minute in range(5)]
+    asked = probe(70.0, "prose", 1.0, plain=True)
+
+    def marked(**changes: Any) -> list[bool]:
+        found = windows_of(samples, [asked.model_copy(update=changes)])
+        assert merged(found).beside_probe == any(window.beside_probe for window in found)
+        return [window.beside_probe for window in found]
+
+    assert marked() == [False, True, True, False]
+    assert marked(elsewhere=True) == marked(plain=False) == [False] * 4
 
 
 def test_a_restart_and_falling_counters_leave_their_window_out() -> None:
