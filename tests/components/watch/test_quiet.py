@@ -8,7 +8,6 @@ from draftwell.components.watch.baseline import Baseline
 from draftwell.components.watch.judge import history
 from draftwell.components.watch.schema import WatchLimits
 from draftwell.components.watch.window import windows_of
-from tests.support.watch.probes import probed_engine
 from tests.support.watch.simulator import Faults, simulate
 
 BASELINE_MINUTES, HOURS = 130, 10
@@ -36,14 +35,6 @@ def test_an_early_upgrade_still_leaves_a_baseline() -> None:
     found = Baseline.of(windows_of(run.samples), WatchLimits())
     assert found is not None
     assert found.version == run.samples[-1].version != run.samples[0].version
-
-
-def test_plain_probes_of_the_engine_itself_are_no_slower_machine() -> None:
-    samples, probes = probed_engine()
-    windows = windows_of(samples, probes)
-    baseline = Baseline.of(windows, WatchLimits())
-    assert baseline is not None
-    assert history(baseline, windows, probes) == []
 
 
 @pytest.mark.slow  # a hundred times ten hours

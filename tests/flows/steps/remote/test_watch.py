@@ -23,7 +23,6 @@ from draftwell.flows.steps.remote.alarms import (
 from draftwell.flows.steps.remote.watch import UNTOLD, Watch, judged, look, open_watch
 from tests.support.errors import raises_code
 from tests.support.watch.played_engine import PlayedEngine, served
-from tests.support.watch.probes import probed_engine
 from tests.support.watch.simulator import BEGIN, Faults, simulate
 
 CHANGE = 40
@@ -177,14 +176,13 @@ def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) 
         assert [probe.elsewhere for probe in watch.series.probes[-2:]] == [False, True]
 
 
-def test_plain_probes_of_the_engine_itself_are_no_slower_rounds(limits: Path) -> None:
-    with play(Faults(), 10) as engine:
+def test_minutes_beside_a_plain_probe_say_nothing_of_the_machine(limits: Path) -> None:
+    """They are a fifth slower, and each had one."""
+    run = simulate(60, 1, Faults(neighbour_from=50))
+    with served(PlayedEngine(run)) as engine:
         watch = opened(engine, limits)
-    samples, probes = probed_engine()
-    watch.add(*samples, *probes)
-    watch.clock = lambda: samples[-1].at
-    watch.since_file.write_text("0.0")
-    assert judged(watch, samples[-1], []).verdict == "steady"
+    watch.add(*run.samples, *(run.probe(i, "code", 200, plain=True) for i in range(50, 60)))
+    assert judged(watch, run.samples[-1], []).verdict == "steady"
 
 
 def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> None:
