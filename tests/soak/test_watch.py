@@ -341,10 +341,13 @@ def test_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.watch.llama_models import draft_files
 
     model, draft, noise = draft_files(tmp_path)
-    with llama_server(model, draft, 20411) as url, Traffic(url).running():
-        with closing(watch_of(url, tmp_path / "home", monkeypatch)) as watch:
-            learn(watch, minute=SECONDS)
-            quiet = looks(watch, LOOKS, minute=SECONDS)
+    with (
+        llama_server(model, draft, 20411) as url,
+        Traffic(url).running(),
+        closing(watch_of(url, tmp_path / "home", monkeypatch)) as watch,
+    ):
+        learn(watch, minute=SECONDS)
+        quiet = looks(watch, LOOKS, minute=SECONDS)
     with llama_server(model, noise, 20411) as url, Traffic(url).running(), closing(watch):
         found = looks(watch, LOOKS, "dead_draft", minute=SECONDS, sure=False)
     assert quiet is None
