@@ -238,8 +238,7 @@ def test_without_time_for_any_measurement_nothing_is_chosen() -> None:
 
 def test_where_time_ends_with_the_first_measurement_that_one_counts() -> None:
     """Its texts prefer n-grams of another length, for which there is no time."""
-    log: list[str] = []
-    measured = lab({"ngram": 1.4}, log=log)
+    measured = lab({"ngram": 1.4})
     measured.budget = Budget(0, Clock())
     found = tune_engine(measured, EngineTuneSettings(methods=("ngram", "draft_model")))
     assert [figure.label for figure in (*found.explored, *found.confirmed)] == 2 * [
