@@ -35,8 +35,10 @@ class StepTime(Message):
 
     @classmethod
     def of(cls, windows: Sequence[Window]) -> StepTime | None:
-        """Fitted by relative least squares; None where too few windows are timed."""
-        known = [(w.at_once, w.step_seconds, w.length or 1.0) for w in windows]
+        """Fitted by relative least squares; None where too few windows are timed without plain
+        probes."""
+        alone = [w for w in windows if not w.beside_probe]
+        known = [(w.at_once, w.step_seconds, w.length or 1.0) for w in alone]
         timed = [(load, step, length) for load, step, length in known if load and step]
         if len(timed) < FEWEST:
             return None
@@ -58,9 +60,10 @@ class StepTime(Message):
         )
 
     def effect(self, window: Window) -> float | None:
-        """log(seconds of a round / those expected at this load); None where they are not known."""
+        """log(seconds of a round / those expected at this load); None where they are not known, or
+        plain probes made them longer."""
         load, step = window.at_once, window.step_seconds
-        if not load or not step:
+        if not load or not step or window.beside_probe:
             return None
         found = math.log(step / (self.base + self.each * load))
         if self.length is None:

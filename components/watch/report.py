@@ -90,7 +90,7 @@ def figures(windows: Sequence[Window], baseline: Baseline | None) -> tuple[Row, 
         for w in windows
         if (w.version, w.born) == (last.version, last.born) and w.end > last.end - LATEST_SECONDS
     ]
-    now, then = merged(same), baseline
+    now, then = merged([w for w in same if not w.beside_probe] or same), baseline
     length, hits, prompt = (then.length, then.hits, then.prompt) if then else (None, None, None)
     usual_at = dict(enumerate(then.accepted_at)) if then else {}
     rows = [

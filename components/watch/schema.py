@@ -47,6 +47,7 @@ class Probe(Message):
     new_tokens: int = Field(ge=1)
     seconds: float = Field(gt=0, description="of the answer after its first token")
     plain: bool = Field(False, description="decoded without speculation")
+    elsewhere: bool = Field(False, description="by another engine than the one that is watched")
     acceptance: Acceptance | None = None
     at_once: float | None = Field(
         None, ge=0, description="requests that the engine decoded meanwhile, this one among them"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from draftwell.components.engines.remote.counters import SUMS, Counters
+from draftwell.components.watch.schema import Probe
 
 FALLS_SECONDS = 1200
 """How far back falls of counters are counted."""
+SLOWED = 60.0
+"""Seconds after a plain probe in which requests that were slower beside it end, and are counted."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Window:
         counts: what was added.
         born: when the engine started, as it says or as its counters show; None: not known.
         falls: how often counters fell in the 20 minutes before, without a new start.
+        beside_probe: whether the engine decoded a probe without speculation meanwhile, or shortly
+            before: all other requests are slower beside one.
     """
 
     start: float
@@ -27,6 +33,7 @@ class Window:
     counts: Counters
     born: float | None = None
     falls: int = 0
+    beside_probe: bool = False
 
     @property
     def seconds(self) -> float:
@@ -130,8 +137,9 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if whole and part is not None else None
 
 
-def windows_of(samples: Iterable[Counters]) -> list[Window]:
-    """Windows between successive samples, in the order of their ends.
+def windows_of(samples: Iterable[Counters], probes: Sequence[Probe] = ()) -> list[Window]:
+    """Windows between successive samples, in the order of their ends; those with plain probes are
+    marked.
 
     Samples that name another start are of another engine, or of another replica behind the
     address: each is compared with the last one of its own start. A window over a start or a fall of
@@ -141,6 +149,7 @@ def windows_of(samples: Iterable[Counters]) -> list[Window]:
     last: dict[float | None, Counters] = {}
     born: dict[float | None, float | None] = {}
     falls: list[float] = []
+    plain = sorted(probe.at for probe in probes if probe.plain and not probe.elsewhere)
     for sample in sorted(samples, key=lambda sample: sample.at):
         before = last.get(sample.started)
         last[sample.started] = sample
@@ -153,8 +162,9 @@ def windows_of(samples: Iterable[Counters]) -> list[Window]:
             born[sample.started] = sample.started or sample.at
             falls.append(sample.at)
             continue
-        window = Window(before.at, sample.at, counts, born[sample.started], len(falls))
-        found.append(window)
+        earlier, probed = (bisect_left(plain, at) for at in (before.at - SLOWED, sample.at))
+        of_start = (born[sample.started], len(falls))
+        found.append(Window(before.at, sample.at, counts, *of_start, earlier < probed))
     return found
 
 
@@ -177,6 +187,7 @@ def merged(windows: Sequence[Window]) -> Window:
         parts[-1].model_copy(update=update),
         windows[-1].born,
         max(window.falls for window in windows),
+        any(window.beside_probe for window in windows),
     )
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from draftwell.components.engines.remote.address import EngineAddress, parse_add
 from draftwell.components.watch.report import alarm_line
 from draftwell.flows.steps.remote.watch import Watch, look, open_watch
 from draftwell.serving.server import app
+from draftwell.serving.server.model.strategy_pool import PLAIN
 from tests.support.watch.live_engine import (
     KNOWN,
     UNKNOWN,
@@ -41,7 +43,7 @@ from tests.support.watch.live_engine import (
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
-SECONDS = float(os.environ.get("DRAFTWELL_TEST_WINDOW_SECONDS", "1.5"))
+SECONDS = 1.5
 LIMITS = "baseline_windows: 70\nwarm_up_seconds: 0\nquiet_days: 1\nlost_seconds: 30\n"
 LOOKS = 30
 QUIET_MINUTES = 600
@@ -51,10 +53,11 @@ DOCUMENTED = {
     "drift_of_traffic": 60,
     "context_length": 90,
     "build_change": 90,
+    "load_crossover": 120,
 }
 """Cause → minutes after which it is named, as docs/watchdog_judgement.md has them."""
-PROBES = 120
-"""An hour: one with each look, also without speculation."""
+PROBES, FEW_PROBES = 120, 24
+"""An hour: one with each look, also without speculation; and as many as the guide names."""
 BEFORE = 45
 """Minutes before traffic changes, in which each fixed prompt is asked two times."""
 MOST_CLIENTS = 32
@@ -155,13 +158,8 @@ def looks(
 
 def learn(watch: Watch, step: Callable[[int], None] | None = None, minute: float = 60.0) -> Path:
     """Look until there is a baseline."""
-    for place in range(20):
-
-        def later(minute: int, before: int = 10 * place) -> None:
-            if step is not None:
-                step(before + minute)
-
-        looks(watch, 10, step=later, minute=minute)
+    for _ in range(200):
+        looks(watch, 1, step=step, minute=minute)
         if watch.baseline_file.exists():
             return watch.baseline_file
     raise AssertionError("no baseline")
@@ -196,10 +194,11 @@ class Live:
 
 
 def vary(traffic: Traffic) -> Callable[[int], None]:
-    """The load of an ordinary day."""
+    """The load of an ordinary day, three looks each."""
+    loads = cycle(map(int, "444333222333444666"))
 
     def step(place: int) -> None:
-        traffic.clients = (4, 3, 2, 3, 4, 6)[place // 3 % 6]
+        traffic.clients = next(loads)
 
     return step
 
@@ -227,9 +226,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def test_ten_quiet_hours(live: Live) -> None:
-    with live.watched("quiet") as (watch, traffic):
+    with live.watched("quiet", probes_per_hour=FEW_PROBES) as (watch, traffic):
         found = looks(watch, QUIET_MINUTES, step=vary(traffic))
-    say(f"quiet: {found}")
     assert found is None
 
 
@@ -299,9 +297,23 @@ def test_a_slower_version(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_named(found, "build change")
 
 
+def test_load_grows(live: Live) -> None:
+    """From 1 client to 32 in an hour, at a plain server too."""
+    with ExitStack() as stack:
+        plain = stack.enter_context(live_engine(live.clocks, PLAIN)).url
+        other = stack.enter_context(Traffic(plain, prompted(), clients=1).running())
+        more = {"plain": parse_address(plain), "probes_per_hour": PROBES}
+        watch, traffic = stack.enter_context(live.watched("load", **more))
+
+        def grow(place: int) -> None:
+            traffic.clients = other.clients = round(MOST_CLIENTS ** min(place / 60, 1))
+
+        found = looks(watch, DOCUMENTED["load_crossover"], "load_crossover", grow)
+    assert_named(found, "load crossover")
+
+
 def assert_named(found: str | None, cause: str) -> None:
     """The alarm that stood last is of this cause alone."""
-    say(f"{cause}: {found}")
     assert found is not None
     assert f": {cause} since" in found
 
@@ -329,18 +341,15 @@ def test_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.watch.llama_models import draft_files
 
     model, draft, noise = draft_files(tmp_path)
-    with ExitStack() as stack:
-        url = stack.enter_context(llama_server(model, draft, 20411))
-        with Traffic(url).running():
-            watch = watch_of(url, tmp_path / "home", monkeypatch)
-            learn(watch, minute=SECONDS)
-            quiet = looks(watch, LOOKS, minute=SECONDS)
-            say(f"llama.cpp, quiet: {quiet}")
-    with ExitStack() as stack:
-        url = stack.enter_context(llama_server(model, noise, 20411))
-        with Traffic(url).running():
-            found = looks(watch, LOOKS, "dead_draft", minute=SECONDS, sure=False)
-    say(f"llama.cpp, noise: {found}")
+    with (
+        llama_server(model, draft, 20411) as url,
+        Traffic(url).running(),
+        closing(watch_of(url, tmp_path / "home", monkeypatch)) as watch,
+    ):
+        learn(watch, minute=SECONDS)
+        quiet = looks(watch, LOOKS, minute=SECONDS)
+    with llama_server(model, noise, 20411) as url, Traffic(url).running(), closing(watch):
+        found = looks(watch, LOOKS, "dead_draft", minute=SECONDS, sure=False)
     assert quiet is None
     assert found is not None
     assert "dead draft" in found

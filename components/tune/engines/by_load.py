@@ -18,7 +18,7 @@ from draftwell.components.engines.vllm_methods import OFF, ONE_LENGTH, Method, s
 from draftwell.components.report.intervals import TAIL
 from draftwell.components.tune.engines.budget import NO_TIME
 from draftwell.components.tune.engines.choice import EngineChoice
-from draftwell.components.tune.engines.lab import MORE_STARTS, Lab, left_out_if_it_fails
+from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.components.tune.levels import Level, level_of, table_of
 
@@ -110,7 +110,7 @@ def measure_loads(
     loads: dict[int, list[Figure]] = {}
     for one in (method.with_k(k) for k in sorted(lengths, key=lambda k: k != method.k)):
         known = all(lab.has(one, "load", level) for level in higher)
-        if not known and not lab.budget.allows(groups, together, *MORE_STARTS, *MORE_STARTS):
+        if not known and not lab.budget.allows(groups, together, *2 * lab.more_starts):
             out[f"{one.label} at {', '.join(map(str, higher))} at once"] = NO_TIME
             continue
         with left_out_if_it_fails(out, one.label):

@@ -50,8 +50,6 @@ FATAL = frozenset(
 
 GROUPS = 8
 """Of requests, at each load: as many as prompts are needed to choose anything."""
-MORE_STARTS = ((), (), ())
-"""For `Budget.allows`: of a comparison that decides, beside its first start of the other engine."""
 
 
 class MethodFails(DraftwellError):
@@ -268,6 +266,12 @@ class Lab:
     def found(self, method: Method, stage: str, level: int = 1) -> Beside:
         """What was measured."""
         return self.store[self.name(method, stage, level)]
+
+    @property
+    def more_starts(self) -> tuple[tuple[()], ...]:
+        """For `Budget.allows`: of a comparison that decides, beside its first start of the other
+        engine. Those of engines that take turns are part of what a group costs."""
+        return () if self.apart else ((), (), ())
 
     def plain(self) -> Engine:
         """Plain decoding, started at its first use."""

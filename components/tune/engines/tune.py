@@ -21,7 +21,7 @@ from draftwell.components.tune.engines.imported import (
     check_imported,
     with_lengths_of,
 )
-from draftwell.components.tune.engines.lab import MORE_STARTS, Lab, left_out_if_it_fails
+from draftwell.components.tune.engines.lab import Lab, left_out_if_it_fails
 from draftwell.components.tune.engines.ngram_replay import Text
 from draftwell.components.tune.engines.settings import EngineTuneSettings
 from draftwell.components.tune.halving import best_of_each, halve
@@ -52,7 +52,8 @@ def tune_engine(
         imported: a schedule that was tuned elsewhere, which is tried beside what is found.
     Raises:
         DraftwellError: what engines raise, but for what only one way to speculate fails with; every
-            one that was tried fails (`no_method_runs`). What was finished is in the lab's store.
+            one that was tried fails (`no_method_runs`), or there was time for none (`no_time`).
+            What was finished is in the lab's store.
     """
     if imported is not None:
         check_imported(settings, imported)
@@ -75,7 +76,7 @@ def search(
     explored: dict[Method, Figure] = {}
 
     def rung(entrants: Sequence[Method], start: int, end: int) -> list[Method]:
-        explored.update(explore(lab, entrants, out))
+        explored.update(explore(lab, entrants, out) or first_measured(lab, entrants))
         return finalists_of(explored, settings)
 
     # one rung: starting an engine takes longer than all the prompts of another one
@@ -89,7 +90,7 @@ def search(
     tail = TAIL / max(1, len(finalists))
     confirmed = confirm(lab, finalists, out, tail)
     if not confirmed:
-        refuse_if_all_failed({name: why for name, why in out.items() if name not in lacking})
+        refuse_unmeasured({name: why for name, why in out.items() if name not in lacking})
     contenders = [
         Contender(method, figure.label, figure.ratio, figure.low, figure.prompts)
         for method, figure in confirmed.items()
@@ -140,7 +141,7 @@ def explore(lab: Lab, entrants: Sequence[Method], out: dict[str, str]) -> dict[M
         out: gets what fails, and what there was no time for.
     """
     found: dict[Method, Figure] = {}
-    to_come = [[(1, len(lab.prompts))], *MORE_STARTS] * CONFIRMED
+    to_come = [[(1, len(lab.prompts))], *lab.more_starts] * CONFIRMED
 
     def measure(name: str, method: Method) -> None:
         """`name` is what is left out where it fails: the method, or one of its lengths."""
@@ -160,6 +161,15 @@ def explore(lab: Lab, entrants: Sequence[Method], out: dict[str, str]) -> dict[M
         if method not in firsts.values() and method.name not in out:
             measure(method.label, method)
     return found
+
+
+def first_measured(lab: Lab, entrants: Sequence[Method]) -> dict[Method, Figure]:
+    """The n-gram way whose texts preferred another n, where no time was left for any of the
+    entrants: what is measured is better than nothing."""
+    first = first_ngram(lab.lengths)
+    if first.name not in {one.name for one in entrants} or not lab.has(first, "explore"):
+        return {}
+    return {first: lab.measure(first, "explore", prompts=EXPLORED)[0]}
 
 
 def finalists_of(explored: Mapping[Method, Figure], settings: EngineTuneSettings) -> list[Method]:
@@ -183,7 +193,7 @@ def confirm(
     """
     found: dict[Method, Figure] = {}
     for method in methods:
-        time = lab.budget.allows([(1, len(lab.prompts))], *MORE_STARTS)
+        time = lab.budget.allows([(1, len(lab.prompts))], *lab.more_starts)
         known = lab.has(method, "confirm") or time
         if found and not known:
             out[method.label] = NO_TIME
@@ -193,14 +203,14 @@ def confirm(
     return found
 
 
-def refuse_if_all_failed(left: Mapping[str, str]) -> None:
-    """Plain decoding is no answer where nothing that was tried runs: something is wrong with the
-    engine, not with speculating.
+def refuse_unmeasured(left: Mapping[str, str]) -> None:
+    """Plain decoding is no answer where nothing that was tried runs, as something is wrong with the
+    engine, not with speculating; nor where there was no time to try anything.
 
     Args:
         left: method or setting → why it is left out.
     Raises:
-        DraftwellError: some failed (`no_method_runs`).
+        DraftwellError: some failed (`no_method_runs`), or all had no time (`no_time`).
     """
     reasons = [f"{name}, {why}" for name, why in left.items() if why != NO_TIME]
     if reasons:
@@ -208,4 +218,10 @@ def refuse_if_all_failed(left: Mapping[str, str]) -> None:
             f"nothing runs of all that was tried ({'; '.join(reasons)}): fix what the first one "
             "names, or name other methods with --set methods=…",
             code="no_method_runs",
+        )
+    if left:
+        raise DraftwellError(
+            f"nothing was chosen, because the time ended before any of {len(left)} ways to "
+            "speculate was measured: allow more minutes, or fewer prompts and tokens",
+            code="no_time",
         )

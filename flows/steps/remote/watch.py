@@ -236,8 +236,8 @@ def judged(watch: Watch, counters: Counters | None, notes: Sequence[str]) -> Wat
     # probes may have taken a while
     now, since = counters.at if counters else watch.clock(), watch.since
     samples = [sample for sample in watch.series.samples if sample.at >= since]
-    windows = windows_of(samples)
     probes = [probe for probe in watch.series.probes if probe.at >= since]
+    windows = windows_of(samples, probes)
     baseline = baseline_of(watch, windows)
     if baseline is not None:  # one of another day says nothing of the time since then
         baseline = baseline.model_copy(update={"end": max(baseline.end, since)})
@@ -372,6 +372,7 @@ def answer_of(
         new_tokens=max(1, len(answer.tokens) - 1),
         seconds=after if after > 0 else answer.seconds,
         plain=plain,
+        elsewhere=plain and watch.plain is not None,
         acceptance=answer.acceptance if drafted and not plain else None,
         at_once=None if running is None else float(running) + 1,
     )

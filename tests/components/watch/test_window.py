@@ -8,6 +8,7 @@ import pytest
 
 from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.watch.window import Window, equal_sized, merged, windows_of
+from tests.support.watch.probes import probe
 
 
 def counters(at: float, **changes: Any) -> Counters:
@@ -64,6 +65,16 @@ def test_a_round_takes_as_long_whatever_is_accepted() -> None:
         decode_seconds=800 * 0.05, decode_steps=800, rounds=800, drafted=3200, accepted=200
     )
     assert good.step_seconds == pytest.approx(bad.step_seconds)
+
+
+def test_windows_with_a_plain_probe_of_the_engine_and_the_minute_after_are_marked() -> None:
+    samples = [counters(60.0 * minute) for minute in range(5)]
+    plain = probe(70.0, "prose", 1.0, plain=True)
+    found = windows_of(samples, [plain])
+    assert [window.beside_probe for window in found] == [False, True, True, False]
+    assert merged(found[2:]).beside_probe
+    others = [plain.model_copy(update={name: name != "plain"}) for name in ("plain", "elsewhere")]
+    assert not any(window.beside_probe for window in windows_of(samples, others))
 
 
 def test_a_restart_and_falling_counters_leave_their_window_out() -> None:

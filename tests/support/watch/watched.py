@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftwell.components.watch.baseline import Baseline
@@ -43,8 +42,3 @@ def watched(faults: Faults, seed: int, *, minutes: int = 120) -> Watched:
     baseline = Baseline.of(windows, WatchLimits())
     assert baseline is not None
     return Watched(run, windows, baseline, run.probes())
-
-
-def causes(alarms: Sequence[Alarm]) -> list[str]:
-    """Of alarms."""
-    return [alarm.cause for alarm in alarms]

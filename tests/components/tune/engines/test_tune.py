@@ -203,7 +203,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("seconds", [0, 100, 200, 400, 10_000])
+@pytest.mark.parametrize("seconds", [100, 200, 400, 10_000])
 def test_time_limits_what_is_measured_and_the_middle_comes_first(seconds: float) -> None:
     clock = Clock()
     measured = lab({"draft_model:2": 1.5, "draft_model": 1.3, "ngram": 1.1})
@@ -225,8 +225,27 @@ def test_time_limits_what_is_measured_and_the_middle_comes_first(seconds: float)
     late = [label for label in whole if label not in labels]
     assert {found.left_out.get(label) for label in late} <= {NO_TIME}
     assert bool(late) == (seconds < 10_000)
-    assert found.chosen.name == ("draft_model" if len(labels) > 1 else "ngram" if labels else "off")
+    assert found.chosen.name == ("draft_model" if len(labels) > 1 else "ngram")
     assert len(found.confirmed) == 3 or seconds < 10_000
+
+
+def test_without_time_for_any_measurement_nothing_is_chosen() -> None:
+    measured = lab({"draft_model": 1.5})
+    measured.budget = Budget(0, Clock())
+    with raises_code("no_time", "4 ways", "minutes"):
+        tune_engine(measured, EngineTuneSettings(methods=("draft_model",)))
+
+
+def test_where_time_ends_with_the_first_measurement_that_one_counts() -> None:
+    """Its texts prefer n-grams of another length, for which there is no time."""
+    measured = lab({"ngram": 1.4})
+    measured.budget = Budget(0, Clock())
+    found = tune_engine(measured, EngineTuneSettings(methods=("ngram", "draft_model")))
+    assert [figure.label for figure in (*found.explored, *found.confirmed)] == 2 * [
+        "ngram(k=5,n=3)"
+    ]
+    assert found.chosen == Method("ngram", 5, 3)
+    assert found.left_out["ngram(k=5,n=2)"] == NO_TIME
 
 
 def test_a_budget_learns_what_measurements_cost() -> None:

@@ -20,7 +20,7 @@ from draftwell.flows.steps.remote.alarms import (
     payload_of,
     resource_of,
 )
-from draftwell.flows.steps.remote.watch import UNTOLD, Watch, look, open_watch
+from draftwell.flows.steps.remote.watch import UNTOLD, Watch, judged, look, open_watch
 from tests.support.errors import raises_code
 from tests.support.watch.played_engine import PlayedEngine, served
 from tests.support.watch.simulator import BEGIN, Faults, simulate
@@ -173,6 +173,16 @@ def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) 
         loads = [probe.at_once for probe in watch.series.probes[-2:]]
         assert loads == [(run.samples[minute].running or 0) + 1 for minute in (20, 30)]
         assert loads[0] != loads[1]
+        assert [probe.elsewhere for probe in watch.series.probes[-2:]] == [False, True]
+
+
+def test_minutes_beside_a_plain_probe_say_nothing_of_the_machine(limits: Path) -> None:
+    """They are a fifth slower, and each had one."""
+    run = simulate(60, 1, Faults(neighbour_from=50))
+    with served(PlayedEngine(run)) as engine:
+        watch = opened(engine, limits)
+    watch.add(*run.samples, *(run.probe(i, "code", 200, plain=True) for i in range(50, 60)))
+    assert judged(watch, run.samples[-1], []).verdict == "steady"
 
 
 def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> None:
