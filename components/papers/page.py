@@ -244,13 +244,12 @@ def counts_table(
 
 def paper_page(shown: Shown, paper: Paper, pictures: Mapping[str, Path]) -> str:
     """One paper: its tables, its cells, what is done otherwise and what is open."""
-    cells = shown.cells(paper)
     parts = [
         template("paper").format(paper=paper, page=shown.page, command=command_of(shown, paper)),
         *(f"{text}\n" for text in remarks_on(shown)),
         *sections(shown, paper, pictures, "##"),
         f"![{LOSSES}]({pictures[LOSSES].as_posix()})\n" if LOSSES in pictures else "",
-        gain_table(paper, cells) if paper.name == "spide" else "",
+        gain_table(paper) if paper.name == "spide" else "",
         cells_section(shown, paper, "##"),
         paper.appendix,
         *(
