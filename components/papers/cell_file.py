@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from draftwell.components.bench.schema import BenchReport, Frozen
+from draftwell.components.papers.aucs import Aucs
 from draftwell.components.papers.cells import FORMAT, Cell
 from draftwell.components.papers.estimates import Measured
 from draftwell.components.papers.formulas import Passes
-from draftwell.components.papers.roc import Roc
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 
 UNEVEN = 0.05
@@ -59,17 +59,7 @@ class CellFile(Frozen):
             "how it was measured, such as what ran beside it, a sentence each; written by hand"
         ),
     )
-    roc: dict[str, Roc] = Field(
-        {},
-        description="of a cell with SPRINTER: λ → how well its verifier, or the first one that is "
-        "trained for it, ranks the draft's tokens",
-    )
-    aucs: dict[str, dict[str, tuple[float, float, float]]] = Field(
-        {},
-        description="of a cell that trains verifiers: role → λ → AUC of the "
-        "verifier that was trained for it, with the ends of its 95 % interval, "
-        "on the cell's prompts",
-    )
+    aucs: Aucs = Field({}, description="of a cell with SPRINTER, on its prompts")
     report: BenchReport
 
     def measured(self) -> Measured:
@@ -78,7 +68,7 @@ class CellFile(Frozen):
 
     @property
     def kind(self) -> str:
-        """How its values came about: measured, replayed or emulated."""
+        """How its values came about: measured or replayed."""
         return cell_of(self.cell).kind
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -139,9 +139,6 @@ class Cell(Settings):
         "at this ratio of costs, and none is run",
     )
 
-    placement: Literal["emulated"] | None = Field(
-        None, description="emulated devices: such a cell is not measured by this command"
-    )
     verifiers: dict[str, str] = Field(
         {},
         description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is "
@@ -187,7 +184,7 @@ class Cell(Settings):
     @property
     def kind(self) -> str:
         """How its values come about."""
-        return self.placement or ("measured" if self.replay is None else "replayed")
+        return "measured" if self.replay is None else "replayed"
 
     @property
     def collects(self) -> bool:
@@ -215,7 +212,6 @@ class Cell(Settings):
         files are still of this cell."""
         later = {
             "replay": self.replay is None,
-            "placement": self.placement is None,
             "seeds": self.seeds == 1,
             "verifiers": not self.verifiers,
             "training_prompts": not self.verifiers,

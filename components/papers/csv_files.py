@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from draftwell.components.bench.schema import BenchEntry
 from draftwell.components.papers.cells import PLAIN
-from draftwell.components.papers.estimates import COUNTS, drafts_first, pace
+from draftwell.components.papers.estimates import pace
 from draftwell.components.papers.page import Shown
 from draftwell.serving.files import write_atomically
 
@@ -93,21 +92,9 @@ def contenders(shown: Shown) -> Iterator[Line]:
                 "over plain": pace(plain.per_prompt) / pace(entry.per_prompt),
                 "over SD": pace(base.per_prompt) / pace(entry.per_prompt) if base else None,
                 "ttft ms": entry.ttft_ms,
-                **{name: share(name, entry) for name in ("calls", "mat", "argmax", "rouge_l")},
                 "acceptance": entry.acceptance_rate,
                 "accepted / drafted": entry.draft_efficiency,
                 "texts": len(entry.per_prompt),
                 "texts as plain's": entry.identical_outputs,
                 "near-ties": entry.near_ties,
             }
-
-
-def share(metric: str, entry: BenchEntry) -> float | None:
-    """A metric of `COUNTS` over all texts; None where a text lacks it, or nothing was counted."""
-    sides = [COUNTS[metric](row, 0 if drafts_first(entry) else 1) for row in entry.per_prompt]
-    if any(None in one for one in sides):
-        return None
-    above, below = (
-        sum(float(value or 0) for value in column) for column in zip(*sides, strict=True)
-    )
-    return above / below if below else None

@@ -259,4 +259,3 @@ def test_values_are_paths_products_and_quotients() -> None:
     assert paper.value("") is None
     assert SPIDE.value("code.SPIDE.deepseek.mat") == 24.83
     assert SPIDE.source("code.SD.qwen.calls") == "Table 1, section 4.2"
-    assert [paper.is_own(role) for role in ("SPIDE", "spide:tau=0.7", "SD")] == [True, True, False]

@@ -17,7 +17,7 @@ from draftwell.components.papers import runner
 from draftwell.components.papers.cell_file import CellFile, cell_of, read_cell
 from draftwell.components.papers.cells import QUICK, Cell, Scale
 from draftwell.components.papers.csv_files import write_csv
-from draftwell.components.papers.estimates import Estimate, estimate, over_plain
+from draftwell.components.papers.estimates import Estimate, estimate
 from draftwell.components.papers.made_of import MadeOf
 from draftwell.components.papers.page import Shown, paper_page, summary_page
 from draftwell.components.papers.verdicts import Verdict
@@ -164,15 +164,17 @@ def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: 
     used = StrategyResources({**resources().artifacts, "verifier": verifier})
     run = runner.Run(tmp_path, data=sets)
     file = measured_cell(cell, run, lambda cells: (llama_pair(), used))
-    assert set(file.roc) == {"1", "1.2", "1.5"}
+    assert {role: set(found) for role, found in file.aucs.items()} == {
+        role: {"1", "1.2", "1.5"} for role in ("verifier", "confidence")
+    }
     rows = (
         row("AUC", "auc", "verifier", at="1.2", neutral=None),
         row("AUC of the confidence", "auc", "confidence", at="1.2", neutral=None),
         row("SPRINTER over plain", role="SPRINTER", over="plain"),
     )
     verifiers, confidence, speed = compared(paper_of(rows), file)
-    assert verifiers.ours == Estimate(*file.roc["1.2"].auc)
-    assert confidence.ours == Estimate(*file.roc["1.2"].confidence_auc)
+    assert verifiers.ours == Estimate(*file.aucs["verifier"]["1.2"])
+    assert confidence.ours == Estimate(*file.aucs["confidence"]["1.2"])
     assert speed.lost is not None, "what a lossy method loses stands beside its speed"
 
 
@@ -406,7 +408,7 @@ def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
     _, file = measured
     found = file.measured()
     base, mine = found.entry("SD"), found.entry("SPIDE")
-    speed, whole = over_plain(found, "SD"), over_plain(found, "SD", "request")
+    speed, whole = (estimate(metric, base, found.entry("plain")) for metric in ("speed", "request"))
     plain = found.entry("plain").decode_tokens_per_second
     assert speed is not None
     assert whole is not None
@@ -454,12 +456,3 @@ def test_pages_of_nothing_say_that_it_is_open() -> None:
     assert "its verdicts decide little" in text
     assert "`draftwell reproduce papers --data data --set quick=true --set only=tiny`" in text
     assert "| tiny: it is fast | 1.50 | none | open |" in summary_page(shown)
-
-
-def test_a_cell_of_emulated_devices_is_not_measured_here(tmp_path: Path, sets: Path) -> None:
-    cell = changed(CELL, placement="emulated")
-    assert runner.run_cells([cell], runner.Run(tmp_path, data=sets), refuse) == {}
-    assert (cell.kind, CELL.kind, changed(CELL, replay=3).kind) == (
-        *("emulated", "measured", "replayed"),
-    )
-    assert "placement" not in CELL.settings()
