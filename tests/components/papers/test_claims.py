@@ -56,7 +56,7 @@ def test_spides_acceptance_is_the_inverse_of_its_mean_accepted_tokens() -> None:
 
 def test_our_pairs_stand_next_to_those_of_nearest_acceptance() -> None:
     """On both data sets in sum; a near copy's file names the paper's pair, and its acceptance."""
-    for one in SPIDE.tables[0].each:
+    for one in next(table for table in SPIDE.tables if "replayed" in table.title).each:
         pair = SPIDE.cells[one["cell"]]["pair"]
         nearest = min(
             PAIRS,
