@@ -28,7 +28,7 @@ from tests.support.paths import REPO
 PAGE = REPO / "docs" / "models.md"
 TURNS = 9
 TIMED_TOKENS = 50
-SLOWER = ("OPT",)
+SLOWER = ("OPT", "MiniMax-M2")
 """Rows whose plain decoding may be slower than `generate`."""
 INTRODUCTION = """# Models
 
