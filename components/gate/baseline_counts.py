@@ -115,16 +115,17 @@ def deterministic_report(
 def fixed_resources(pair: LoadedPair) -> StrategyResources:
     """Artifacts that need no calibration and are the same on every machine.
 
-    An empty table and memory; a profile with the draft at a fifth of the target's time, whose
-    verifications of any length take about one pass (a measured one would make SPIDE's counts
-    depend on the machine); a verifier that keeps a token while C is at least one half.
+    An empty table and memory; a profile with the draft at a fifth of the target's time, of which
+    two tokens are verified in about one pass, so that this bounds SPIDE's continuations (a
+    measured one would make its counts depend on the machine); a verifier that keeps a token while
+    C is at least one half.
     """
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
     by_confidence = torch.tensor([20.0 if name == "confidence" else 0.0 for name in SCALAR_NAMES])
     artifacts = [
         AcceptanceTable.empty(origin),
         CorrectionMemory.empty(origin),
-        HardwareProfile(1.0, {1: 5.0, 32: 6.0}, 0.0, origin),
+        HardwareProfile(1.0, {1: 5.0, 2: 6.0, 32: 9.0}, 0.0, origin),
         Verifier(by_confidence, -10.0, ("scalars",), 0.5, 1.2, origin),
     ]
     return StrategyResources(

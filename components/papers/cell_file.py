@@ -6,14 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from draftwell.components.bench.schema import BenchReport, Frozen
+from draftwell.components.papers.aucs import Aucs
 from draftwell.components.papers.cells import FORMAT, Cell
 from draftwell.components.papers.estimates import Measured
 from draftwell.components.papers.formulas import Passes
-from draftwell.components.papers.rejections import RejectedPair
-from draftwell.components.papers.roc import Roc
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 
 UNEVEN = 0.05
@@ -22,16 +21,13 @@ is not monotone, and what depends on it says little."""
 
 
 class Costs(Frozen):
-    """Seconds of single forward passes: timed between the texts of the cell, or once before it, by
-    its hardware profile; of a round outside passes (`t_rest`) always the profile's.
+    """Seconds of single forward passes; `busy`: both models at once, each on its own share of the
+    cores, by the hardware profile that strategies chose by."""
 
-    `alone`: each model on its own share of the cores, the other one idle; `busy`: both at once.
-    """
+    model_config = ConfigDict(extra="ignore")  # what older files have besides
 
     t_draft: float
     t_verify: dict[int, float]
-    t_rest: float
-    alone: Passes | None = None
     busy: Passes | None = None
 
     @classmethod
@@ -40,14 +36,14 @@ class Costs(Frozen):
         return cls(
             t_draft=profile.draft_seconds,
             t_verify=profile.t_verify,
-            t_rest=profile.t_rest,
             busy=profile.split,
-            alone=None if profile.details is None else profile.details.split_alone,
         )
 
 
 class CellFile(Frozen):
     """A cell that was measured."""
+
+    model_config = ConfigDict(extra="ignore")  # what older files have besides
 
     version: int = Field(FORMAT, ge=FORMAT, le=FORMAT)
     cell: dict[str, Any]
@@ -57,45 +53,13 @@ class CellFile(Frozen):
     )
     seconds: float = Field(description="that the cell took, loading included")
     costs: Costs | None = None
-    chosen_by: Costs | None = Field(
-        None,
-        description="the hardware profile's, which strategies choose by, where `costs` are others",
-    )
-    passes_timed: int = Field(
-        0, ge=0, description="how often `costs` were timed between its texts; 0: once before it"
-    )
     remarks: tuple[str, ...] = Field(
         (),
         description=(
             "how it was measured, such as what ran beside it, a sentence each; written by hand"
         ),
     )
-    confidence: tuple[Any, ...] = Field(
-        (),
-        description="of kept cells: for each text and confidence bin of SPIDE's table, positions "
-        "and how many of the draft's first choices were kept; not counted any more",
-    )
-    certainty: dict[str, Any] = Field(
-        {},
-        description="of kept cells: role → for each text that the target writes positions, and "
-        "sums of entropy and of the first choice's probability; not measured any more",
-    )
-    roc: dict[str, Roc] = Field(
-        {},
-        description="of a cell with SPRINTER: λ → how well its verifier, or the first one that is "
-        "trained for it, ranks the draft's tokens",
-    )
-    aucs: dict[str, dict[str, tuple[float, float, float]]] = Field(
-        {},
-        description="of a cell that trains verifiers: role → λ → AUC of the "
-        "verifier that was trained for it, with the ends of its 95 % interval, "
-        "on the cell's prompts",
-    )
-    rejections: tuple[RejectedPair, ...] = Field(
-        (),
-        description="of a cell that is replayed for them: the draft's most frequent rejected "
-        "tokens, and how likely the target finds them",
-    )
+    aucs: Aucs = Field({}, description="of a cell with SPRINTER, on its prompts")
     report: BenchReport
 
     def measured(self) -> Measured:
@@ -104,7 +68,7 @@ class CellFile(Frozen):
 
     @property
     def kind(self) -> str:
-        """How its values came about: measured, replayed or emulated."""
+        """How its values came about: measured or replayed."""
         return cell_of(self.cell).kind
 
     @property
@@ -116,8 +80,8 @@ class CellFile(Frozen):
     def uneven(self) -> str:
         """Where a longer target pass beside a busy draft model was timed to be faster than a
         shorter one, in words; empty where times grow as they should."""
-        costs = self.chosen_by or self.costs
-        times = sorted(costs.busy[1].items()) if costs and costs.busy else []
+        busy = self.costs.busy if self.costs else None
+        times = sorted(busy[1].items()) if busy else []
         for (few, slow), (more, fast) in pairwise(times):
             if fast < (1 - UNEVEN) * slow:
                 return f"{slow:.3f} s over {few} tokens at once, {fast:.3f} s over {more}"

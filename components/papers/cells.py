@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -41,8 +41,6 @@ class Scale:
         training_tokens: of each text that it learns from.
         remark: a sentence for the page on what a run of this size can decide; empty for none.
         pad_target: parameters that the targets of measured cells are padded to.
-        times: how often passes are timed between the texts of a cell; 0: once before it, by its
-            hardware profile.
     """
 
     name: str
@@ -55,7 +53,6 @@ class Scale:
     training_tokens: int = 16
     remark: str = ""
     pad_target: float = PADDED
-    times: int = 0
 
     @property
     def usual(self) -> bool:
@@ -107,7 +104,6 @@ FULL = Scale(
     replayed=32,
     training=64,
     training_tokens=64,
-    times=4,
 )
 
 
@@ -143,16 +139,6 @@ class Cell(Settings):
         "at this ratio of costs, and none is run",
     )
 
-    placement: Literal["emulated"] | None = Field(
-        None, description="emulated devices: such a cell is not measured by this command"
-    )
-    rejections: bool = Field(
-        False,
-        description=(
-            "of a cell that is replayed: keep how likely the target finds the draft's rejected "
-            "tokens"
-        ),
-    )
     verifiers: dict[str, str] = Field(
         {},
         description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is "
@@ -167,11 +153,6 @@ class Cell(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> Cell:
-        if self.rejections and self.replay is None:
-            raise ValueError(
-                "rejections are kept of a cell that is replayed: set replay, or leave "
-                "rejections out"
-            )
         if both := sorted({*self.contenders} & {*self.verifiers}):
             raise ValueError(f"{', '.join(both)}: a role has contenders or a verifier, not both")
         if self.verifiers and self.replay is not None:
@@ -203,7 +184,7 @@ class Cell(Settings):
     @property
     def kind(self) -> str:
         """How its values come about."""
-        return self.placement or ("measured" if self.replay is None else "replayed")
+        return "measured" if self.replay is None else "replayed"
 
     @property
     def collects(self) -> bool:
@@ -231,9 +212,7 @@ class Cell(Settings):
         files are still of this cell."""
         later = {
             "replay": self.replay is None,
-            "placement": self.placement is None,
             "seeds": self.seeds == 1,
-            "rejections": not self.rejections,
             "verifiers": not self.verifiers,
             "training_prompts": not self.verifiers,
             "training_tokens": not self.verifiers or self.training_tokens == FULL.training_tokens,

@@ -101,25 +101,8 @@ def read_kept(path: Path) -> CellFile | None:
 def with_committed(
     own: Mapping[str, CellFile], cells: Sequence[Cell], folder: Path = FOLDER
 ) -> dict[str, CellFile]:
-    """A run's own cells, and the committed ones where it has none; of the same measurement the
-    committed file, which has the remarks."""
-    kept = committed_cells(cells, folder)
-    return {
-        **kept,
-        **{
-            name: file
-            for name, file in own.items()
-            if name not in kept or not same(file, kept[name])
-        },
-    }
-
-
-def same(one: CellFile, kept: CellFile) -> bool:
-    """Whether a committed file is of this measurement."""
-    return (
-        round(one.seconds, DIGITS) == kept.seconds
-        and one.report.prompts_digest == kept.report.prompts_digest
-    )
+    """A run's own cells, and the committed ones where it has none."""
+    return {**committed_cells(cells, folder), **own}
 
 
 def compact(file: CellFile, remarks: Iterable[str] = ()) -> str:

@@ -1,20 +1,16 @@
-"""Everything that the pages leave out, as CSV: every row, every contender, what passes take, and
-what the formulas predict."""
+"""Everything that the pages leave out, as CSV: every row and every contender."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from draftwell.components.bench.schema import BenchEntry
-from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import PLAIN
-from draftwell.components.papers.estimates import COUNTS, drafts_first, pace
+from draftwell.components.papers.estimates import pace
 from draftwell.components.papers.page import Shown
-from draftwell.components.papers.predictions import predictions
 from draftwell.serving.files import write_atomically
 
 DIGITS = 6
@@ -23,15 +19,10 @@ Line = dict[str, Any]
 
 
 def write_csv(shown: Shown, folder: Path) -> list[Path]:
-    """Write the four files; those that are there are replaced."""
+    """Write the two files; those that are there are replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for name, lines in (
-        ("rows", rows(shown)),
-        ("contenders", each(shown, contenders)),
-        ("passes", each(shown, passes)),
-        ("predictions", each(shown, predicted)),
-    ):
+    for name, lines in (("rows", rows(shown)), ("contenders", contenders(shown))):
         path = folder / f"{name}.csv"
         write_atomically(path, as_csv(list(lines)).encode())
         made.append(path)
@@ -52,13 +43,6 @@ def as_csv(lines: list[Line]) -> str:
                 }
             )
     return text.getvalue()
-
-
-def each(shown: Shown, lines_of: Callable[[CellFile], Iterator[Line]]) -> Iterator[Line]:
-    """Lines of all cells that were measured."""
-    for name, file in shown.files.items():
-        for line in lines_of(file):
-            yield {"cell": name, "kind": file.kind, **line}
 
 
 def rows(shown: Shown) -> Iterator[Line]:
@@ -91,58 +75,26 @@ def interval(name: str, found: Any) -> Line:
     return dict(zip((name, f"{name}, low", f"{name}, high"), values, strict=True))
 
 
-def contenders(file: CellFile) -> Iterator[Line]:
-    """Every contender of a cell."""
-    measured = file.measured()
-    plain = measured.entry(PLAIN)
-    base = next((measured.entry(role) for role in ("SD", "SpS") if role in measured.labels), None)
-    for role, labels in measured.labels.items():
-        for label in labels:
+def contenders(shown: Shown) -> Iterator[Line]:
+    """Every contender of every cell that was measured."""
+    for name, file in shown.files.items():
+        measured = file.measured()
+        plain = measured.entry(PLAIN)
+        base = next((measured.entry(one) for one in ("SD", "SpS") if one in measured.labels), None)
+        for role, label in ((role, one) for role, some in measured.labels.items() for one in some):
             entry = measured.entries[label]
             yield {
+                "cell": name,
+                "kind": file.kind,
                 "role": role,
                 "contender": label,
                 "decode tokens/s": entry.decode_tokens_per_second,
                 "over plain": pace(plain.per_prompt) / pace(entry.per_prompt),
                 "over SD": pace(base.per_prompt) / pace(entry.per_prompt) if base else None,
                 "ttft ms": entry.ttft_ms,
-                **{name: share(name, entry) for name in ("calls", "mat", "argmax", "rouge_l")},
                 "acceptance": entry.acceptance_rate,
                 "accepted / drafted": entry.draft_efficiency,
                 "texts": len(entry.per_prompt),
                 "texts as plain's": entry.identical_outputs,
                 "near-ties": entry.near_ties,
             }
-
-
-def share(metric: str, entry: BenchEntry) -> float | None:
-    """A metric of `COUNTS` over all texts; None where a text lacks it, or nothing was counted."""
-    sides = [COUNTS[metric](row, 0 if drafts_first(entry) else 1) for row in entry.per_prompt]
-    if any(None in one for one in sides):
-        return None
-    above, below = (
-        sum(float(value or 0) for value in column) for column in zip(*sides, strict=True)
-    )
-    return above / below if below else None
-
-
-def passes(file: CellFile) -> Iterator[Line]:
-    """Seconds of single passes: with all cores, and on a share of them beside an idle and a busy
-    model."""
-    costs = file.costs
-    if costs is None:
-        return
-    times = {"all cores": (costs.t_draft, costs.t_verify), "alone": costs.alone, "busy": costs.busy}
-    for where, found in times.items():
-        if found is not None:
-            for model, tokens, seconds in (
-                ("draft", 1, found[0]),
-                *(("target", tokens, seconds) for tokens, seconds in found[1].items()),
-            ):
-                yield {"where": where, "model": model, "tokens": tokens, "seconds": seconds}
-
-
-def predicted(file: CellFile) -> Iterator[Line]:
-    """What acceptance and passes predict of a cell's SD and SPIDE."""
-    for one in predictions(file):
-        yield {**one._asdict(), "share reached": one.share}

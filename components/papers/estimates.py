@@ -306,8 +306,3 @@ def first_choices(measured: Measured, role: str) -> Estimate | None:
         base = sum(known) if len(known) == len(others) else None
         rows.append((row.target_argmax, row.tokens, base, sum(one.tokens for one in others)))
     return of_sums(mine, rows, less=True)
-
-
-def over_plain(measured: Measured, role: str, metric: str = "speed") -> Estimate | None:
-    """A metric over plain decoding's."""
-    return estimate(metric, measured.entry(role), measured.entry(PLAIN))

@@ -19,7 +19,6 @@ from draftwell.components.papers.prompts import SHIPPED
 from draftwell.components.papers.public import DOWNLOADS, STAND_IN
 from draftwell.components.papers.results import Result, acceptance_of, results
 from draftwell.components.papers.tables import FOLDER, Claim, Paper, Table
-from draftwell.components.papers.verdicts import Verdict
 from draftwell.components.prompts.overlap import unknown_words
 from draftwell.components.report.tables import markdown, number, span
 
@@ -27,11 +26,6 @@ CLAIMS = ("claim", "the paper", "its regime", "here", "prompts", "regime here", 
 ROWS = ("cell", "value", "paper", "here", "settings", "first choices", "verdict")
 LOST = ROWS.index("first choices")
 CELLS = ("cell", "pair", "prompts", "α", "c", "plain, tokens/s", "commit", "minutes")
-COUNTS = (
-    *(Verdict.REPRODUCED, Verdict.DIRECTION, Verdict.UNDECIDED, Verdict.NOT_REPRODUCED),
-    *(Verdict.TOO_FEW, Verdict.NOT_COMPARABLE, Verdict.NO_VALUE, Verdict.OPEN),
-    *(Verdict.KEPT, Verdict.LOST, Verdict.UNKNOWN),
-)
 CELLS_WORDS = (
     "Behind the number of prompts stands the beginning of their digest. α is vanilla SD's "
     "acceptance, c a draft pass over a target pass, both over one token; in brackets the paper's "
@@ -93,8 +87,7 @@ def template(name: str) -> str:
 
 def summary_page(shown: Shown) -> str:
     """Two screens: claims with verdicts, and how to read them."""
-    compared = {paper.name: shown.compared(paper) for paper in shown.papers}
-    rows = [row for paper in shown.papers for row in claim_rows(shown, paper, compared[paper.name])]
+    rows = [row for paper in shown.papers for row in claim_rows(shown, paper)]
     whys = [
         f"- **{paper.name}, {claim.claim}.** {claim.why}"
         for paper in shown.papers
@@ -102,11 +95,9 @@ def summary_page(shown: Shown) -> str:
     ]
     minutes = sum(file.seconds for file in shown.files.values()) / 60
     return template("summary").format(
-        few=few_prompts(shown, compared),
         remarks="".join(f"{text}\n\n" for text in remarks_on(shown)),
         claims=markdown(CLAIMS, rows),
         why="\n".join(whys),
-        counts=counts_table(shown.papers, compared),
         rule=rule,
         downloads=DOWNLOADS,
         minutes=f"{minutes:.0f}",
@@ -116,30 +107,12 @@ def summary_page(shown: Shown) -> str:
     )
 
 
-def few_prompts(shown: Shown, compared: Mapping[str, Sequence[tuple[Table, list[Result]]]]) -> str:
-    """A paragraph that says so where no claim was measured on enough prompts."""
-    counts = [
-        one.prompts
-        for tables in compared.values()
-        for _, rows in tables
-        for one in rows
-        if one.placed.row.claim and one.ours
-    ]
-    pairs = [claim.emulated for paper in shown.papers for claim in paper.claims.values()]
-    counts += [run.prompts for pair in pairs if pair for run in kept_runs(*pair)]
-    if not counts or max(counts) >= rule.ENOUGH:
-        return ""
-    return f"No headline has {rule.ENOUGH} prompts yet: they have {span(counts, 'g')}.\n\n"
-
-
-def claim_rows(
-    shown: Shown, paper: Paper, compared: Sequence[tuple[Table, list[Result]]]
-) -> list[list[str]]:
+def claim_rows(shown: Shown, paper: Paper) -> list[list[str]]:
     """Of each claim a row for what was measured, one for what was replayed, one for emulated
     devices: all rows of its comparison together."""
-    found = []
+    found, every = [], [one for _, rows in shown.compared(paper) for one in rows]
     for key, claim in paper.claims.items():
-        mine = [one for _, rows in compared for one in rows if one.placed.row.claim == key]
+        mine = [one for one in every if one.placed.row.claim == key]
         kinds = dict.fromkeys(one.kind for one in mine if one.ours) or {"": None}
         for kind in kinds:
             some = [one for one in mine if one.kind == kind]
@@ -227,30 +200,14 @@ def verdict_words(known: Sequence[Result]) -> str:
     return "; ".join(filter(None, (words, *notes))) or "open"
 
 
-def counts_table(
-    papers: Sequence[Paper], compared: Mapping[str, Sequence[tuple[Table, list[Result]]]]
-) -> str:
-    """How many rows got which verdict, the paper's own method apart from its baselines."""
-    lines = []
-    for paper in papers:
-        rows = [one for _, some in compared[paper.name] for one in some]
-        for whose, own in ((paper.name, True), (f"{paper.name}, its baselines", False)):
-            counts = Counter(
-                one.verdict for one in rows if paper.is_own(one.placed.row.role) == own
-            )
-            lines.append([whose, *(str(counts[kind] or "–") for kind in COUNTS)])
-    return markdown(("rows of", *map(str, COUNTS)), lines)
-
-
 def paper_page(shown: Shown, paper: Paper, pictures: Mapping[str, Path]) -> str:
     """One paper: its tables, its cells, what is done otherwise and what is open."""
-    cells = shown.cells(paper)
     parts = [
         template("paper").format(paper=paper, page=shown.page, command=command_of(shown, paper)),
         *(f"{text}\n" for text in remarks_on(shown)),
         *sections(shown, paper, pictures, "##"),
         f"![{LOSSES}]({pictures[LOSSES].as_posix()})\n" if LOSSES in pictures else "",
-        gain_table(paper, cells) if paper.name == "spide" else "",
+        gain_table(paper) if paper.name == "spide" else "",
         cells_section(shown, paper, "##"),
         paper.appendix,
         *(

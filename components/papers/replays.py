@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from draftwell.components.bench.bench import subject
 from draftwell.components.bench.interleaved import REFERENCE, Progress
@@ -27,7 +26,6 @@ from draftwell.components.bench.schema import (
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.papers.cells import Cell
-from draftwell.components.papers.rejections import RejectedPair, rejected_pairs
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.replay import Texts, read_texts, replay_strategy
 from draftwell.components.report.machine import describe_machine
@@ -45,17 +43,6 @@ PART = 0.25
 """By which a target pass is longer than s draft passes, so that rounding down gives s."""
 
 
-class Replayed(NamedTuple):
-    """What a replay counts.
-
-    Args:
-        rejections: of a cell that asks for them.
-    """
-
-    report: BenchReport
-    rejections: tuple[RejectedPair, ...] = ()
-
-
 def replayed(
     cell: Cell,
     pair: LoadedPair,
@@ -63,7 +50,7 @@ def replayed(
     resources: StrategyResources,
     trace: Path,
     progress: Progress | None = None,
-) -> Replayed:
+) -> BenchReport:
     """Replay a cell's contenders, and plain decoding.
 
     Args:
@@ -85,8 +72,7 @@ def replayed(
         if progress:
             progress(done, total, "trace")
 
-    traces = collect_traces(pair, prompts, trace, settings, progress=collected)
-    texts = read_texts(traces)
+    texts = read_texts(collect_traces(pair, prompts, trace, settings, progress=collected))
     profile = constant_costs(cell.replay or 1, pair)
     used = StrategyResources(
         {**resources.artifacts, "hardware_profile": profile}, pair.special_tokens
@@ -98,16 +84,12 @@ def replayed(
         entries[label] = entry_of(choice, texts, used, profile)
         if progress:
             progress(len(prompts) + i, total, label)
-    report = BenchReport(
+    return BenchReport(
         **subject(pair, prompts),
         schema_version=SCHEMA,
         machine=Machine(**describe_machine(pair)),
         strategies=entries,
         settings=ReportSettings(max_tokens=cell.max_tokens, temperature=0.0, runs=1),
-    )
-    return Replayed(
-        report,
-        rejected_pairs(pair, traces) if cell.rejections else (),
     )
 
 

@@ -128,12 +128,8 @@ def result(
 def value_of(row: Row, file: CellFile, measured: Measured) -> Estimate | None:
     """Ours; None where the cell has none."""
     if row.metric == "auc":
-        if row.role in file.aucs and row.at in file.aucs[row.role]:
-            return Estimate(*file.aucs[row.role][row.at])
-        roc = file.roc.get(row.at)
-        if roc is None or row.role not in ("verifier", "confidence"):
-            return None
-        return Estimate(*(roc.confidence_auc if row.role == "confidence" else roc.auc))
+        found = file.aucs.get(row.role, {}).get(row.at)
+        return Estimate(*found) if found else None
     roles = (row.role, row.over) if row.over else (row.role,)
     if not all(measured.has(role) for role in roles):
         return None

@@ -16,13 +16,12 @@ from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.interleaved import Progress, reason_of
 from draftwell.components.bench.runner import core_plan
 from draftwell.components.bench.settings import BenchSettings
+from draftwell.components.papers.aucs import Aucs, measured_aucs
 from draftwell.components.papers.cell_file import CellFile, Costs, read_cell
 from draftwell.components.papers.cells import Cell
 from draftwell.components.papers.made_of import MadeOf, MadeOfCell, nothing
-from draftwell.components.papers.pass_times import PassTimes
 from draftwell.components.papers.prompts import Chosen, choose
 from draftwell.components.papers.replays import replayed
-from draftwell.components.papers.roc import measured_roc
 from draftwell.components.papers.trained import HOW_TRAINED, Trained, contender, trained_verifiers
 from draftwell.components.prompts.overlap import hash_of
 from draftwell.components.prompts.prompt import Prompt
@@ -49,14 +48,12 @@ class Run:
         where: number format and device: what was measured elsewhere is measured again.
         data: folder of the papers' data sets, see `prompts.choose`.
         made_of: what a cell is measured with.
-        times: how often passes are timed between the texts of a cell; 0: once before it.
     """
 
     folder: Path
     where: str = ""
     data: Path | None = None
     made_of: MadeOfCell = nothing
-    times: int = 0
     known: dict[str, Planned] = field(default_factory=dict, compare=False, repr=False)
 
     def planned(self, cell: Cell) -> Planned:
@@ -142,7 +139,7 @@ def run_cells(
     run.folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     opened: tuple[tuple[Any, ...], Opened] | None = None
-    ordered = by_pair([cell for cell in cells if cell.placement is None])
+    ordered = by_pair(cells)
     for i, cell in enumerate(ordered, 1):
         name = f"[{i}/{len(ordered)}] {cell.name}"
         start = time.monotonic()
@@ -157,7 +154,7 @@ def run_cells(
                     needs(cell),
                     open_pair([one for one in ordered if needs(one) == needs(cell)]),
                 )
-            file = measure(cell, planned, *opened[1], start, Pace(name, say), run.times)
+            file = measure(cell, planned, *opened[1], start, Pace(name, say))
             write_json(
                 planned.path,
                 json.loads(file.model_dump_json(exclude={"report"}))
@@ -229,7 +226,6 @@ def measure(
     resources: StrategyResources,
     start: float,
     progress: Progress | None = None,
-    times: int = 0,
 ) -> CellFile:
     """One cell, measured now."""
     if cell.replay is not None:
@@ -242,18 +238,9 @@ def measure(
         # before the bench: what fails here loses no measured text
         planned.path.parent / "traces",
     )
-    extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources, trained)
+    aucs = aucs_beside(cell, pair, planned.chosen.prompts, resources, trained)
     profile = resources.artifacts.get("hardware_profile")
-    passes = (
-        PassTimes(pair, profile, times, progress)
-        if isinstance(profile, HardwareProfile) and profile.t_draft
-        else None
-    )
-    settings = BenchSettings(
-        max_tokens=cell.max_tokens,
-        temperature=cell.temperature,
-        seed=cell.seed,
-    )
+    known = isinstance(profile, HardwareProfile) and profile.t_draft
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the
     # next one.
     report = run_bench(
@@ -261,22 +248,18 @@ def measure(
         cell.choices(),
         planned.chosen.prompts * cell.seeds,
         resources,
-        settings,
+        BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed),
         cost_ratios=False,
-        progress=passes or progress,
+        progress=progress,
         extra=[contender(pair, resources, role, one.verifier) for role, one in trained.items()],
     )
-    costs, timed = (passes.costs(), len(passes.timed)) if passes else (None, 0)
-    chosen_by = Costs.of(passes.profile) if passes and timed else None
     return CellFile(
         cell=cell.settings(),
         source=planned.source,
         made_of=planned.made.digests,
-        **extras,
+        aucs=aucs,
         seconds=time.monotonic() - start,
-        costs=costs,
-        passes_timed=timed,
-        chosen_by=chosen_by,
+        costs=Costs.of(profile) if known else None,
         report=report,
     )
 
@@ -291,48 +274,41 @@ def replay(
 ) -> CellFile:
     """A cell that is counted by replay."""
     trace = planned.path.parent / "traces" / trace_name(cell, planned)
-    found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
+    report = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
     return CellFile(
         cell=cell.settings(),
         source=planned.chosen.source,
         made_of=planned.made.digests,
         seconds=time.monotonic() - start,
-        report=found.report,
-        rejections=found.rejections,
+        report=report,
     )
 
 
-def beside_the_bench(
+def aucs_beside(
     cell: Cell,
     pair: LoadedPair,
     prompts: Sequence[Prompt],
     resources: StrategyResources,
     trained: Mapping[str, Trained],
-) -> dict[str, Any]:
-    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifiers."""
-    found: dict[str, Any] = {}
+) -> Aucs:
+    """How well SPRINTER's verifiers rank tokens, which no bench measures: those that were trained
+    for the cell, else the pair's."""
     if trained:
-        found["roc"] = next(iter(trained.values())).rocs
-        found["aucs"] = {
-            role: {ratio: roc.auc for ratio, roc in one.rocs.items()}
-            for role, one in trained.items()
-        }
+        return {role: aucs for one in trained.values() for role, aucs in one.aucs.items()}
     verifier = resources.artifacts.get("verifier")
-    if (
-        not trained
-        and isinstance(verifier, Verifier)
-        and any(core_plan(choice.name)[0] == "sprinter" for choice in cell.choices())
+    if not isinstance(verifier, Verifier) or not any(
+        core_plan(choice.name)[0] == "sprinter" for choice in cell.choices()
     ):
-        with TemporaryDirectory() as folder:
-            found["roc"] = measured_roc(
-                pair,
-                verifier,
-                prompts,
-                Path(folder) / "trace",
-                temperature=cell.temperature,
-                seed=cell.seed,
-            )
-    return found
+        return {}
+    with TemporaryDirectory() as folder:
+        return measured_aucs(
+            pair,
+            verifier,
+            prompts,
+            Path(folder) / "trace",
+            temperature=cell.temperature,
+            seed=cell.seed,
+        )
 
 
 def trace_name(cell: Cell, planned: Planned) -> str:

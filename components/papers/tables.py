@@ -126,7 +126,6 @@ class Paper(Part):
     name: str
     title: str
     citation: str
-    own: list[str] = Field(description="beginnings of roles that are the paper's own method")
     claims: dict[str, Claim]
     reasons: dict[str, str]
     published: dict[str, Published]
@@ -206,13 +205,6 @@ class Paper(Part):
             for name, settings in self.cells.items()
             if scale.usual or "replay" not in settings
         }
-
-    def is_own(self, role: str) -> bool:
-        """Whether a role, or a contender's spec, is the paper's own method."""
-        names = [own.lower() for own in self.own]
-        specs = {"PSD": "pyramid", "DuoDec": "duo_decoding"}
-        names += [specs[own] for own in self.own if own in specs]
-        return role.lower().startswith(tuple(names))
 
 
 @lru_cache

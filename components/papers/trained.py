@@ -13,12 +13,10 @@ from draftwell.components.bench.runner import StrategyContender
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.collect.work import work_of
+from draftwell.components.papers.aucs import TOKENS, Aucs, aucs_of
 from draftwell.components.papers.cells import Cell
-from draftwell.components.papers.roc import TOKENS, Roc, roc_of
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.report.provenance import provenance
-from draftwell.components.train.examples import VerifierLabel, read_examples
-from draftwell.components.train.metrics import roc_points
 from draftwell.components.train.settings import VerifierSettings
 from draftwell.components.train.verifier import train_verifier
 from draftwell.serving.artifacts.verifier import Verifier
@@ -40,12 +38,12 @@ class Trained(NamedTuple):
     """A verifier for λ 1.2.
 
     Args:
-        rocs: λ → how well one that was trained for it, on the same texts, ranks the draft's tokens
-            on untouched prompts.
+        aucs: of verifiers that were trained for each λ on the same texts, and of the draft's
+            confidence, on untouched prompts.
     """
 
     verifier: Verifier
-    rocs: dict[str, Roc]
+    aucs: Aucs
 
 
 def trained_verifiers(
@@ -76,7 +74,6 @@ def trained_verifiers(
     of_test = settings.model_copy(update={"max_tokens": TOKENS, "prefix_kinds": ("target",)})
     with TemporaryDirectory() as place:
         tested = collect_traces(pair, prompts, Path(place) / "trace", of_test)
-        test = read_examples(tested)
         found = {}
         for role, own in training.items():
             trace = collect_traces(
@@ -86,16 +83,7 @@ def trained_verifiers(
                 settings,
             )
             verifier, report = train_verifier(trace, provenance(pair), SETTINGS, test=tested)
-            rocs = {
-                ratio: roc_of(
-                    ranked,
-                    ranked.roc,
-                    roc_points(VerifierLabel(ratio=float(ratio)).targets(test), test.confidence),
-                )
-                for ratio, ranked in report.lambda_grid.items()
-                if ranked is not None and ranked.intervals is not None
-            }
-            found[role] = Trained(verifier, rocs)
+            found[role] = Trained(verifier, aucs_of(role, report.lambda_grid))
     return found
 
 

@@ -108,7 +108,6 @@ def run_of(folder: Path, data: Path | None, number_format: str, device: str, sca
         f"{number_format} on {device_class(device)}, {torch.get_num_threads()} threads",
         data,
         lambda cell: made_of(cell, number_format, device, say),
-        scale.times,
     )
 
 

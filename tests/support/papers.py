@@ -45,7 +45,6 @@ def paper_of(rows: Sequence[dict[str, Any]], cell: str = "tiny-code", **more: An
         "name": "tiny",
         "title": "Tiny paper",
         "citation": "Tiny (Nobody et al.)",
-        "own": ["SPIDE"],
         "claims": {"fast": {"claim": "it is fast", "regime": "none", "why": "Because."}},
         "reasons": {"other": "It is another."},
         "published": {

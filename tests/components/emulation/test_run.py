@@ -272,24 +272,6 @@ def test_models_wait_at_once_on_threads_of_their_own() -> None:
     assert all(one.took >= 0.02 and one.worked < 0.02 for one in devices.passes)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 0.95, 1.0])
-@pytest.mark.parametrize("verify", [{1: 1.0}, {1: 1.0, 9: 2.0}])
-def test_overlapped_times_are_those_of_spides_formula(
-    alpha: float, verify: dict[int, float]
-) -> None:
-    passes = (0.15, verify)
-    cap, tau = 12, 0.5
-
-    def steps(pending: int) -> int:
-        return min(cap, int(formulas.seconds_at(verify, pending + 1) / 0.15))
-
-    serial = formulas.serial_length(alpha, tau, cap)
-    for tokens in (1, 5, 40):
-        assert formulas.overlapped_seconds(
-            tokens, alpha, passes, steps, serial=serial
-        ) == pytest.approx(formulas.spide_seconds(tokens, alpha, tau, passes, passes, cap=cap))
-
-
 def test_sharing_a_device_takes_the_sum() -> None:
     passes = (0.25, {1: 1.0})
     once = formulas.overlapped_seconds(8, 0.0, passes, lambda _: 4)

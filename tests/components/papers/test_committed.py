@@ -73,21 +73,15 @@ def test_pages_of_shipped_prompts_say_so(spide: CellFile) -> None:
 
 
 def test_a_profile_that_is_not_monotone_is_named() -> None:
-    """0.209 s for one token and 0.139 for two cannot both be true of one machine."""
-    assert KEPT["spide-code-smollm2-135m-near-copy-int8"].uneven.startswith("0.209 s over 1 ")
+    """More tokens in less time cannot both be true of one machine."""
+    assert KEPT["duodecoding-maths"].uneven == ("0.108 s over 2 tokens at once, 0.099 s over 3")
     assert KEPT["spide-code-smollm2-135m-near-copy-29"].uneven == ""
 
 
-def test_a_runs_own_cell_takes_the_place_of_the_kept_one_unless_it_is_the_same(
-    spide: CellFile,
-) -> None:
+def test_a_runs_own_cell_takes_the_place_of_the_kept_one(spide: CellFile) -> None:
     cell = CELLS[spide.cell["name"]]
     longer = spide.model_copy(update={"seconds": spide.seconds + 1, "remarks": ()})
-    again = spide.model_copy(update={"remarks": ()})
     assert committed.with_committed({cell.name: longer}, [cell])[cell.name] == longer
-    assert committed.with_committed({cell.name: again}, [cell])[cell.name].remarks != (), (
-        "it has the remarks"
-    )
     assert committed.with_committed({}, [cell])[cell.name] == spide
     other = changed(cell, max_tokens=65)
     assert committed.with_committed({}, [other]) == {}, "another cell of that name"

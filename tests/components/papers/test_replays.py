@@ -11,11 +11,9 @@ import pytest
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.papers import runner
-from draftwell.components.papers.cell_file import CellFile, read_cell
+from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import Cell, Scale
-from draftwell.components.papers.committed import compact
 from draftwell.components.papers.prompts import choose
-from draftwell.components.papers.rejections import RejectedPair
 from draftwell.components.papers.replays import constant_costs
 from draftwell.components.papers.tables import papers_named
 from draftwell.components.papers.verdicts import Verdict
@@ -24,7 +22,6 @@ from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 from tests.support.papers import (
-    changed,
     compared,
     measured_cell,
     paper_of,
@@ -109,26 +106,6 @@ def test_seconds_are_passes_at_the_papers_ratio(counts: CellFile) -> None:
     for row in sd.per_prompt:
         seconds = row.seconds - row.ttft_ms / 1e3
         assert row.target_calls * 3.25 <= seconds <= row.target_calls * 4.25 + 1
-
-
-def test_a_cell_that_asks_for_them_keeps_rejected_tokens(
-    counts: CellFile, sets: Path, tmp_path: Path
-) -> None:
-    cell = changed(CELL, name="tiny-rejections", rejections=True)
-    run = runner.Run(tmp_path / "cells", data=sets)
-    file = measured_cell(cell, run, open_pair)
-    assert sum(len(one.exponents) for one in file.rejections) > 0
-    assert counts.rejections == ()
-    rare = RejectedPair("a", "the", (-11.25, -0.5))
-    (tmp_path / "kept.json").write_text(
-        compact(file.model_copy(update={"rejections": (*file.rejections, rare)}))
-    )
-    kept = read_cell(tmp_path / "kept.json")
-    assert kept is not None
-    assert kept.rejections[-1] == rare, "a ratio of 1e-11 is not rounded to 0"
-    assert [one.exponents for one in kept.rejections[:-1]] == [
-        pytest.approx(one.exponents, abs=1e-5) for one in file.rejections
-    ]
 
 
 def test_only_pairs_that_ship_a_table_are_counted_without_it() -> None:

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.runner import Generation, StrategyContender
 from draftwell.components.papers import runner
-from draftwell.components.papers.cell_file import CellFile, Costs, cell_of, read_cell
+from draftwell.components.papers.cell_file import CellFile, cell_of, read_cell
 from draftwell.components.papers.cells import QUICK, Cell, Scale
 from draftwell.components.papers.csv_files import write_csv
-from draftwell.components.papers.estimates import Estimate, estimate, over_plain
+from draftwell.components.papers.estimates import Estimate, estimate
 from draftwell.components.papers.made_of import MadeOf
 from draftwell.components.papers.page import Shown, paper_page, summary_page
 from draftwell.components.papers.verdicts import Verdict
@@ -151,26 +151,6 @@ def test_each_prompt_is_decoded_with_so_many_seeds(
     assert "| 2 × 3 seeds, " in page
 
 
-def test_passes_are_timed_between_the_texts_of_a_cell(tmp_path: Path, sets: Path) -> None:
-    """The profile's, made for this test, are neither of this machine nor of this minute."""
-    run = runner.Run(tmp_path, data=sets, times=2)
-    file = measured_cell(CELL, run, opened)
-    made = Costs.of(resources().artifacts["hardware_profile"])  # type: ignore[arg-type]
-    assert file.costs is not None
-    assert file.costs.alone is not None
-    assert made.alone is not None
-    assert (file.passes_timed, file.costs.t_rest) == (2, made.t_rest)
-    assert list(file.costs.t_verify) == list(file.costs.alone[1]) == [1, 8]
-    assert file.costs.t_verify[1] != made.t_verify[1]
-    assert file.costs.alone[1][8] != made.alone[1][8]
-    assert file.chosen_by == made, "what strategies choose by stays known"
-
-
-def test_rejections_are_of_replays() -> None:
-    with pytest.raises(ValidationError, match="set replay"):
-        changed(CELL, rejections=True)
-
-
 def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: Path) -> None:
     cell = changed(CELL, temperature=1.0, contenders={"SPRINTER": ("sprinter:tau=0.5",)})
     verifier = Verifier(
@@ -184,15 +164,17 @@ def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: 
     used = StrategyResources({**resources().artifacts, "verifier": verifier})
     run = runner.Run(tmp_path, data=sets)
     file = measured_cell(cell, run, lambda cells: (llama_pair(), used))
-    assert set(file.roc) == {"1", "1.2", "1.5"}
+    assert {role: set(found) for role, found in file.aucs.items()} == {
+        role: {"1", "1.2", "1.5"} for role in ("verifier", "confidence")
+    }
     rows = (
         row("AUC", "auc", "verifier", at="1.2", neutral=None),
         row("AUC of the confidence", "auc", "confidence", at="1.2", neutral=None),
         row("SPRINTER over plain", role="SPRINTER", over="plain"),
     )
     verifiers, confidence, speed = compared(paper_of(rows), file)
-    assert verifiers.ours == Estimate(*file.roc["1.2"].auc)
-    assert confidence.ours == Estimate(*file.roc["1.2"].confidence_auc)
+    assert verifiers.ours == Estimate(*file.aucs["verifier"]["1.2"])
+    assert confidence.ours == Estimate(*file.aucs["confidence"]["1.2"])
     assert speed.lost is not None, "what a lossy method loses stands beside its speed"
 
 
@@ -359,13 +341,13 @@ def test_the_fastest_plays_a_role(measured: tuple[Path, CellFile]) -> None:
     )
 
 
-def test_a_file_with_fields_of_another_version_is_measured_again(
+def test_a_file_of_another_version_is_measured_again_but_not_for_a_field_more(
     measured: tuple[Path, CellFile], tmp_path: Path
 ) -> None:
     folder, file = measured
     whole = json.loads(next(folder.glob("*.json")).read_text())
-    (tmp_path / "a.json").write_text(json.dumps(whole))
-    (tmp_path / "b.json").write_text(json.dumps(whole | {"best_memory_rate": 50.0}))
+    (tmp_path / "a.json").write_text(json.dumps(whole | {"passes_timed": 4}))
+    (tmp_path / "b.json").write_text(json.dumps(whole | {"version": 1}))
     assert read_cell(tmp_path / "a.json") == file
     assert read_cell(tmp_path / "b.json") is None
 
@@ -426,7 +408,7 @@ def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
     _, file = measured
     found = file.measured()
     base, mine = found.entry("SD"), found.entry("SPIDE")
-    speed, whole = over_plain(found, "SD"), over_plain(found, "SD", "request")
+    speed, whole = (estimate(metric, base, found.entry("plain")) for metric in ("speed", "request"))
     plain = found.entry("plain").decode_tokens_per_second
     assert speed is not None
     assert whole is not None
@@ -463,8 +445,6 @@ def test_pages_have_values_and_csv_files_have_all(
     made = {path.stem: path.read_text() for path in write_csv(shown, tmp_path)}
     assert made["contenders"].count("\n") == 1 + 4, "plain decoding, two SD, one SPIDE"
     assert made["rows"].count("\n") == 1 + len(ROWS)
-    assert "busy,target,8," in made["passes"]
-    assert "spide@1+1" in made["predictions"]
 
 
 def test_pages_of_nothing_say_that_it_is_open() -> None:
@@ -476,12 +456,3 @@ def test_pages_of_nothing_say_that_it_is_open() -> None:
     assert "its verdicts decide little" in text
     assert "`draftwell reproduce papers --data data --set quick=true --set only=tiny`" in text
     assert "| tiny: it is fast | 1.50 | none | open |" in summary_page(shown)
-
-
-def test_a_cell_of_emulated_devices_is_not_measured_here(tmp_path: Path, sets: Path) -> None:
-    cell = changed(CELL, placement="emulated")
-    assert runner.run_cells([cell], runner.Run(tmp_path, data=sets), refuse) == {}
-    assert (cell.kind, CELL.kind, changed(CELL, replay=3).kind) == (
-        *("emulated", "measured", "replayed"),
-    )
-    assert "placement" not in CELL.settings()

@@ -211,9 +211,8 @@ def test_the_file_has_a_contender_and_an_auc_for_each(file: CellFile) -> None:
         == file.report.strategies["elsewhere"].strategy
         == "sprinter"
     )
-    assert list(file.aucs) == ["here", "elsewhere"]
-    assert set(file.aucs["here"]) == set(file.aucs["elsewhere"]) == set(file.roc)
-    assert all(file.aucs["here"][ratio] == roc.auc for ratio, roc in file.roc.items())
+    assert set(file.aucs) == {"here", "elsewhere", "confidence"}
+    assert set(file.aucs["here"]) == set(file.aucs["elsewhere"]) == set(file.aucs["confidence"])
     assert file.aucs["here"] != file.aucs["elsewhere"], "they were trained on different texts"
     assert (
         "here: GSM8K (train), 4 prompts; elsewhere: WikiText-2 (training texts), 4 prompts"

@@ -8,10 +8,9 @@ from itertools import pairwise
 import pytest
 
 from draftwell.components.papers.formulas import (
-    expected_run,
     expected_tokens,
+    overlapped_seconds,
     serial_length,
-    spide_seconds,
 )
 from draftwell.components.regimes.lines import break_even_alphas, break_even_costs
 from draftwell.components.regimes.speedups import (
@@ -93,7 +92,7 @@ def test_a_long_text_by_the_papers_algorithm_agrees(alpha: float) -> None:
     """SPIDE's own formula counts a text's beginning and end, too."""
     passes = 1.0, {1: 7.0}
     serial = serial_length(alpha, 0.7)
-    text = 7.0 * 4000 / spide_seconds(4000, alpha, 0.7, passes, passes)
+    text = 7.0 * 4000 / overlapped_seconds(4000, alpha, passes, lambda _: 7, serial=serial)
     assert text == pytest.approx(float(overlapped(Pair(1 / 7, alpha), serial, 7, OWN)), rel=0.005)
 
 
@@ -147,8 +146,12 @@ def test_with_a_flat_verification_sd_needs_an_acceptance_of_c() -> None:
 
 @pytest.mark.parametrize("verifier", [Verifier(0.9, 0.3), Verifier(0.6, 0.0)])
 def test_sprinter_is_theorem_33_over_runs_of_every_length(verifier: Verifier) -> None:
-    pair = Pair(0.1, 0.7)
-    run = sum(0.7**r * 0.3 * expected_run(*verifier, r) for r in range(200)) + 1
+    pair, (t, f) = Pair(0.1, 0.7), verifier
+
+    def accepted(r: int) -> float:
+        return sum(t**i for i in range(r)) - 1 + t**r / (1 - f)
+
+    run = sum(0.7**r * 0.3 * accepted(r) for r in range(200)) + 1
     assert sprinter(pair, verifier=verifier) == pytest.approx(run / (run * 0.1 + 1))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwell.components.papers.roc import Roc, measured_roc
+from draftwell.components.papers.aucs import Aucs, measured_aucs
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
@@ -32,8 +32,8 @@ def scalar_verifier(q: float = 0.0, confidence: float = 0.0) -> Verifier:
 
 
 @pytest.fixture(scope="module")
-def by_confidence(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Roc]:
-    return measured_roc(
+def by_confidence(tmp_path_factory: pytest.TempPathFactory) -> Aucs:
+    return measured_aucs(
         llama_pair(),
         scalar_verifier(confidence=2.0),
         PROMPTS,
@@ -42,26 +42,18 @@ def by_confidence(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Roc]:
     )
 
 
-def test_a_verifier_that_reads_the_confidence_alone_ranks_as_it_does(
-    by_confidence: dict[str, Roc],
-) -> None:
-    assert list(by_confidence) == ["1", "1.2", "1.5"]
-    for roc in by_confidence.values():
-        assert roc.auc == pytest.approx(roc.confidence_auc)
-        assert roc.auc[1] <= roc.auc[0] <= roc.auc[2]
-        assert (roc.fpr[0], roc.tpr[0], roc.fpr[-1], roc.tpr[-1]) == (0, 0, 1, 1)
-        assert roc.auc[0] == pytest.approx(
-            float(torch.trapezoid(torch.tensor(roc.tpr), torch.tensor(roc.fpr))), abs=0.02
-        )
-    shares = [roc.acceptable for roc in by_confidence.values()]
-    assert shares == sorted(shares), "the wider the label, the more tokens are acceptable"
+def test_a_verifier_that_reads_the_confidence_alone_ranks_as_it_does(by_confidence: Aucs) -> None:
+    assert list(by_confidence["verifier"]) == ["1", "1.2", "1.5"]
+    for ratio, auc in by_confidence["verifier"].items():
+        assert auc == pytest.approx(by_confidence["confidence"][ratio])
+        assert auc[1] <= auc[0] <= auc[2]
 
 
-def test_its_scores_are_the_verifiers(by_confidence: dict[str, Roc], tmp_path: Path) -> None:
+def test_its_scores_are_the_verifiers(by_confidence: Aucs, tmp_path: Path) -> None:
     """Turned round, the verifier ranks the other way round; the confidence as before."""
-    turned = measured_roc(
+    turned = measured_aucs(
         llama_pair(), scalar_verifier(confidence=-2.0), PROMPTS, tmp_path / "trace", temperature=1.0
     )
-    for ratio, roc in turned.items():
-        assert roc.auc[0] == pytest.approx(1 - by_confidence[ratio].auc[0])
-        assert roc.confidence_auc == by_confidence[ratio].confidence_auc
+    for ratio, auc in turned["verifier"].items():
+        assert auc[0] == pytest.approx(1 - by_confidence["verifier"][ratio][0])
+    assert turned["confidence"] == by_confidence["confidence"]
