@@ -1,12 +1,22 @@
-"""The random streams of a request: draft, test and sample never share a uniform."""
+"""The random streams of a request: draft, test and sample never share a uniform. A request whose
+answer shall be the same again draws by races instead, which draft and target share."""
 
 from __future__ import annotations
 
+import hashlib
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwell.serving.runtime.sampling import inverted
+
+RARE = 2.0**-16
+"""Tokens of no larger probability race together."""
+REST, INSIDE = -1, -2
+"""In the place of a token: what the rare ones race with, and what says which of them it is."""
 
 
 class RandomStream:
@@ -28,6 +38,52 @@ class RandomStream:
         """True with probability min(1, target_prob / draft_prob): r < p/q without the division, so
         p = 0 always rejects."""
         return self.uniform() * draft_prob < target_prob
+
+
+class Race(NamedTuple):
+    """What a token of the output is drawn with, by every model that is asked for it (`winner`).
+
+    Args:
+        index: of the token in the output.
+    """
+
+    seed: int
+    index: int
+
+    def uniforms(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """In (0, 1), one for each token: SplitMix64's outputs (Steele 2014) at their places."""
+        key = hashlib.blake2b(f"{self.seed} {self.index}".encode(), digest_size=8).digest()
+        z = (tokens - INSIDE).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z += np.frombuffer(key, np.uint64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53 + 2.0**-54
+
+
+def winner(law: NDArray[np.float32], race: Race, support: NDArray[np.int64] | None = None) -> int:
+    """The column of the largest p(x)/E(x), where E(x) follows Exp(1) and depends on seed, index and
+    token alone.
+
+    The token follows p: log p − log E is the Gumbel trick. Models that share E agree with
+    probability Σ_x 1/Σ_y max(p(y)/p(x), q(y)/q(x)) >= (1 − TV)/(1 + TV), though none knows the
+    other's distribution (Daliri, Musco and Suresh 2024, 2408.07978, section 3; the race: Kobus and
+    Gündüz 2025, 2504.15475). Ours: the rare tokens run as one, which has their mass, and if it wins
+    inversion says which: noise for a whole vocabulary takes longer than a softmax.
+
+    Args:
+        law: p, `[columns]`, not all 0.
+        support: `[columns]` ids of the tokens; None: column i is token i.
+    """
+    columns = np.flatnonzero(law > RARE)
+    rest = law.copy()
+    rest[columns] = 0.0
+    tokens = columns if support is None else support[columns]
+    uniforms = race.uniforms(np.append(tokens, (REST, INSIDE)))
+    scores = np.append(law[columns], rest.sum(dtype=float)) / -np.log(uniforms[:-1])
+    first = int(scores.argmax())
+    if first < len(columns):
+        return int(columns[first])
+    return int(inverted(torch.from_numpy(rest)[None], torch.from_numpy(uniforms[-1:])))
 
 
 class Streams:

@@ -106,7 +106,6 @@ class Hybrid(Strategy):
             "head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1),
             "draft": profile.t_draft or 0.0,
         }
-        alone = session.sampling.repeatable or self.resources.deterministic
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
         models = [
             Candidate(
@@ -115,7 +114,7 @@ class Hybrid(Strategy):
                 seen.models[role],
                 longest,
                 role,
-                alone=alone,
+                alone=self.resources.deterministic,
                 alternatives=self.config.alternatives if role == "head" else 0,
             )
             for role, step in steps.items()
@@ -142,9 +141,8 @@ class Hybrid(Strategy):
 
     def _shared(self, sampling: Sampling) -> Shared:
         """What was learnt of requests of this class of temperatures; its beginning where each
-        request shall decide for itself, because its answer must not depend on those before it. A
-        greedy answer never does."""
-        alone = self.resources.deterministic or (sampling.repeatable and not sampling.greedy)
+        request shall decide for itself."""
+        alone = self.resources.deterministic
         return (
             self._beginning(sampling.temperature) if alone else self._counted(sampling.temperature)
         )
