@@ -22,7 +22,7 @@ from draftwell.serving.artifacts.verifier import TokenFigures
 from draftwell.serving.errors import DraftwellError, NotFinite
 from draftwell.serving.runtime.commands import Decision, Step
 from draftwell.serving.runtime.penalties import Penalties
-from draftwell.serving.runtime.random_streams import Race, RandomStream
+from draftwell.serving.runtime.random_streams import Race, RandomStream, leaders
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import adjusted, largest_with_place, sum_rows, warp
 
@@ -354,6 +354,20 @@ class Span:
         _ = self.top
         return self.whole.ranked(count)[self.places[row]]
 
+    def contenders(self, row: int, count: int) -> list[tuple[int, float]]:
+        """Up to `count` tokens that may be the target's choice, the likeliest first, each with a
+        number that grows with the chance: `likeliest`, or of a coupled request its race's leaders
+        with their shares, for the target runs the same race."""
+        if not self.sampling.coupled:
+            return self.likeliest(row, count)
+        support = self.whole.support
+        tokens = None if support is None else support.cpu().numpy()
+        found = leaders(self._warp(row).cpu().numpy(), self._race(row), count, tokens)
+        return [(column if tokens is None else int(tokens[column]), s) for column, s in found]
+
+    def _race(self, row: int) -> Race:
+        return Race(self.sampling.seed, self.indices[self.places[row]])
+
     def token_figures(self, row: int, token: int) -> TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
 
@@ -396,8 +410,7 @@ class Span:
             _ = self.top
         drawn: Drawn
         if self.sampling.coupled and minus is None and not without:
-            race = Race(self.sampling.seed, self.indices[self.places[row]])
-            drawn = yield Choice(self[row], race)
+            drawn = yield Choice(self[row], self._race(row))
         else:
             drawn = yield Draw(self[row], stream, minus, without)
         return drawn

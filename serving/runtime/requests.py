@@ -42,7 +42,8 @@ class Sampling:
             it is positive, else multiplied by; above 0, 1 changes nothing (Keskar 2019; as in
             transformers and vLLM).
         logit_bias: token → number added to its logit; kept as sorted pairs.
-        repeatable: the client chose the seed to get the same answer again (`coupled`).
+        repeatable: the seed alone shall decide the answer, because the client chose it or the
+            strategy drafts better so (`coupled`).
         prediction: tokens of the answer that the client expects, which are drafted where they fit
             (drafting/prediction.py); whatever they are, the output follows the same distribution.
         grammar: what the output has to be; every token of target and drafts follows it. It ends

@@ -24,7 +24,7 @@ from draftwell.serving.runtime.logits import (
     laws_of,
     spread,
 )
-from draftwell.serving.runtime.random_streams import RandomStream, winner
+from draftwell.serving.runtime.random_streams import RandomStream, leaders
 from draftwell.serving.runtime.sampling import inverted, sum_rows
 
 Drawer = Callable[[Tensor, Sequence[RandomStream]], Tensor]
@@ -98,7 +98,7 @@ def choices_of(asked: Sequence[Choice]) -> list[Drawn]:
     rows, tokens = laws.cpu().numpy(), None if support is None else support.cpu().numpy()
     found = []
     for law, one in zip(rows, asked, strict=True):
-        column = winner(law, one.race, tokens)
+        column = leaders(law, one.race, support=tokens)[0][0]
         found.append(Drawn(column if tokens is None else int(tokens[column]), float(law[column])))
     return found
 

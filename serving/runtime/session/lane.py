@@ -211,8 +211,9 @@ class Lane:
             parents=tuple(tree.parents),
             features=features,
         )
+        written = self.length - self.prompt_length
         self.length += len(tree)
-        return span.under(self.sampling)
+        return span.under(self.sampling).before(written + depth for depth in tree.depths[-keep:])
 
     def settle(self, length: int, path: Sequence[int]) -> None:
         """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in

@@ -4,7 +4,6 @@ decoding, whatever is expected to gain most on this machine (ours)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -51,6 +50,7 @@ class Hybrid(Strategy):
     artifacts = ("hardware_profile",)
     optional_artifacts = ("eagle3_head", "acceptance_table", "datastore")
     length_field = "max_draft"
+    couples = True
 
     class Config(StrategyConfig):
         drafter: Literal["auto", "head", "draft", "none"] = Field(
@@ -65,8 +65,8 @@ class Hybrid(Strategy):
             2,
             ge=0,
             le=8,
-            description="tokens that may be verified beside each one of a head's draft, for greedy "
-            "requests; 0: chains alone",
+            description="tokens that may be verified beside each one of a head's draft; 0: chains "
+            "alone",
         )
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
@@ -109,7 +109,7 @@ class Hybrid(Strategy):
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
         models = [
             Candidate(
-                partial(makers[role], with_confidence=True),
+                makers[role],
                 RoundCosts.of(profile, step, longest, role),
                 seen.models[role],
                 longest,
@@ -156,8 +156,7 @@ class Hybrid(Strategy):
         return self.seen[kind]
 
     def _beginning(self, temperature: float) -> Shared:
-        """What the bundle's acceptance table says before any request."""
-        return Shared(
-            AcceptanceTable.empty(),
-            {"head": Experience(), "draft": Experience(self._table.at(temperature).copy())},
-        )
+        """What the bundle's acceptance table says before any request: nothing of sampled ones,
+        which are coupled."""
+        known = AcceptanceTable.empty() if temperature else self._table.at(temperature).copy()
+        return Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})
