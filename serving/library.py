@@ -25,7 +25,6 @@ from draftwell.serving.runtime.engine.prompt_budget import PromptBudget
 from draftwell.serving.runtime.requests import FinishReason
 from draftwell.serving.server.model.loading import from_bundle
 from draftwell.serving.server.model.served_model import ServedModel
-from draftwell.serving.server.model.strategy_pool import tuned_strategy
 from draftwell.serving.server.scheduling.detokenize import TextStream
 from draftwell.serving.server.scheduling.scheduler import Scheduler
 from draftwell.serving.server.scheduling.ticket import (
@@ -215,7 +214,7 @@ class LoadedBundle:
             sampling,
             TextStream(served.decode, strings, ids, name=served.token_name),
             events.put,
-            strategy=tuned_strategy(served.strategies, temperature, seeded=seed is not None),
+            strategy=served.strategies.get(temperature=temperature),
         )
         return ticket, events
 

@@ -9,7 +9,7 @@ for all of them. (A head whose columns are a text's own gives each request a pas
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -22,7 +22,7 @@ from draftwell.serving.artifacts.verifier import TokenFigures
 from draftwell.serving.errors import DraftwellError, NotFinite
 from draftwell.serving.runtime.commands import Decision, Step
 from draftwell.serving.runtime.penalties import Penalties
-from draftwell.serving.runtime.random_streams import RandomStream
+from draftwell.serving.runtime.random_streams import Race, RandomStream, leaders
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.sampling import adjusted, likeliest, sum_rows, warp
 
@@ -64,6 +64,19 @@ class Draw(Decision):
     stream: RandomStream
     minus: Span | None = None
     without: Sequence[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Decision):
+    """The token that a coupled request draws from the warped distribution of a row, whoever asks;
+    the reply is a `Drawn`.
+
+    Args:
+        rows: one row.
+    """
+
+    rows: Span
+    race: Race
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +201,20 @@ class Span:
     Args:
         whole: the pass.
         places: numbers of the rows in it.
+        indices: of a coupled request: place → number, in the output, of the token after the row.
     """
 
-    __slots__ = ("_chances", "places", "sampling", "whole")
+    __slots__ = ("_chances", "indices", "places", "sampling", "whole")
 
-    def __init__(self, whole: Logits, places: Sequence[int], sampling: Sampling = GREEDY):
+    def __init__(
+        self,
+        whole: Logits,
+        places: Sequence[int],
+        sampling: Sampling = GREEDY,
+        indices: Mapping[int, int] | None = None,
+    ):
         self.whole, self.places, self.sampling = whole, places, sampling
+        self.indices = indices or {}
         self._chances: dict[tuple[int, int], float] = {}
 
     @classmethod
@@ -240,13 +261,18 @@ class Span:
     def __getitem__(self, part: int | slice) -> Span:
         """One row, or several."""
         if isinstance(part, slice):
-            return Span(self.whole, self.places[part], self.sampling)
+            return Span(self.whole, self.places[part], self.sampling, self.indices)
         place = self.places[part]
-        return Span(self.whole, range(place, place + 1), self.sampling)
+        return Span(self.whole, range(place, place + 1), self.sampling, self.indices)
 
     def at(self, rows: Sequence[int]) -> Span:
         """Some of these rows, by number."""
-        return Span(self.whole, [self.places[row] for row in rows], self.sampling)
+        return Span(self.whole, [self.places[row] for row in rows], self.sampling, self.indices)
+
+    def before(self, indices: Iterable[int]) -> Span:
+        """The same rows, before these tokens of the output."""
+        known = dict(zip(self.places, indices, strict=True))
+        return Span(self.whole, self.places, self.sampling, known)
 
     @property
     def values(self) -> Tensor:
@@ -328,6 +354,20 @@ class Span:
         _ = self.top
         return self.whole.ranked(count)[self.places[row]]
 
+    def contenders(self, row: int, count: int) -> list[tuple[int, float]]:
+        """Up to `count` tokens that may be the target's choice, the likeliest first, each with a
+        number that grows with the chance: `likeliest`, or of a coupled request its race's leaders
+        with their shares, for the target runs the same race."""
+        if not self.sampling.coupled:
+            return self.likeliest(row, count)
+        support = self.whole.support
+        tokens = None if support is None else support.cpu().numpy()
+        found = leaders(self._warp(row).cpu().numpy(), self._race(row), count, tokens)
+        return [(column if tokens is None else int(tokens[column]), s) for column, s in found]
+
+    def _race(self, row: int) -> Race:
+        return Race(self.sampling.seed, self.indices[self.places[row]])
+
     def token_figures(self, row: int, token: int) -> TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
 
@@ -362,12 +402,17 @@ class Span:
         self, row: int, stream: RandomStream, minus: Span | None = None, without: Sequence[int] = ()
     ) -> Step[Drawn]:
         """Draw from the warped distribution of a row, or of what is left of it (`Draw`); a greedy
-        request consumes no randomness, and takes the likeliest token whatever is left."""
+        request consumes no randomness, and takes the likeliest token whatever is left. A coupled
+        one draws from the whole of it by the position's race."""
         if self.sampling.greedy:
             return Drawn(self.top[row], 1.0)
         if not self.whole.waits:  # a device says of this row alone that it is not usable
             _ = self.top
-        drawn: Drawn = yield Draw(self[row], stream, minus, without)
+        drawn: Drawn
+        if self.sampling.coupled and minus is None and not without:
+            drawn = yield Choice(self[row], self._race(row))
+        else:
+            drawn = yield Draw(self[row], stream, minus, without)
         return drawn
 
     def fetch_chances(self, rows: Sequence[int], tokens: Sequence[int]) -> Step[None]:
@@ -375,7 +420,7 @@ class Span:
         of one a token. CPUs compute them one by one, as far as they are asked."""
         if not self.whole.waits:
             _ = self.top  # one that is not usable is found behind a rejection, too
-        elif tokens and not self.sampling.greedy:
+        elif tokens and not self.sampling.has_choice:
             found: list[float] = yield Probs(self.at(rows), tokens)
             self._chances = dict(zip(zip(rows, tokens, strict=True), found, strict=True))
 

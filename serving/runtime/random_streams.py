@@ -1,12 +1,22 @@
-"""The random streams of a request: draft, test and sample never share a uniform."""
+"""The random streams of a request: draft, test and sample never share a uniform. A request whose
+answer shall be the same again draws by races instead, which draft and target share."""
 
 from __future__ import annotations
 
+import hashlib
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwell.serving.runtime.sampling import inverted
+
+RARE = 2.0**-16
+"""Tokens of no larger probability race together."""
+REST, INSIDE = -1, -2
+"""In the place of a token: what the rare ones race with, and what says which of them it is."""
 
 
 class RandomStream:
@@ -28,6 +38,59 @@ class RandomStream:
         """True with probability min(1, target_prob / draft_prob): r < p/q without the division, so
         p = 0 always rejects."""
         return self.uniform() * draft_prob < target_prob
+
+
+class Race(NamedTuple):
+    """What a token of the output is drawn with, by every model that is asked for it (`leaders`).
+
+    Args:
+        index: of the token in the output.
+    """
+
+    seed: int
+    index: int
+
+    def uniforms(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """In (0, 1), one for each token: SplitMix64's outputs (Steele 2014) at their places."""
+        key = hashlib.blake2b(f"{self.seed} {self.index}".encode(), digest_size=8).digest()
+        z = (tokens - INSIDE).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z += np.frombuffer(key, np.uint64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((z ^ (z >> np.uint64(31))) >> np.uint64(12)) * 2.0**-52 + 2.0**-53
+
+
+def leaders(
+    law: NDArray[np.float32], race: Race, count: int = 1, support: NDArray[np.int64] | None = None
+) -> list[tuple[int, float]]:
+    """Up to `count` columns of the largest p(x)/E(x), largest first, each with its share of their
+    sum; E(x) follows Exp(1) and depends on seed, index and token alone.
+
+    The first one follows p: log p − log E is the Gumbel trick. Models that share E agree on it with
+    probability Σ_x 1/Σ_y max(p(y)/p(x), q(y)/q(x)) >= (1 − TV)/(1 + TV), though none knows the
+    other's distribution (Daliri, Musco and Suresh 2024, 2408.07978, section 3; the race: Kobus and
+    Gündüz 2025, 2504.15475). Ours: the rare tokens run as one, which has their mass, and where it
+    leads inversion says which: noise for a whole vocabulary takes longer than a softmax.
+
+    Args:
+        law: p, `[columns]`; sums to 1.
+        support: `[columns]` ids of the tokens; None: column i is token i.
+    """
+    columns = np.flatnonzero(law > RARE)
+    probs = law[columns].astype(float)
+    tokens = columns if support is None else support[columns]
+    uniforms = race.uniforms(np.append(tokens, (REST, INSIDE)))
+    scores = np.append(probs, max(0.0, 1.0 - probs.sum())) / -np.log(uniforms[:-1])
+    found = [int(scores.argmax())] if count == 1 else np.argsort(-scores)[:count].tolist()
+    if len(columns) in found:
+        rest = law.copy()
+        rest[columns] = 0.0
+        if not rest.any():  # what was missing to 1 is rounding
+            scores[-1] = 0.0
+            found = np.argsort(-scores)[:count].tolist()
+        one = inverted(torch.from_numpy(rest)[None], torch.from_numpy(uniforms[-1:]))
+        columns = np.append(columns, int(one))
+    return [(int(columns[i]), float(scores[i] / scores.sum())) for i in found if scores[i] > 0.0]
 
 
 class Streams:

@@ -42,8 +42,8 @@ class Sampling:
             it is positive, else multiplied by; above 0, 1 changes nothing (Keskar 2019; as in
             transformers and vLLM).
         logit_bias: token → number added to its logit; kept as sorted pairs.
-        repeatable: the client chose the seed to get the same answer again: a busy server leaves
-            such a request's drafts alone.
+        repeatable: the seed alone shall decide the answer, because the client chose it or the
+            strategy drafts better so (`coupled`).
         prediction: tokens of the answer that the client expects, which are drafted where they fit
             (drafting/prediction.py); whatever they are, the output follows the same distribution.
         grammar: what the output has to be; every token of target and drafts follows it. It ends
@@ -115,6 +115,17 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the seed alone says which token is drawn at a position, whatever was drafted
+        there: a sampled answer is then plain decoding's with every lossless strategy."""
+        return self.repeatable and not self.greedy
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether the target has one token at each position, which a draft meets or misses."""
+        return self.greedy or self.coupled
 
     @property
     def warpers(self) -> tuple[float, int, float, float]:

@@ -108,7 +108,7 @@ def test_sampled_requests_get_the_strategy_that_was_tuned_for_them(
         answers = {t: loaded.generate("ten men", max_tokens=8, temperature=t) for t in (0.0, 1.0)}
         seeded = loaded.generate("ten men", max_tokens=8, temperature=1.0, seed=1)
     assert [one.strategy for one in answers.values()] == ["vanilla_sd", "prompt_lookup"]
-    assert seeded.strategy == "autoregressive", "as the server decodes what is to be repeatable"
+    assert seeded.strategy == "prompt_lookup", "whose answer is plain decoding's with that seed"
 
 
 def test_an_answer_ends_at_a_stop_string(model: draftwell.LoadedBundle) -> None:

@@ -20,16 +20,19 @@ from draftwell.serving.runtime.types import Draft
 
 
 def keeps(draft: Draft, i: int, target: Span, rng: Streams) -> Step[bool]:
-    """The exact test of draft token i; a greedy request consumes no randomness."""
+    """The exact test of draft token i; where the target has a choice the draft has to meet it."""
     token = draft.tokens[i]
-    if target.sampling.greedy:
-        return token == target.top[i]
+    if target.sampling.has_choice:
+        return token == (yield from target.draw(i, rng.sample)).token
     chance = yield from target.chance(i, token)
     return rng.test.accepts(chance, draft.prob(i))
 
 
 def recover(draft: Draft, i: int, target: Span, rng: Streams) -> Step[int]:
-    """Sample the token that replaces rejected draft token i from the residual distribution."""
+    """Sample the token that replaces rejected draft token i from the residual distribution, or take
+    the target's choice."""
+    if target.sampling.has_choice:
+        return (yield from target.draw(i, rng.sample)).token
     row = draft.row(i)
     without = [draft.tokens[i]] if row is None else []
     drawn = yield from target.draw(i, rng.sample, minus=row, without=without)

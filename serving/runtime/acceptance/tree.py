@@ -33,8 +33,8 @@ class Ranked:
     def choose(
         self, candidates: Sequence[int], row: int, target: Span, rng: Streams
     ) -> Step[CandidateChoice]:
-        if target.sampling.greedy:
-            best = target.top[row]
+        if target.sampling.has_choice:
+            best = (yield from target.draw(row, rng.sample)).token
             kept = candidates.index(best) if best in candidates else None
             return CandidateChoice(kept, best, len(candidates) if kept is None else kept + 1)
         chances = yield from target.chances(row, candidates)

@@ -4,8 +4,8 @@ bring.
 
 A pass over a few more tokens takes hardly longer, and the head has ranked them already. An
 alternative that is the target's choice is kept where the chain is rejected, and the target's row
-after it gives one token more than a rejection would. Nothing follows an alternative. For greedy
-requests: a sampled one draws its chain, whose law its rule needs.
+after it gives one token more than a rejection would. Nothing follows an alternative. For requests
+with a choice, greedy or coupled: others draw their chain, whose law their rule needs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Alternatives:
     """Of each token of the last draft the alternatives, each with its probability."""
 
     def around(self, draft: Draft, room: int) -> DraftTree:
-        """A greedy draft as a tree: its tokens first, then the alternatives that pay, the best
+        """A draft as a tree: its tokens first, then the alternatives that pay, the best
         first.
 
         Args:
@@ -55,7 +55,7 @@ class Alternatives:
             assert row is not None, "a head's draft has a row for each token"
             others = [
                 (other, prob)
-                for other, prob in row.likeliest(0, 1 + self.most)
+                for other, prob in row.contenders(0, 1 + self.most)
                 if other != token and prob > 0.0
             ]
             self.ranked.append(others)

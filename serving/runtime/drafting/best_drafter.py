@@ -152,6 +152,7 @@ class Candidate:
         )
         before = session.stats.draft_calls
         draft = yield from self.drafter.propose(session, limit)
+        draft.confidence = self.stop.confidence[: len(draft)]
         self._steps = session.stats.draft_calls - before
         return draft
 
@@ -162,7 +163,7 @@ class Candidate:
         if (
             not self.alternatives.most
             or not draft.tokens
-            or not session.sampling.greedy
+            or not session.sampling.has_choice
             or not session.target.trees
         ):
             return None

@@ -113,13 +113,18 @@ class WorthDrafting(FixedLength):
         super().__init__(max_draft)
         self.costs, self.table, self.ahead = costs, table, ahead
         self._kept, self._chance = 1.0, 1.0
+        self.confidence: list[float] = []
+        """Of this draft's tokens, and of one that it stopped before; of a coupled request the share
+        of its race's leader, which says more than C."""
 
     def start(self) -> None:
         super().start()
-        self._kept = 1.0
+        self._kept, self.confidence = 1.0, []
 
     def stop_before(self, row: Span) -> bool:
-        self._chance = self.table.alpha(row.confidence(0))
+        raced = row.sampling.coupled
+        self.confidence.append(row.contenders(0, 1)[0][1] if raced else row.confidence(0))
+        self._chance = self.table.alpha(self.confidence[-1])
         chances = [self._chance, *[self.ahead] * (self.max_draft - self._drafted - 1)]
         return self.costs.outlook(self._drafted, self._kept, chances, computed=1) <= 0.0
 

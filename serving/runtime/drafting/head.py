@@ -83,9 +83,9 @@ class HeadTree:
     `TreeDrafter`).
 
     Level by level the `beam` likeliest nodes are expanded by the head's `beam` likeliest tokens
-    each; of all that were found the `nodes` likeliest are proposed, which include their ancestors,
-    as no token is likelier than its path. All are chosen by rank, none is drawn. For requests whose
-    target reads trees (`Lane.trees`).
+    each (`Span.contenders`); of all that were found the `nodes` likeliest are proposed, which
+    include their ancestors, as no token is likelier than its path. All are chosen by rank, none is
+    drawn. For requests whose target reads trees (`Lane.trees`).
 
     Args:
         depth: levels.
@@ -142,7 +142,7 @@ class HeadTree:
     ) -> list[int]:
         """Add the likeliest tokens after a node; their places."""
         places = []
-        for token, prob in rows.likeliest(row, beam):
+        for token, prob in rows.contenders(row, beam):
             if prob > 0.0:
                 places.append(found.add(token, node))
                 chances.append(chance * prob)

@@ -15,6 +15,7 @@ from draftwell.serving.errors import NotFinite
 from draftwell.serving.runtime.acceptance.divergence import divergences
 from draftwell.serving.runtime.logits import (
     NOT_FINITE,
+    Choice,
     Divergence,
     Draw,
     Drawn,
@@ -23,7 +24,7 @@ from draftwell.serving.runtime.logits import (
     laws_of,
     spread,
 )
-from draftwell.serving.runtime.random_streams import RandomStream
+from draftwell.serving.runtime.random_streams import RandomStream, leaders
 from draftwell.serving.runtime.sampling import inverted, sum_rows
 
 Drawer = Callable[[Tensor, Sequence[RandomStream]], Tensor]
@@ -33,7 +34,7 @@ def decide(asked: Sequence[Any], draw: Drawer | None = None) -> list[Any]:
     """The replies, in order; in the place of one whose rows are not finite, the error.
 
     Args:
-        asked: `Probs`, `Draw` and `Divergence`.
+        asked: `Probs`, `Draw`, `Choice` and `Divergence`.
         draw: as `by_inversion`, which it is where it is left out.
     """
     replies: list[Any] = [None] * len(asked)
@@ -47,7 +48,7 @@ def decide(asked: Sequence[Any], draw: Drawer | None = None) -> list[Any]:
         if kind is Draw:
             found: list[Any] = drawn(some, draw or by_inversion)
         else:
-            found = probs_of(some) if kind is Probs else divergences_of(some)
+            found = {Probs: probs_of, Choice: choices_of, Divergence: divergences_of}[kind](some)
         for place, reply in zip(places, found, strict=True):
             replies[place] = reply if finite(reply) else NotFinite(NOT_FINITE)
     return replies
@@ -87,6 +88,19 @@ def drawn(asked: Sequence[Draw], draw: Drawer) -> list[Drawn]:
     # one transfer: float64 holds every token's number
     found = torch.stack([tokens.double(), probs.double()]).tolist()
     return [Drawn(int(token), prob) for token, prob in zip(*found, strict=True)]
+
+
+def choices_of(asked: Sequence[Choice]) -> list[Drawn]:
+    """The winner of each command's race, with its probability."""
+    laws = laws_of([one.rows for one in asked])
+    support = asked[0].rows.whole.support
+    # one transfer, where a device computes
+    rows, tokens = laws.cpu().numpy(), None if support is None else support.cpu().numpy()
+    found = []
+    for law, one in zip(rows, asked, strict=True):
+        column = leaders(law, one.race, support=tokens)[0][0]
+        found.append(Drawn(column if tokens is None else int(tokens[column]), float(law[column])))
+    return found
 
 
 def divergences_of(asked: Sequence[Divergence]) -> list[float]:

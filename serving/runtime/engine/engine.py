@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -187,6 +187,8 @@ class Engine:
                 "the target's context of "
                 f"{context}: shorten one of them"
             )
+        if strategy.couples:
+            sampling = replace(sampling, repeatable=True)
         try:
             session = Session(prompt, sampling, models, draft_limit, owner)
         except Exception as error:  # a slot may have to be cleared on a device

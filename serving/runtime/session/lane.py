@@ -130,10 +130,14 @@ class Lane:
 
     def _under(self, span: Span, sequence: Sequence[int]) -> Span:
         """Rows up to the last token of `sequence`, as this request has them."""
+        written = len(sequence) - self.prompt_length
         # else all rows are within the prompt
-        if self.sampling.penalises and len(sequence) >= self.prompt_length:
-            return span.under(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
-        return span.under(self.sampling)
+        asks = self.sampling.penalises and written >= 0
+        changes = self.penalties.follow(sequence[self.prompt_length :]) if asks else None
+        rows = span.under(self.sampling, changes)
+        if not self.sampling.coupled:
+            return rows
+        return rows.before(range(written - len(rows) + 1, written + 1))
 
     @property
     def skips(self) -> bool:
@@ -179,7 +183,8 @@ class Lane:
         self.length = len(sequence) + len(tree)
         self.text.extend(start, unseen)
         self._tree_read = list(sequence), tree, span
-        return span.under(self.sampling)
+        written = len(sequence) - self.prompt_length
+        return span.under(self.sampling).before(written + depth for depth in (0, *tree.depths))
 
     def hidden_states(self, start: int, end: int) -> Tensor:
         """States `[end − start, width]` of positions that the slot holds, for a head (of a target
@@ -206,8 +211,9 @@ class Lane:
             parents=tuple(tree.parents),
             features=features,
         )
+        written = self.length - self.prompt_length
         self.length += len(tree)
-        return span.under(self.sampling)
+        return span.under(self.sampling).before(written + depth for depth in tree.depths[-keep:])
 
     def settle(self, length: int, path: Sequence[int]) -> None:
         """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in

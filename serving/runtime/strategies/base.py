@@ -95,6 +95,8 @@ class Strategy(ABC):
     search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Of a plug-in's strategy: parameter → the values that the tuner may try, by measuring them.
     Our own stand in `components/tune/search/space.py`."""
+    couples: bool = False
+    """Whether sampled requests are coupled also without a seed: more of its drafts are kept so."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]

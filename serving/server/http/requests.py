@@ -930,7 +930,7 @@ class Generation(OpenAIFields):
         None,
         description="text that much of the answer is expected to equal; it is drafted wherever it "
         "fits. Answers follow the same "
-        "distribution, and greedy ones are identical; sampled ones with a seed may be other ones",
+        "distribution, and greedy ones and those with a seed are identical",
     )
     cache_salt: Name | None = Field(
         None,

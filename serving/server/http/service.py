@@ -47,7 +47,7 @@ from draftwell.serving.server.http.requests import (
 from draftwell.serving.server.http.responses_api import ResponseAnswer, ResponsesRequest
 from draftwell.serving.server.http.security import client_of, tenant_of
 from draftwell.serving.server.model.served_model import Owner, ServedModel
-from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN, tuned_strategy
+from draftwell.serving.server.model.strategy_pool import EVERYBODY, PLAIN
 from draftwell.serving.server.scheduling.admission import QueueFull
 from draftwell.serving.server.scheduling.detokenize import TextStream
 from draftwell.serving.server.scheduling.scheduler import Scheduler
@@ -288,12 +288,9 @@ class Service:
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
-        """The strategy that the request names, else the tuned one (`tuned_strategy`)."""
+        """The strategy that the request names, else the tuned one."""
         asked, tenant, pool = body.decoding, tenant_of(request), self.served.strategies
         name = PLAIN if asked.enabled is False else asked.strategy
-        if name is None and not asked.parameters:
-            seeded = body.seed is not None
-            return tuned_strategy(pool, body.used_temperature, seeded=seeded, tenant=tenant)
         try:
             strategy = pool.get(name, tenant, body.used_temperature)
         except DraftwellError as error:

@@ -202,22 +202,6 @@ class State:
         return artifact
 
 
-def tuned_strategy(
-    pool: StrategyPool, temperature: float, *, seeded: bool, tenant: str | None = None
-) -> Strategy:
-    """The strategy of a request that names none: the tuned one; with a seed, sampled requests of an
-    exact one are decoded plainly.
-
-    How many tokens are drafted decides which random numbers an answer uses, so drafts of such a
-    request could not be limited under load: they would slow others down. The request alone decides,
-    so that the same bundle gives the same answer on every server.
-    """
-    strategy = pool.get(None, tenant, temperature)
-    if seeded and temperature > 0 and strategy.lossless:
-        return pool.get(PLAIN, tenant, temperature)
-    return strategy
-
-
 class StrategyPool:
     """The strategies of a bundle, by name and tenant.
 

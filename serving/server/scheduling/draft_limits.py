@@ -4,10 +4,8 @@ Before each step every running request gets the draft length that its strategy's
 `Strategy.draft_length_by_batch`, has for as many requests. Within that limit strategies decide as
 before.
 
-A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So
-requests whose answer must not depend on other traffic have none (`repeats`): they draft as much as
-their config says. Sampled ones with a seed come here with an exact strategy that drafts only if
-they named it; others are sent to plain decoding (http/service.py).
+A limit changes which tokens a lossy strategy keeps. So requests of one whose answer must not depend
+on other traffic have none (`repeats`): they draft as much as their config says.
 """
 
 from __future__ import annotations
@@ -71,14 +69,11 @@ def patience_of(running: Running) -> int | None:
 
 def may_be_probed(session: Session, strategy: Strategy) -> bool:
     """Whether a request is recorded with a draft model and has the same text whatever it drafts."""
-    same_text = session.sampling.greedy and strategy.lossless
+    same_text = session.sampling.has_choice and strategy.lossless
     return session.recorded and "draft" in session.lanes and same_text
 
 
 def repeats(strategy: Strategy, sampling: Sampling) -> bool:
     """Whether a request has no limit, because its answer must be the same whatever else runs and a
     limit could change it."""
-    if sampling.greedy and strategy.lossless:
-        return False
-    # a random seed repeats nothing
-    return sampling.repeatable or (strategy.resources.deterministic and not strategy.lossless)
+    return not strategy.lossless and (sampling.repeatable or strategy.resources.deterministic)

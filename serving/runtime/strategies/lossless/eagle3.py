@@ -67,6 +67,7 @@ class Eagle3(Strategy):
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
         self.counted = AcceptanceTable.empty()
+        self.couples = self.config.top_k > 1
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         """The target, and the head beside it: a head is an artifact, and becomes a model where it

@@ -4,7 +4,6 @@ decoding, whatever is expected to gain most on this machine (ours)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -51,6 +50,7 @@ class Hybrid(Strategy):
     artifacts = ("hardware_profile",)
     optional_artifacts = ("eagle3_head", "acceptance_table", "datastore")
     length_field = "max_draft"
+    couples = True
 
     class Config(StrategyConfig):
         drafter: Literal["auto", "head", "draft", "none"] = Field(
@@ -65,8 +65,8 @@ class Hybrid(Strategy):
             2,
             ge=0,
             le=8,
-            description="tokens that may be verified beside each one of a head's draft, for greedy "
-            "requests; 0: chains alone",
+            description="tokens that may be verified beside each one of a head's draft; 0: chains "
+            "alone",
         )
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
@@ -106,16 +106,15 @@ class Hybrid(Strategy):
             "head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1),
             "draft": profile.t_draft or 0.0,
         }
-        alone = session.sampling.repeatable or self.resources.deterministic
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
         models = [
             Candidate(
-                partial(makers[role], with_confidence=True),
+                makers[role],
                 RoundCosts.of(profile, step, longest, role),
                 seen.models[role],
                 longest,
                 role,
-                alone=alone,
+                alone=self.resources.deterministic,
                 alternatives=self.config.alternatives if role == "head" else 0,
             )
             for role, step in steps.items()
@@ -142,9 +141,8 @@ class Hybrid(Strategy):
 
     def _shared(self, sampling: Sampling) -> Shared:
         """What was learnt of requests of this class of temperatures; its beginning where each
-        request shall decide for itself, because its answer must not depend on those before it. A
-        greedy answer never does."""
-        alone = self.resources.deterministic or (sampling.repeatable and not sampling.greedy)
+        request shall decide for itself."""
+        alone = self.resources.deterministic
         return (
             self._beginning(sampling.temperature) if alone else self._counted(sampling.temperature)
         )
@@ -158,8 +156,7 @@ class Hybrid(Strategy):
         return self.seen[kind]
 
     def _beginning(self, temperature: float) -> Shared:
-        """What the bundle's acceptance table says before any request."""
-        return Shared(
-            AcceptanceTable.empty(),
-            {"head": Experience(), "draft": Experience(self._table.at(temperature).copy())},
-        )
+        """What the bundle's acceptance table says before any request: nothing of sampled ones,
+        which are coupled."""
+        known = AcceptanceTable.empty() if temperature else self._table.at(temperature).copy()
+        return Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})

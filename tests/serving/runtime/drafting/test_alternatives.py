@@ -156,17 +156,19 @@ def test_mutant_whose_slot_keeps_the_chain_is_caught(monkeypatch):
     assert any(text != plain for text, plain in map(both_texts, range(6)))
 
 
-def test_sampled_and_altered_requests_have_none(monkeypatch):
+def test_altered_requests_have_none(monkeypatch):
     seen, pair = watched(monkeypatch), table_pair(vocab=5)
     strategy = build_strategy(
         "hybrid", {"drafter": "head"}, table_resources(5, hardware_profile=FREE)
     )
     for asked in (
-        Sampling(max_tokens=40, temperature=1.0, seed=1),
+        Sampling(max_tokens=40, temperature=1.0, seed=1, frequency_penalty=0.5),
         Sampling(max_tokens=40, frequency_penalty=0.5),
     ):
         Engine(pair).generate([0, 1], asked, strategy)
     assert not seen
+    Engine(pair).generate([0, 1], Sampling(max_tokens=40, temperature=1.0, seed=1), strategy)
+    assert seen, "sampled ones are coupled"
 
 
 def test_what_was_counted_is_resumed():

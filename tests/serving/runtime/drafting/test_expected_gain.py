@@ -267,15 +267,14 @@ def test_a_model_that_is_always_right_is_used(drafter):
         (True, {}, False),
         (False, {"repeatable": True}, True),
         (False, {"temperature": 1.0}, True),
-        (False, {"temperature": 1.0, "repeatable": True}, False),
+        (False, {"temperature": 1.0, "repeatable": True}, True),
     ],
     ids=str,
 )
 def test_requests_learn_from_each_other_unless_each_decides_for_itself(
     deterministic, asked, learns
 ):
-    """A sampled request with a seed neither leaves anything behind nor depends on what others left;
-    greedy text is always the same."""
+    """What was learnt changes neither a greedy answer nor one of a seed."""
     resources = StrategyResources(
         {
             "hardware_profile": HardwareProfile(
@@ -302,10 +301,8 @@ def test_a_seeded_sampled_answer_does_not_depend_on_earlier_requests():
             [0, 1, 0], Sampling(max_tokens=60, temperature=1.0, seed=seed), strategy
         )
     after = Engine(models).generate([0, 1, 0], seeded, strategy)
-    assert (after.output, after.session.stats.drafted) == (
-        alone.output,
-        alone.session.stats.drafted,
-    )
+    assert after.output == alone.output
+    assert after.session.stats.drafted != alone.session.stats.drafted, "it has learnt"
 
 
 def test_time_outside_forward_passes_is_counted():

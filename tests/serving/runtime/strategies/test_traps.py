@@ -269,10 +269,11 @@ class Counted:
 
 @pytest.mark.parametrize(("name", "parameters"), EVERY, ids=str)
 def test_no_uniform_serves_twice_and_no_seed_is_set_inside_the_loop(monkeypatch, name, parameters):
-    watched = Watched(monkeypatch)
+    watched, strategy = Watched(monkeypatch), build(name, parameters)
     models = table_pair(vocab=VOCAB)
+    strategy.couples = False  # what is coupled reads no uniforms
     job = Engine(models).generate(
-        [1, 2], Sampling(max_tokens=60, temperature=1.0, seed=4), build(name, parameters)
+        [1, 2], Sampling(max_tokens=60, temperature=1.0, seed=4), strategy
     )
     assert watched.made == 1, "streams are made once a request"
     assert len(watched.uniforms) == len(set(watched.uniforms)) > 0

@@ -80,17 +80,18 @@ def test_several_answers_differ_and_the_first_is_the_one_alone(http: httpx.Clien
     assert texts(complete(http, n=2)) == [texts(complete(http))[0]] * 2, "greedy answers are one"
 
 
-def test_a_sampled_request_with_a_seed_drafts_only_if_it_names_how(http: httpx.Client) -> None:
-    """The request alone decides: this server has no control of drafts, and a busy one decodes it in
-    the same way."""
-
-    def drafted(**change: Any) -> tuple[str, bool]:
-        found = complete(http, **{"temperature": 1, "seed": 5, **change})["speculation"]
-        return found["strategy"], found["drafted"] > 0
-
-    assert drafted() == ("autoregressive", False)
-    assert drafted(speculation={"strategy": "vanilla_sd"}) == ("vanilla_sd", True)
-    assert drafted(seed=None) == drafted(temperature=0) == ("vanilla_sd", True)
+def test_a_sampled_request_with_a_seed_has_one_answer_with_and_without_drafts(
+    http: httpx.Client,
+) -> None:
+    asked = {"temperature": 1, "seed": 5, "frequency_penalty": 0.3, "logprobs": 2}
+    drafted = complete(http, **asked)
+    plain = complete(http, **asked, speculation={"enabled": False})
+    assert drafted["speculation"]["strategy"] == "vanilla_sd"
+    assert drafted["speculation"]["drafted"] > 0
+    assert plain["speculation"]["strategy"] == "autoregressive"
+    assert drafted["choices"] == plain["choices"]
+    shorter = {"strategy": "prompt_lookup"}
+    assert complete(http, **asked, speculation=shorter)["choices"] == plain["choices"]
 
 
 def test_a_lossy_strategy_decodes_a_request_with_a_seed_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -183,26 +184,16 @@ def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_seeded_request_that_named_an_exact_strategy_drafts_whoever_else_is_there(
-    deterministic: bool,
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_drafts_of_sampled_requests_of_an_exact_strategy_are_limited(
+    deterministic: bool, repeatable: bool
 ) -> None:
-    """Others with a seed are not sent to such a strategy at all (http/service.py)."""
-    strategy = drafting(deterministic=deterministic)
-    for others in (0, 7):
-        it = scheduler(strategy)
-        for _ in range(others):
-            submit(it, 20)
-        ticket, _ = submit(it, sampling=SEEDED)
-        it.turn()
-        turn_until_idle(it)
-        assert max(ticket.job.session.stats.judged_at) == 4, "the last of its five draft tokens"
-    it = scheduler(strategy)
+    """A limit changes no answer: a seed has one, and a random seed repeats nothing."""
+    it = scheduler(drafting(deterministic=deterministic))
     for _ in range(8):
-        submit(it, sampling=replace(SEEDED, repeatable=False))
+        submit(it, sampling=replace(SEEDED, repeatable=repeatable))
     it.turn()
-    assert limits(it) == [0] * 8, (
-        "also with --deterministic: its seed is a random one, and repeats nothing"
-    )
+    assert limits(it) == [0] * 8
 
 
 @pytest.mark.parametrize(
@@ -220,7 +211,7 @@ def test_the_target_waits_for_drafts_without_a_limit_no_longer_than_for_others(
     others: list[tuple[str, dict[int, int]]], patience: int | None
 ) -> None:
     it = scheduler(drafting())
-    submit(it, sampling=SEEDED)
+    submit(it, sampling=SEEDED, strategy=drafting("lossy_sd"))
     for name, table in others:
         submit(it, strategy=drafting(name, table))
     it.turn()
@@ -228,14 +219,19 @@ def test_the_target_waits_for_drafts_without_a_limit_no_longer_than_for_others(
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature", "probed"),
-    [("vanilla_sd", 0.0, True), ("vanilla_sd", 1.0, False), ("lossy_sd", 0.0, False)],
+    ("name", "asked", "probed"),
+    [
+        ("vanilla_sd", {}, True),
+        ("vanilla_sd", {"temperature": 1.0}, False),
+        ("vanilla_sd", {"temperature": 1.0, "repeatable": True}, True),
+        ("lossy_sd", {}, False),
+    ],
 )
 def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(
-    name: str, temperature: float, probed: bool
+    name: str, asked: dict[str, Any], probed: bool
 ) -> None:
     it = scheduler(drafting(name))
-    sampling = Sampling(max_tokens=200, temperature=temperature)
+    sampling = Sampling(max_tokens=200, **asked)
     tickets = [submit(it, sampling=sampling)[0] for _ in range(8)]
     it.turn()
     tickets[3].job.session.recorded = True
