@@ -150,8 +150,10 @@ def prices(profile: HardwareProfile, longest: int, roles: Iterable[Role]) -> dic
         "head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1),
         "draft": profile.t_draft or 0.0,
     }
-    found = {role: RoundCosts.of(profile, steps[role], longest, role) for role in roles}
-    return {TEXT: RoundCosts.of(profile, 0.0, longest), **found}
+    found = {TEXT: RoundCosts.of(profile, 0.0, longest)}
+    for role in roles:
+        found[role] = RoundCosts.of(profile, steps[role], longest, role)
+    return found
 
 
 @dataclass(frozen=True)

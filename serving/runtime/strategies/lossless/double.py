@@ -1,22 +1,22 @@
 """Double: draft and target run at once, and both look up what followed the text's end before
 (2601.05524, and its code Sylvan820/Double-Spec).
 
-Each round both read at once. The draft makes `passes` passes; each reads what followed the same
-n-gram before, as a guess, and goes on as far as its own tokens agree. So a pass gives one token or
-several, and a verification may be overtaken by more tokens than the draft makes alone. The target
-reads the unverified tokens and a guess after them, of its own.
+A guess is what followed the same n-gram earlier in the text. Each round the draft makes γ passes;
+each reads a guess and keeps as many of its tokens as it draws itself, and draws one more. At the
+same time the target reads the unverified tokens and a guess of its own after them, and judges
 
-It judges the unverified tokens first. If all are kept, it judges the draft's new tokens as far as
-they agree with its guess, and the one after; where the new tokens end first, the rest of the guess.
-A rejected token whose correction is the guess's own is no end: the target has read on behind it,
-and judges the rest of the guess ("guidance without rollback"). What it could not judge of the new
-tokens is unverified in the next round.
+1. the unverified tokens; if all are kept,
+2. the draft's new tokens as far as they agree with its guess, and one more; where they end before
+   the guess, the rest of that;
+3. after a correction that is the guess's own token, the rest of the guess, which it has read.
 
-Ours: a drafted token is drawn from the draft as any other, and a guess only says which rows are
-read at once; guesses that the target judges are deterministic proposals. So it is lossless at every
-temperature, where the published loop is so greedily alone (a match of argmaxes decides, and
-accepted guesses count as certain). Guesses come from the request's own text; theirs from other
-requests' texts and from rejected tokens, too.
+New tokens that it had no rows for are unverified in the next round.
+
+Ours: a drafted token is drawn from the draft as any other, so that guesses only say which rows are
+read, and what is judged of the target's guess is a deterministic proposal: lossless at every
+temperature. The published loop keeps what matches an argmax, with certainty, and is greedy
+alone; and where the target's own tokens are as many as the new ones it takes those instead. Its
+guesses also come from other requests' texts and from rejected tokens.
 """
 
 from __future__ import annotations
@@ -50,12 +50,8 @@ class Double(Strategy):
         guess_tokens: int = Field(10, ge=0, le=32, description="longest guess")
 
     def run(self, session: Session) -> Step[None]:
-        index, pending, text = (
-            NGramIndex(self.config.max_matching_ngram_size),
-            Draft(),
-            session.text,
-        )
-        gamma = self.gamma()
+        index = NGramIndex(self.config.max_matching_ngram_size)
+        gamma, text, pending = self.gamma(), session.text, Draft()
         while not text.finished:
             if not len(pending) and (yield from session.follow_prediction()):
                 continue
@@ -65,18 +61,20 @@ class Double(Strategy):
             index.extend(text.ids)
             room = session.draft_room(len(pending))
             guess = Draft(self.guess(index, text.ids + pending.tokens, session, room))
-            chain = pending + guess
+            chain, held = pending + guess, len(text.ids)
+            session.stats.drafted += len(guess)
             rows, new = yield Overlap(
                 session.verify(chain), self.drafted(index, session, pending, gamma, room)
             )
-            judged, held = pending + agreeing(new, guess), len(text.ids)
             read = {"target": chain.tokens, "draft": pending.tokens + new.tokens}
-            judged, verdict = yield from self.judge(judged, chain, rows, session)
-            left = new[len(judged) - len(pending) :]
+            judged, verdict = yield from self.judge(
+                pending + agreeing(new, guess), chain, rows, session
+            )
             session.commit(judged, verdict, rows)
+            left = new[len(judged) - len(pending) :]
             pending = left if verdict.token is None and not text.finished else Draft()
+            after = text.ids[held:] + pending.tokens
             for lane in session.lanes.values():
-                after = text.ids[held:] + pending.tokens
                 lane.rollback(held + same(read[lane.role], after))
 
     def guess(self, index: NGramIndex, ids: list[int], session: Session, room: int) -> list[int]:

@@ -53,7 +53,8 @@ class ByTheRowBefore(Double):
     """Judges the guess behind a correction on the rows before its own."""
 
     def judge(self, judged: Draft, chain: Draft, rows: Any, session: Any) -> Any:
-        return (yield from super().judge(judged, chain, Late(rows), session))
+        late: Any = Late(rows)
+        return (yield from super().judge(judged, chain, late, session))
 
 
 def test_mutant_that_judges_guidance_by_other_rows_is_caught():
