@@ -60,7 +60,8 @@ class Double(Strategy):
                 continue
             index.extend(text.ids)
             room = session.draft_room(len(pending))
-            guess = Draft(self.guess(index, text.ids + pending.tokens, session, room))
+            verified = max(0, min(room, session.draft_limit - len(pending)))
+            guess = Draft(self.guess(index, text.ids + pending.tokens, session, verified))
             chain, held = pending + guess, len(text.ids)
             session.stats.drafted += len(guess)
             rows, new = yield Overlap(
