@@ -179,6 +179,10 @@ EXPORTED: dict[str, Callable[[Any], Speculation | None]] = {
     "sprinter": rule_left_out(
         "SPRINTER's verifier, which judges tokens in the target's place, is left out."
     ),
+    "double": lambda config: rule_left_out(
+        "Draft and target do not run at once, and neither looks anything up: Double's overlap and "
+        "guesses are left out."
+    ),
     "duo_decoding": lambda config: fixed_length(
         config,
         "Draft and target do not run at once, and one sequence is drafted: DuoDecoding's "
@@ -197,6 +201,7 @@ EXPORTED: dict[str, Callable[[Any], Speculation | None]] = {
         config, "lossy_sd's threshold on p(x)/p(t*) is left out."
     ),
     "fly": lambda config: fixed_length(config, "FLy's deferral of rejections is left out."),
+    "asd": lambda config: fixed_length(config, "ASD's budget of regret is left out."),
 }
 """Strategy → what other engines can do of it, by its config; None, or no entry: nothing sensible
 would remain."""

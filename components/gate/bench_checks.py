@@ -23,8 +23,12 @@ from draftwell.components.report.intervals import (
 from draftwell.serving.bundle.verdict import Check, GateVerdict, Skipped, Thresholds
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.number_format import dtype_of
+from draftwell.serving.runtime.strategies import find_strategy
 
 PLAIN = "autoregressive"
+ADDED_UP = 1e-2
+"""Nats by which two sums over a text's tokens differ at most, of the same logits in another order
+of addition."""
 
 
 def judge_release(
@@ -58,6 +62,7 @@ def judge_release(
             else speed("regression", candidate, champion, 1 - allowed, "the champion"),
             identity(candidate) if thresholds.lossless_identical else None,
             quality(candidate, reference, thresholds.min_quality_ratio),
+            regret(candidate),
             pace(candidate, reference, thresholds.max_tpot_ratio),
             acceptance(candidate, baseline),
         ]
@@ -121,6 +126,23 @@ def quality(
         f"(lower end at least {floor:.0%})"
     )
     return at_least("quality", found, floor, detail)
+
+
+def regret(candidate: BenchEntry) -> Check | Skipped | None:
+    """Whether every greedy text of a strategy with a budget of regret keeps it, as the target finds
+    when it reads the text: no interval, because the strategy promises it of each."""
+    found = find_strategy(candidate.strategy or PLAIN)
+    if found.regret_field is None or not candidate.greedy:  # sampled requests are judged exactly
+        return None
+    budget = float(getattr(found.Config(**candidate.parameters), found.regret_field))
+    spent = [row.divergence for row in candidate.per_prompt if row.divergence is not None]
+    if len(spent) < len(candidate.per_prompt):
+        return Skipped("regret", "the target did not read the texts")
+    if not candidate.exact and dtype_of(candidate.dtype or "float32") != "float32":
+        return Skipped(f"regret in {candidate.dtype}", "its forward passes are not exact")
+    most, texts = max(spent, default=0.0), len(spent)
+    detail = f"at most {most:.2f} nats in {texts} texts (each at most {budget:g})"
+    return Check("regret", most, budget, most <= budget + ADDED_UP, detail)
 
 
 def pace(

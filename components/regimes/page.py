@@ -8,7 +8,14 @@ from itertools import product
 import numpy as np
 
 from draftwell.components.regimes.lines import break_even_alphas, break_even_costs
-from draftwell.components.regimes.speedups import METHODS, RESCUED, Pair, Placement, csd
+from draftwell.components.regimes.speedups import (
+    KEPT_BY_ASD,
+    METHODS,
+    RESCUED,
+    Pair,
+    Placement,
+    csd,
+)
 from draftwell.components.report.tables import span
 
 COLUMNS = ("the draft computes", "pair", "by formula")
@@ -31,9 +38,10 @@ def rows() -> list[tuple[str, str, str]]:
     flagged = [break_even_alphas("SPRINTER", "SD", c, TURN)[-1] for c in (CHEAP, DEAR)]
     rescues = [
         csd(Pair(CHEAP, alpha), share=share) / METHODS["SD"](Pair(CHEAP, alpha), TURN)
-        for share, alpha in product(RESCUED, ALPHAS)
+        for share, alpha in product((KEPT_BY_ASD, *RESCUED), ALPHAS)
     ]
-    shares = " and ".join(f"{share:.0%}" for share in RESCUED).replace("%", " %")
+    least, most = (f"{share * 100:.0f} %" for share in RESCUED)
+    shares = f"{KEPT_BY_ASD * 100:.0f} % (ASD, counted), {least} and {most} (CSD)"
     wasted = gains(("SPIDE", "PEARL"), "SD", (CHEAP, DEAR), TURN)
     return [
         ("in turn", "α below c", "plain decoding"),
@@ -62,8 +70,8 @@ def rows() -> list[tuple[str, str, str]]:
         ),
         (
             "in turn, lossy",
-            f"CSD, c {CHEAP}",
-            f"{span(rescues)} × SD if it rescues {shares} of rejections",
+            f"ASD, CSD, c {CHEAP}",
+            f"{span(rescues)} × SD if {shares} of rejections stay",
         ),
         (
             "in turn, lossy",

@@ -88,6 +88,8 @@ MEASURED: dict[str, Space] = {
     "medusa": {"nodes": (2, 4, 8)},
     # None: the verifier's own
     "sprinter": {"tau": (None, 0.3, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)},
+    # a trace holds nothing that a draft says after guesses
+    "double": {"passes": (None, 2, 4), "guess_tokens": (4, 10)},
     # a trace holds no drafts of several sequences
     "duo_decoding": {"max_sequences": (1, 8)},
     "csd": {
@@ -102,6 +104,11 @@ MEASURED: dict[str, Space] = {
         "num_speculative_tokens": (10, 15),
         "threshold": (0.05, 0.1, 0.3),
         "window": (3, 6),
+    },
+    "asd": {
+        "num_speculative_tokens": (3, 5, 7),
+        "budget": (4.0, 8.0),
+        "gate": (0.1, 0.25, 0.5),
     },
     "pyramid_assisted": {
         "num_speculative_tokens": PYRAMID_LENGTHS,

@@ -86,6 +86,9 @@ class Strategy(ABC):
     them."""
     length_field: ClassVar[str | None] = None
     """The parameter that says how long a draft is at most (`longest_draft`)."""
+    regret_field: ClassVar[str | None] = None
+    """Of a lossy strategy: the parameter that says how many nats a greedy text may be less likely
+    than the target's choices after the same prefixes, which the gate reads the text for."""
     not_in_traces: ClassVar[tuple[tuple[str, Any], ...]] = ()
     """Parameters, each with the value that makes it read what no trace holds: a replay refuses
     it."""

@@ -14,6 +14,7 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.plugins import Extended
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyResources
 from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
+from draftwell.serving.runtime.strategies.lossless.double import Double
 from draftwell.serving.runtime.strategies.lossless.draft_lengths import (
     SVIP,
     AdaEDL,
@@ -33,6 +34,7 @@ from draftwell.serving.runtime.strategies.lossless.rest import Rest
 from draftwell.serving.runtime.strategies.lossless.spide import Spide
 from draftwell.serving.runtime.strategies.lossless.suffix import SuffixDecoding
 from draftwell.serving.runtime.strategies.lossless.swift import Swift
+from draftwell.serving.runtime.strategies.lossy.asd import ASD
 from draftwell.serving.runtime.strategies.lossy.csd import CSD
 from draftwell.serving.runtime.strategies.lossy.fly import FLy
 from draftwell.serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
@@ -52,6 +54,7 @@ OUR_STRATEGIES: dict[str, type[Strategy]] = {
     "hf_dynamic": HFDynamic,
     "spide": Spide,
     "pearl": Pearl,
+    "double": Double,
     "specdec_pp": SpecDecPP,
     "prompt_lookup": PromptLookup,
     "suffix": SuffixDecoding,
@@ -68,6 +71,7 @@ OUR_STRATEGIES: dict[str, type[Strategy]] = {
     "mentored": Mentored,
     "lossy_sd": LossySD,
     "fly": FLy,
+    "asd": ASD,
     "pyramid_assisted": PyramidAssisted,
     "pyramid_fuzzy": PyramidFuzzy,
 }

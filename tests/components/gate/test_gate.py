@@ -280,6 +280,42 @@ def test_a_lossy_strategy_needs_a_measured_quality():
     assert failed(judge(entry(lossless=False))) == ["quality"]
 
 
+def spending(nats: list[float | None], **changes) -> GateVerdict:
+    texts = [
+        PromptRow(prompt_id=f"p{i}", tokens=40, seconds=1.0, divergence=one)
+        for i, one in enumerate(nats)
+    ]
+    facts = {"strategy": "asd", "lossless": False, "parameters": {"budget": 2.0}} | changes
+    return judge(entry(per_prompt=texts, **facts), thresholds=Thresholds(), reference=None)
+
+
+def test_no_text_costs_more_regret_than_the_budget():
+    assert spending([0.0, 2.0, 1.4]).passed
+    assert failed(spending([0.0, 2.1, 0.0])) == ["regret"], "each text, not their mean"
+    assert spending([7.9], parameters={}).passed, "the default is 8 nats"
+    assert failed(spending([8.1], parameters={})) == ["regret"]
+
+
+@pytest.mark.parametrize(
+    ("nats", "changes"),
+    [
+        ([1.0, None], {}),
+        ([9.0], {"dtype": "bfloat16"}),
+        ([9.0], {"greedy": False}),
+        ([9.0], {"strategy": "lossy_sd", "parameters": {}}),
+    ],
+    ids=str,
+)
+def test_regret_is_judged_where_it_was_read_and_means_something(nats, changes):
+    verdict = spending(nats, **changes)
+    assert not verdict.checks
+    assert not verdict.passed, "nothing checked is nothing passed"
+
+
+def test_regret_in_exact_passes_is_judged_in_any_dtype():
+    assert failed(spending([9.0], dtype="bfloat16", exact=True)) == ["regret"]
+
+
 def test_slow_requests_are_caught():
     slow = [
         row.model_copy(update={"seconds": row.seconds * (1 if row.tokens > 8 else 3)})

@@ -303,6 +303,7 @@ def test_three_models_of_three_vocabularies(tmp_path: Path) -> None:
         ("mentored", {}),
         ("lossy_sd", {}),
         ("fly", {}),
+        ("asd", {}),
     ):
         strategy = build_strategy(name, parameters, table_resources(HIDDEN))
         job = pair.engine().generate(case.prompt, asked, strategy)

@@ -158,7 +158,8 @@ def test_every_searched_parameter_is_drawn_or_left_out_by_name() -> None:
     """Else a new strategy's is missing from the plots, silently."""
     searched = {name for space in (REPLAYED | MEASURED).values() for name in space}
     assert searched - {*THRESHOLDS, *LENGTHS} == {
-        *("alpha", "drafter", "guesses", "heuristic", "max_branches", "max_depth"),
+        *("alpha", "drafter", "gate", "guess_tokens", "guesses", "heuristic", "max_branches"),
+        *("max_depth", "passes"),
         *("max_matching_ngram_size", "max_sequences", "min_count", "num_draft_tokens"),
         *("overlap_tau", "parallel", "tau_qualifier", "top_k", "tree_tokens", "window"),
     }

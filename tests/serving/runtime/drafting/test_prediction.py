@@ -222,7 +222,7 @@ def test_mutant_that_trusts_the_prediction_is_caught(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "name", ["csd", "lossy_sd", "fly", "sprinter", "pyramid_fuzzy", "mentored", "fuzzy_sd"]
+    "name", ["csd", "lossy_sd", "fly", "asd", "sprinter", "pyramid_fuzzy", "mentored", "fuzzy_sd"]
 )
 def test_lossy_strategies_take_one_too(name: str) -> None:
     """A prediction is judged exactly in any case; what it brings is counted apart."""

@@ -19,6 +19,7 @@ from tests.support.models.resources import table_pair, table_resources
 PARALLEL = {
     "spide": {"tau": 0.4, "max_draft": 5},
     "pearl": {"num_speculative_tokens": 4},
+    "double": {"passes": 3},
     "duo_decoding": {"num_speculative_tokens": 6},
 }
 SAMPLING = Sampling(max_tokens=40, temperature=1.0, seed=5)

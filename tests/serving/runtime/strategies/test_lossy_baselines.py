@@ -30,6 +30,7 @@ LOSSY = [
     ("mentored", {}),
     ("lossy_sd", {"tau": 0.1}),
     ("fly", {"threshold": 0.0, "window": 0}),
+    ("asd", {"gate": 9.0}),
     ("pyramid_assisted", {"tau_target": 0.0}),
     ("pyramid_fuzzy", {"tau_target": 0.0, "tau_qualifier": 0.0}),
 ]
@@ -169,6 +170,7 @@ def test_fuzzy_kept_tokens_are_counted_apart():
         ("lossy_sd", {"tau": 0.01}),
         ("fuzzy_sd", {"tau": 0.5}),
         ("fly", {"threshold": 0.0, "window": 0}),
+        ("asd", {"budget": 99.0, "gate": 9.0}),
         ("pyramid_assisted", {"tau_target": 0.5}),
         ("pyramid_fuzzy", {"tau_target": 0.5, "tau_qualifier": 0.5}),
     ],
@@ -322,7 +324,7 @@ def test_lossy_sd_is_csd_without_its_memory(same, temperature, seed):
     assert counters(csd[1]) == counters(lossy[1])
 
 
-@pytest.mark.parametrize("name", ["fuzzy_sd", "mentored", "lossy_sd", "fly"])
+@pytest.mark.parametrize("name", ["fuzzy_sd", "mentored", "lossy_sd", "fly", "asd"])
 @pytest.mark.parametrize("budget", [1, 2, 5])
 def test_stop_tokens_and_budgets_inside_a_kept_run(name, budget):
     parameters = {
@@ -330,6 +332,7 @@ def test_stop_tokens_and_budgets_inside_a_kept_run(name, budget):
         "mentored": {"budget": 9.0},
         "lossy_sd": {"tau": 0.001},
         "fly": {"threshold": 0.0, "window": 1},
+        "asd": {"gate": 9.0},
     }[name]
     for seed in range(20):
         output, stats = run(

@@ -1,0 +1,143 @@
+"""Double: the target's own text and law whatever is looked up, and what looking up saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies.lossless import double
+from draftwell.serving.runtime.strategies.lossless.double import Double, agreeing, same
+from draftwell.serving.runtime.types import Draft
+from tests.support.models.counters import counters
+from tests.support.models.enumeration import law_error
+from tests.support.models.resources import decode, table_pair, table_resources
+from tests.support.published.pairs import llamas
+
+SHORT = {"passes": 2, "max_matching_ngram_size": 1, "guess_tokens": 3}
+REPEATED = [1, 0, 1, 1, 0]
+
+
+def off(kind: type[Double] = Double, temperature: float = 1.0, **changed: Any) -> float:
+    """Distance of the law of three tokens from the target's, after a text that repeats itself."""
+    config = Double.Config(**SHORT | changed)
+    return law_error(
+        lambda: kind(config, table_resources(2)),
+        table_pair(vocab=2, seed=5),
+        REPEATED,
+        Sampling(max_tokens=3, temperature=temperature),
+    )
+
+
+@pytest.mark.parametrize(("passes", "guess_tokens"), [(1, 2), (1, 4), (2, 1)])
+def test_three_tokens_have_the_targets_law(passes, guess_tokens):
+    assert off(passes=passes, guess_tokens=guess_tokens) < 1e-6
+
+
+class Late:
+    """Rows of which a slice begins one place too late."""
+
+    def __init__(self, rows: Any):
+        self.rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rows, name)
+
+    def __getitem__(self, part: Any) -> Any:
+        return self.rows[part.start - 1 :] if isinstance(part, slice) else self.rows[part]
+
+
+class ByTheRowBefore(Double):
+    """Judges the guess behind a correction on the rows before its own."""
+
+    def judge(self, judged: Draft, chain: Draft, rows: Any, session: Any) -> Any:
+        late: Any = Late(rows)
+        return (yield from super().judge(judged, chain, late, session))
+
+
+def test_mutant_that_judges_guidance_by_other_rows_is_caught():
+    assert off() < 1e-6
+    assert off(ByTheRowBefore) > 1e-3
+
+
+def test_mutant_whose_slots_keep_what_was_not_kept_is_caught(monkeypatch):
+    assert off(temperature=0.0) < 1e-6
+    monkeypatch.setattr(double, "same", lambda one, other: len(one))
+    assert off() > 1e-3
+
+
+@pytest.mark.parametrize("stop", [frozenset(), frozenset({3})], ids=["", "stop"])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_greedy_text_is_transformers_own(passes, stop):
+    """Two transformers in float32; the other text by whole passes of their own modules, without
+    keys and values."""
+    pair, prompt = llamas(), [1, 0, 4, 1, 0, 4, 1]
+    wanted = list(prompt)
+    for _ in range(24):
+        wanted.append(pair.target.best(wanted))
+        if wanted[-1] in stop:
+            break
+    settings = {"passes": passes, "max_matching_ngram_size": 2}
+    sampling = {"max_tokens": 24, "stop_token_ids": stop}
+    job = decode(pair.models, prompt, "double", settings, table_resources(8), **sampling)
+    assert job.output == wanted[len(prompt) :]
+    plain = decode(pair.models, prompt, "autoregressive", **sampling)
+    assert job.output == plain.output
+    stats = job.session.stats
+    assert stats.accepted + stats.sampled == stats.emitted == len(job.output)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_without_guesses_it_is_pearl(passes, temperature):
+    models, settings = table_pair(8), {"max_tokens": 60, "temperature": temperature, "seed": 3}
+    bare = {"passes": passes, "guess_tokens": 0}
+    mine = decode(models, [1, 2], "double", bare, table_resources(8), **settings)
+    pearl = {"num_speculative_tokens": passes}
+    other = decode(models, [1, 2], "pearl", pearl, table_resources(8), **settings)
+    assert mine.output == other.output
+    assert counters(mine.session.stats) == counters(other.session.stats)
+
+
+def test_looking_up_saves_passes_of_both_models():
+    """A text that soon repeats itself: no order of more than one token, and greedy."""
+    models = table_pair(8, noise=0.2)
+    bare, both = (
+        Engine(models)
+        .generate(
+            [1, 2],
+            Sampling(max_tokens=80),
+            Double(Double.Config(passes=3, guess_tokens=length), table_resources(8)),
+        )
+        .session.stats
+        for length in (0, 8)
+    )
+    assert both.target_calls < 0.6 * bare.target_calls
+    assert both.draft_calls / both.drafted < 0.5 * bare.draft_calls / bare.drafted
+
+
+@pytest.mark.parametrize(
+    ("new", "guess", "judged"),
+    [
+        ([], [], []),
+        ([], [5, 6], [5, 6]),
+        ([5], [5, 6, 7], [5, 6, 7]),
+        ([5, 6], [5, 6], [5, 6]),
+        ([5, 6, 7, 8], [5, 6], [5, 6, 7]),
+        ([5, 9, 7], [5, 6, 7], [5, 9]),
+        ([4, 5], [], [4]),
+    ],
+)
+def test_what_the_target_has_rows_for(new, guess, judged):
+    assert agreeing(Draft(new), Draft(guess)).tokens == judged
+
+
+def test_how_many_tokens_are_the_same():
+    assert [same([1, 2, 3], other) for other in ([1, 2], [1, 2, 3, 4], [2], [1, 3, 3])] == [
+        2,
+        3,
+        0,
+        1,
+    ]
