@@ -42,7 +42,7 @@ def scan(
     return 0, []
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     TEXTS,
     st.lists(st.integers(0, 2), max_size=24),

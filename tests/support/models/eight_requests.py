@@ -19,7 +19,7 @@ def requests(vocab: int, temperature: float) -> list[tuple[list[int], Sampling]]
     return [
         (
             [1 + i % (vocab - 1), 2, i % vocab][: 1 + i % 3],
-            Sampling(max_tokens=10 + 2 * i, temperature=temperature, seed=i, **extra[i % 4]),
+            Sampling(max_tokens=8 + i, temperature=temperature, seed=i, **extra[i % 4]),
         )
         for i in range(8)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,22 +67,23 @@ def decode(
 def table_resources(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyResources:
     """All artifacts that strategies may ask for; `ratio` is t_verify / t_draft."""
     artifacts = {
-        "acceptance_head": random_head(vocab),
         "acceptance_table": AcceptanceTable.empty(ORIGIN),
         "correction_memory": CorrectionMemory.empty(ORIGIN),
+        "hardware_profile": HardwareProfile(1.0, {1: ratio, 32: ratio}, 0.1, ORIGIN),
+    }
+    return StrategyResources(never_changed(vocab) | artifacts | changes, deterministic=True)
+
+
+@functools.cache
+def never_changed(vocab: int) -> dict[str, Any]:
+    """Artifacts that nothing writes to: enumerations ask for them thousands of times."""
+    direction = torch.randn(vocab, generator=torch.Generator().manual_seed(3))
+    return {
+        "acceptance_head": random_head(vocab),
         "datastore": random_datastore(vocab),
         "medusa_heads": random_medusa_heads(vocab),
-        "hardware_profile": HardwareProfile(1.0, {1: ratio, 32: ratio}, 0.1, ORIGIN),
-        "verifier": Verifier(
-            torch.randn(vocab, generator=torch.Generator().manual_seed(3)),
-            0.0,
-            ("before",),
-            0.5,
-            1.2,
-            ORIGIN,
-        ),
+        "verifier": Verifier(direction, 0.0, ("before",), 0.5, 1.2, ORIGIN),
     }
-    return StrategyResources(artifacts | changes, deterministic=True)
 
 
 def random_head(width: int, seed: int = 4) -> AcceptanceHead:

@@ -112,19 +112,14 @@ class TableModel(Model):
                 contexts = [known[:start] + [row.tokens[place] for place in path] for path in paths]
             logits = torch.stack([self.next_logits(context) for context in contexts])
             # an earlier pass's too, as with keys and values
-            for skip in {*self._skipped[row.slot][max(0, start - self.order) :]}:
+            for skip in {*self._skipped[row.slot][max(0, start - self.order) :]} - {frozenset()}:
                 logits += self._noise(skip)
-            outputs.append(all_rows(logits.clone(), logits.clone()))
+            outputs.append(all_rows(logits, logits.clone()))
         return outputs
 
     def _noise(self, skip: frozenset[int]) -> Tensor:
-        """What skipping sublayers adds to the logits `[vocab]`, the same each time; nothing where
-        none is."""
+        """What skipping sublayers adds to the logits `[vocab]`, the same each time."""
         if skip not in self._noises:
             generator = torch.Generator().manual_seed(sum(1 << one for one in skip))
-            self._noises[skip] = (
-                torch.randn(self.vocab_size, generator=generator)
-                if skip
-                else torch.zeros(self.vocab_size)
-            )
+            self._noises[skip] = torch.randn(self.vocab_size, generator=generator)
         return self._noises[skip]

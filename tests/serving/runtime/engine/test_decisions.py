@@ -81,9 +81,9 @@ KINDS = ["draw", "draft", "residual", "without", "probs", "draft probs", "tv", "
 def test_a_request_is_decided_among_others_as_alone_and_by_any_number_of_threads(kind: str) -> None:
     threads = torch.get_num_threads()
     try:
-        for seed in range(8):
+        for seed in range(3):
             found = []
-            for count in (1, 2, 3):
+            for count in (1, 3):
                 torch.set_num_threads(count)
                 found.append(decide(asked_for(seed, kind)))
                 found.append([decide([one])[0] for one in asked_for(seed, kind)])

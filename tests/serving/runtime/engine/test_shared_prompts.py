@@ -291,7 +291,7 @@ def test_a_request_that_is_cancelled_leaves_what_was_really_read(
         return build_strategy(name, parameters, table_resources(8))
 
     other = asking.submit(engine, [1, 2], 400)
-    for steps in range(1, 16):
+    for steps in (*range(1, 8), 11, 15):
         sampling = Sampling(max_tokens=30, temperature=1.0, seed=steps)
         job = engine.submit([*PROMPT[:20], steps % 8], sampling, build(), owner="one")
         for _ in range(steps):
@@ -504,7 +504,8 @@ def test_networks_in_float32(name: str, adapter: Any) -> None:
     def build() -> Any:
         return build_strategy(name, NEEDED.get(name, {}), resources)
 
-    alone = conversation(Engine(networks(adapter, target)), build, None)
+    fresh = Engine(networks(adapter, target))
+    alone = conversation(fresh, build, None)
     engine = Engine(networks(adapter, target))
     shared = conversation(engine, build, "one")
     assert [counted(job) for job in shared] == [counted(job) for job in alone]
@@ -515,7 +516,6 @@ def test_networks_in_float32(name: str, adapter: Any) -> None:
         submit(engine, [3, *PROMPT], 12, build(), temperature=1.0, seed=seed) for seed in range(4)
     ]
     engine.run(several)
-    fresh = Engine(networks(adapter, target))
     wanted = [fresh.generate([3, *PROMPT], one.session.sampling, build()) for one in several]
     assert [job.output for job in several] == [job.output for job in wanted]
     assert [job.session.stats.cached_tokens for job in several] == [0, *[len(PROMPT)] * 3]

@@ -153,7 +153,7 @@ def plainly(written: list[int], rows: int, grammar: FiniteGrammar) -> list[list[
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(st.integers(0, 6), st.lists(st.integers(0, 2), max_size=6), st.integers(1, 5)),

@@ -185,20 +185,6 @@ def test_gpt_neo_writes_what_generate_writes(strategy, parameters):
             )
 
 
-@pytest.mark.parametrize("naive", [NeverCropped, CroppedTooFar])
-def test_speculation_without_a_right_rollback_writes_something_else(naive):
-    engine = networks(naive)
-    build = functools.partial(
-        build_strategy, "vanilla_sd", {"num_speculative_tokens": 3}, table_resources(HIDDEN)
-    )
-    written = [
-        engine.generate(prompt, Sampling(max_tokens=40), build()).output for prompt in PROMPTS
-    ]
-    assert written != [
-        generated(modules()["target"], prompt, 40, eos_token_id=None) for prompt in PROMPTS
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "temperature"),
     quick_only(

@@ -90,28 +90,26 @@ def test_requests_become_texts_of_a_trace(tmp_path: Path, pair: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("strategy", ["autoregressive", "prompt_lookup"])
-def test_a_champion_without_a_draft_is_recorded_like_one_with_it(
-    tmp_path: Path, pair: Any, strategy: str
-) -> None:
+def test_a_champion_without_a_draft_is_recorded_like_one_with_it(tmp_path: Path, pair: Any) -> None:
     """The draft only reads along: answers and their statistics know nothing of it."""
     found = {}
-    for name in ("vanilla_sd", strategy):
+    for name in ("vanilla_sd", "autoregressive", "prompt_lookup"):
         server = FeedbackServer(pair, tmp_path / name, text=True, strategy=name)
-        answers = [server.ask([prompt], max_tokens=40)[0] for prompt in PROMPTS]
+        answers = [server.ask([prompt], max_tokens=40)[0] for prompt in PROMPTS[:3]]
         server.close()
         found[name] = rows(tmp_path / name)
-        assert server.counts["recorded"] == 6
-    for events in answers:
-        end = events[-1]
-        assert isinstance(end, End)
-        assert (end.stats.draft_calls, end.stats.draft_seconds) == (0, 0.0)
-        assert {role for role, _, _ in end.stats.timeline} == {"target"}
-    with_draft, without = found.values()
-    assert without.num_rows == 6 * 40, (
+        assert server.counts["recorded"] == 3
+        if name != "vanilla_sd":
+            for events in answers:
+                end = events[-1]
+                assert isinstance(end, End)
+                assert (end.stats.draft_calls, end.stats.draft_seconds) == (0, 0.0)
+                assert {role for role, _, _ in end.stats.timeline} == {"target"}
+    with_draft, *without = map(by_prompt, found.values())
+    assert all(len(text) == 40 for texts in without for text in texts), (
         "to the last token, which no strategy with a draft lets it read"
     )
-    for mine, theirs in zip(by_prompt(without), by_prompt(with_draft), strict=True):
+    for mine, theirs in zip([*without[0], *without[1]], with_draft * 2, strict=True):
         same, figures = (
             mine.iloc[: len(theirs)],
             ["confidence", "entropy", "draft_raw_q", "draft_raw_p", "correction_p"],

@@ -61,7 +61,7 @@ VALUES = st.recursive(
     ),
     max_leaves=12,
 )
-MANY = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -195,7 +195,7 @@ def test_text_and_calls_whole_and_letter_by_letter(
     assert read([*text]) == (said, calls)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.sampled_from(

@@ -51,7 +51,7 @@ def test_products_of_rows_alone_and_among_others() -> None:
         by = split(torch.randn(100, 500, device=DEVICE).to(dtype))
         assert by.splits > 1
         x = torch.randn(144, 500, device=DEVICE).to(dtype)
-        for tokens, live in ((16, 1), (16, 3), (32, 17), (128, 65)):
+        for tokens, live in ((16, 3), (32, 17), (128, 65)):
             count = torch.tensor([live], dtype=torch.int32, device=DEVICE)
             found = kernels.product(x[:tokens], by, count)[:, :live]
             wanted = reference.product(x[:live], by, count)

@@ -65,14 +65,14 @@ def test_what_stands_beside_a_row_changes_nothing(name: str, dtype: torch.dtype)
             model.rollback(slots[i], 0)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_number_of_threads_changes_a_result(dtype: torch.dtype, count: int) -> None:
     model = by_library(lean_family("qwen3", dtype))
     wanted = logits_of(model, TEXT)
     with threads(count):
         assert same(wanted, logits_of(model, TEXT))
-        assert same(wanted, logits_of(model, TEXT, range(1, len(TEXT))))
+        assert same(wanted, logits_of(model, TEXT, (1, 2, *range(60, len(TEXT)))))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,6 +85,12 @@ def test_a_path_of_a_tree_is_read_as_if_it_stood_alone(name: str, dtype: torch.d
     of_swapped = (0, 3, 2, 1, 7, 4, 5, 8, 6)  # the place in the first tree of each token
     for start in (3, 5, 60, 62):
         prefix, tokens = random_tokens(start, start), random_tokens(9, 9)
+        wanted = []
+        for at in range(9):
+            path: list[int] = []
+            while at >= 0:
+                path, at = [tokens[at], *path], parents[at]
+            wanted.append(logits_of(model, (*prefix, *path))[-1])
         for order, tree in ((range(9), parents), (of_swapped, swapped)):
             slot = model.open()
             model.forward([Forward("target", slot, prefix)])
@@ -92,11 +98,7 @@ def test_a_path_of_a_tree_is_read_as_if_it_stood_alone(name: str, dtype: torch.d
             (found,) = model.forward([row])
             model.close(slot)
             for place, i in enumerate(order):
-                path, at = [], i
-                while at >= 0:
-                    path, at = [tokens[at], *path], parents[at]
-                wanted = logits_of(model, (*prefix, *path))[-1]
-                assert same(found.logits[place], wanted), (start, place)
+                assert same(found.logits[place], wanted[i]), (start, place)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
