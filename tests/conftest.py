@@ -7,6 +7,7 @@ converting the default pair's target takes tens of seconds and its result never 
 
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -164,6 +165,23 @@ def isolated_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name, value in store_settings(folder).items():
             patch.setenv(name, value)
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, so what is written need not be safe on disk; databases alone would
+    wait for it thousands of times."""
+    from sqlalchemy import Engine, event
+
+    def unsafe(connection: Any, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", unsafe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+    event.remove(Engine, "connect", unsafe)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -148,20 +148,6 @@ def test_artifacts_of_different_models_make_no_release(
     assert made.fingerprint == "a" * 64
 
 
-@pytest.fixture
-def champions(store: Store, make_release: Make) -> Make:
-    """Makes releases that were promoted one behind the other."""
-
-    def promoted(count: int) -> list[ReleaseVersion]:
-        made = []
-        for n in range(1, count + 1):
-            made.append(make_release(str(n), accepted=n))
-            promote(store, "tiny", "cpu", n, verdict(made[-1], beside=n - 1 or None))
-        return made
-
-    return promoted
-
-
 def aliases(store: Store) -> tuple[int, int]:
     """The champion, and which table is called so."""
     return store.get_aliases("release", "tiny.cpu")["champion"], store.get_aliases(
