@@ -15,8 +15,6 @@ import os
 import shutil
 import signal
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from draftwell.registry.pairs import PairSpec, fetch
 from draftwell.registry.promotion import promote
 from draftwell.registry.releases import record_gate
 from draftwell.registry.store import Store
+from tests.support.killing import ended, forked
 from tests.support.loop.publishing import model_folder, release, verdict
 
 
@@ -85,27 +84,6 @@ def ship(
     beside = store.get_aliases("release", "tiny.cpu").get("champion")
     promote(store, "tiny", "cpu", made.version, verdict(made, beside=beside), reason=reason)
     return int(store.client.calls)
-
-
-def forked(work: Callable[[], object]) -> int:
-    """Start some work in a process of its own; returns its id."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def ended(child: int) -> int:
-    """Wait for a process; minus the signal that killed it, else its exit code."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def kill(folder: Path, calls: list[int]) -> None:

@@ -65,10 +65,21 @@ def accepted(
     return steps
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stores of a release that was judged, once there is one."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.fixture
-def judged(accepted: Callable[..., None], folder: Path) -> Path:
+def judged(accepted: Callable[..., None], folder: Path, own_stores: Path, kept: Path) -> Path:
     """The engine's folder, after a gate passed the draft model with lengths by load."""
-    accepted("--set methods=draft_model --set levels=1,2")
+    if first := not any(kept.iterdir()):
+        accepted("--set methods=draft_model --set levels=1,2")
+    source, copy = (own_stores, kept) if first else (kept, own_stores)
+    for name in ("draftwell", "artifacts"):
+        shutil.copytree(source / name, copy / name)
+    shutil.copyfile(source / "mlflow.db", copy / "mlflow.db")
     return folder
 
 
