@@ -153,7 +153,7 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment before any test module imports a library that reads it at import
     (Prefect, the hub)."""
-    # What is imported and collected stays; to look through it for garbage takes a fifth of the time.
+    # What is imported stays; to look through it for garbage takes a fifth of the time.
     gc.disable()
     folder = Path(tempfile.mkdtemp(prefix="draftwell-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -192,7 +192,6 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
-    event.remove(Engine, "connect", unsafe)
 
 
 @pytest.fixture(scope="session", autouse=True)

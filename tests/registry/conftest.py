@@ -10,12 +10,12 @@ import pytest
 
 from draftwell.registry.pairs import PairSpec, fetch
 from draftwell.registry.promotion import promote
-from draftwell.registry.releases import ReleaseVersion
+from draftwell.registry.releases import ReleaseVersion, find_release
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.pair_files import PairFiles
-from tests.support.loop.kept_registry import KeptRegistry
-from tests.support.loop.publishing import Make, model_folder, publish, release, verdict
+from tests.registry.killed_publisher import pair_in
+from tests.support.loop.publishing import KeptRegistry, Make, publish, release, verdict
 
 
 @pytest.fixture
@@ -29,19 +29,7 @@ def store(empty_database: Path, tmp_path: Path) -> Store:
 @pytest.fixture
 def spec(tmp_path: Path) -> PairSpec:
     """A pair of two local model folders."""
-    models = tmp_path / "local"
-    model_folder(models / "target", seed=1)
-    model_folder(models / "draft", seed=2)
-    return PairSpec.model_validate(
-        {
-            "name": "tiny",
-            "description": "two tiny models",
-            "licence": "none",
-            "dtype": "float32",
-            "target": {"path": str(models / "target")},
-            "draft": {"path": str(models / "draft")},
-        }
-    )
+    return pair_in(tmp_path)
 
 
 @pytest.fixture
@@ -60,11 +48,15 @@ def make_release(
 ) -> Make:
     """Makes a release of a table and of a config made from it, in a folder of this name."""
 
-    def made(name: str, **options: Any) -> ReleaseVersion:
-        def publish_them() -> ReleaseVersion:
-            return release(store, spec, files, tmp_path / name, **options)
+    def publish_them(folder: Path, options: dict[str, Any]) -> ReleaseVersion:
+        one = release(store, spec, files, folder, **options)
+        assert find_release(store, one.pair, one.device, one.version) == one
+        return one
 
-        return kept.after(store, tuple(options.items()), publish_them)
+    def made(name: str, **options: Any) -> ReleaseVersion:
+        work = partial(publish_them, tmp_path / name, options)
+        one = kept.after(store, tuple(options.items()), work)
+        return find_release(store, one.pair, one.device, one.version)
 
     return made
 

@@ -2,6 +2,7 @@
 moment, or two at once.
 
     python -m tests.registry.killed_publisher FOLDER kill 3 17 …    # killed just before the 3rd, the 17th … write of MLflow's client
+    python -m tests.registry.killed_publisher FOLDER count          # how many writes that is
     python -m tests.registry.killed_publisher FOLDER together 2 3   # two processes: tables with 2 and with 3 accepted tokens
     python -m tests.registry.killed_publisher FOLDER race 2 3       # the same, judged beside one champion; both look before either promotes
 
@@ -25,7 +26,6 @@ from draftwell.registry.releases import record_gate
 from draftwell.registry.store import Store
 from tests.support.killing import ended, forked
 from tests.support.loop.publishing import model_folder, release, verdict
-
 
 READS = ("get_", "search_", "list_", "download_")
 """How the calls begin that change nothing: a kill behind one leaves what a kill before it does."""
@@ -103,6 +103,12 @@ def kill(folder: Path, calls: list[int]) -> None:
         )  # type: ignore[misc]
 
 
+def count(folder: Path, _: list[int]) -> None:
+    """Ship both releases whole; the writes of the second."""
+    ship(folder, folder / "mlflow.db", 1)
+    print(ship(folder, folder / "mlflow.db", 2))
+
+
 def together(folder: Path, accepted: list[int]) -> None:
     """Ship releases at once into one registry, whichever the champion is meanwhile."""
     pair_in(folder)
@@ -144,6 +150,6 @@ def race(folder: Path, accepted: list[int]) -> None:
 if __name__ == "__main__":
     import mlflow  # seconds, once for all processes  # noqa: F401
 
-    {"kill": kill, "together": together, "race": race}[sys.argv[2]](
+    {"kill": kill, "count": count, "together": together, "race": race}[sys.argv[2]](
         Path(sys.argv[1]), [int(word) for word in sys.argv[3:]]
     )

@@ -14,8 +14,7 @@ from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import ReleaseVersion, find_release, record_gate
 from draftwell.registry.store import Store
 from tests.support.errors import raises_code
-from tests.support.loop.kept_registry import KeptRegistry
-from tests.support.loop.publishing import Make, verdict
+from tests.support.loop.publishing import KeptRegistry, Make, verdict
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from draftwell.registry.pairs import PairSpec, model_records
 from draftwell.registry.promotion import adopt, promote, rollback, withdrawal
 from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import (
-    ReleaseVersion,
     changed_report,
     create_release,
     find_release,

@@ -48,18 +48,6 @@ def check_end(folder: Path, digest: str) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_killed_while_a_shard_gets_its_name_then_while_a_model_computes(
-    tmp_path: Path, digest: str
-) -> None:
-    assert kill(tmp_path, "rename", 3)  # the plan, a shard, and half of the next
-    assert [path.name for path in sorted(tmp_path.glob("shard-*"))] == ["shard-00000.parquet"]
-    assert len(list(tmp_path.glob(".shard-00001*"))) == 1
-    assert not is_complete(tmp_path)
-    assert kill(tmp_path, "forward", 20)
-    check_end(tmp_path, digest)
-
-
 def test_killed_before_anything_is_bound(tmp_path: Path, digest: str) -> None:
     assert kill(tmp_path, "fsync", 1)
     assert len(list(tmp_path.glob(".plan.json.*"))) == 1
@@ -90,6 +78,10 @@ def test_killed_at_every_kind_of_moment(tmp_path: Path, digest: str) -> None:
     moments += [f"{point}-{number}" for point in POINTS[1:] for number in range(1, FILES + 1)]
     codes = child("tests.components.collect.killed_collector", tmp_path, *moments).stdout.split()
     assert codes == ["-9"] * len(moments)
+    half = tmp_path / "rename-3"  # the plan, a shard, and half of the next
+    assert [path.name for path in half.glob("shard-*")] == ["shard-00000.parquet"]
+    assert len(list(half.glob(".shard-00001*"))) == 1
+    assert not is_complete(half)
     for moment in moments:
         check_end(tmp_path / moment, digest)
 

@@ -14,8 +14,7 @@ from draftwell.registry.pairs import PairSpec
 from draftwell.registry.promotion import promote
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import PairFiles
-from tests.support.loop.kept_registry import KeptRegistry
-from tests.support.loop.publishing import Make, verdict
+from tests.support.loop.publishing import KeptRegistry, Make, verdict
 
 
 @pytest.fixture(autouse=True)
