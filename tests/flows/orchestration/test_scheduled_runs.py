@@ -529,33 +529,50 @@ def test_parameters_that_nobody_knows_are_refused(place: Place, deployment: Any)
         )
 
 
-@pytest.fixture(scope="module")
-def lost(place: Place, deployment: Any, first: Any) -> tuple[UUID, datetime]:
-    """A run that died with its worker, and when. No worker is left after it."""
+def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(
+    place: Place, deployment: Any, first: Any
+) -> None:
+    """As when the machine goes down: nobody is left to say so but the server, which misses the
+    heartbeat. No worker is left after it."""
     wait_for_quiet(place, deployment)
     shards = TraceSet(place.traces)
     old = shards.shard(0).stat()
     parameters = place.parameters(MANY, max_tokens=23)
     with place.client() as client:
-        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
+        lost = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     wait_for("its process", place.engine, place.worker_log)
     wait_for("the first shard", lambda: begun(shards, old), place.worker_log)
     assert place.worker is not None
     for pid in (family := descendants(place.worker.pid)):
         os.kill(pid, signal.SIGKILL)
     assert len(family) > 1
-    killed = datetime.now(UTC)
+    killed = time.monotonic()
     with place.client() as client:
-        assert client.read_flow_run(run).state.is_running()
-    return run, killed
+        assert client.read_flow_run(lost).state.is_running()
+    ended = place.ended(lost)
+    assert ended.state.is_crashed()
+    assert "No heartbeat" in ended.state.message
+    assert time.monotonic() - killed < 2 * SILENCE
+
+
+def test_secrets_are_in_no_log_and_no_state(place: Place, first: Any) -> None:
+    """Of server, worker and the runs before; that the search finds what there is is
+    test_secrets.py's."""
+    with place.client() as client:
+        assert client.read_flow_run(first.id).state.is_completed(), "with the password"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{place.url}/api/admin/version", timeout=60)
+    assert {"server.log", "worker.log", "prefect", "draftwell"} <= {
+        path.name for path in place.folder.iterdir()
+    }
+    assert secrets.leaks(place.folder, SECRETS) == []
 
 
 def test_a_turn_that_is_held_while_the_server_dies_comes_back(
-    tmp_path: Path, pair_file: Path, lost: object
+    tmp_path: Path, pair_file: Path
 ) -> None:
     """Slots are counted in the database; with leases in memory nobody would know, after a restart,
-    that one is to be given back. Another server, meanwhile, waits for a heartbeat of what was
-    lost."""
+    that one is to be given back."""
     place = Place(tmp_path, pair_file)
 
     def take() -> bool:
@@ -578,28 +595,3 @@ def test_a_turn_that_is_held_while_the_server_dies_comes_back(
     with serving(place):
         wait_for("the server", place.answers, place.server_log)
         wait_for("the turn", take, place.server_log)
-
-
-def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(
-    place: Place, lost: tuple[UUID, datetime]
-) -> None:
-    """As when the machine goes down: nobody is left to say so but the server, which misses the
-    heartbeat."""
-    run, killed = lost
-    ended = place.ended(run)
-    assert ended.state.is_crashed()
-    assert "No heartbeat" in ended.state.message
-    assert (ended.state.timestamp - killed).total_seconds() < 2 * SILENCE
-
-
-def test_secrets_are_in_no_log_and_no_state(place: Place, first: Any) -> None:
-    """Of server, worker and the runs before; that the search finds what there is is
-    test_secrets.py's."""
-    with place.client() as client:
-        assert client.read_flow_run(first.id).state.is_completed(), "with the password"
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{place.url}/api/admin/version", timeout=60)
-    assert {"server.log", "worker.log", "prefect", "draftwell"} <= {
-        path.name for path in place.folder.iterdir()
-    }
-    assert secrets.leaks(place.folder, SECRETS) == []
