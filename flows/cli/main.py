@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -203,6 +204,7 @@ def lines_at_the_end() -> Iterator[None]:
             typer.secho(AT_THE_END.pop(0), err=True, dim=True)
 
 
+@cache
 def load_command(name: str) -> Any:
     """A command of `COMMANDS`, which knows its name with that of its group."""
     app = typer.Typer(rich_markup_mode="rich", callback=lambda: None)

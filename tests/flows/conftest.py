@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.commands import run_command
 from tests.support.loop.tiny_files import write_pair, write_prompts
+from tests.support.patching import replace_everywhere
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +80,12 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     EventsWorker.drain_all()
     with prefect_test_harness(server_startup_timeout=300):  # seconds; a busy machine
         yield
+
+
+@pytest.fixture
+def cuda_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a CUDA device, as far as its one question goes."""
+    replace_everywhere(monkeypatch, "draftwell.serving.device.cuda_available", lambda: True)
 
 
 @pytest.fixture

@@ -42,12 +42,6 @@ def config(device_class: str | None, strategy: str = "spide") -> DecodingConfig:
     )
 
 
-@pytest.fixture
-def cuda_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a CUDA device, as far as its one question goes."""
-    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
-
-
 @dataclass
 class OnDevice:
     """As much of a loaded pair as publishing and gating look at."""

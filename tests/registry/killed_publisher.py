@@ -1,11 +1,12 @@
 """Releases that are published, gated and promoted in processes of their own: killed at a given
 moment, or two at once.
 
-    python -m tests.registry.killed_publisher FOLDER kill 3 17 …    # killed just before the 3rd, the 17th … call of MLflow's client
+    python -m tests.registry.killed_publisher FOLDER kill 3 17 …    # killed just before the 3rd, the 17th … write of MLflow's client
+    python -m tests.registry.killed_publisher FOLDER count          # how many writes that is
     python -m tests.registry.killed_publisher FOLDER together 2 3   # two processes: tables with 2 and with 3 accepted tokens
     python -m tests.registry.killed_publisher FOLDER race 2 3       # the same, judged beside one champion; both look before either promotes
 
-`kill` leaves a copy of the registry for every call, `FOLDER/<call>/mlflow.db`. One process that has
+`kill` leaves a copy of the registry for every write, `FOLDER/<write>/mlflow.db`. One process that has
 imported everything forks all others, which therefore begin at once. Forked before any database is
 opened: a connection must not be shared.
 """  # noqa: E501
@@ -15,8 +16,6 @@ import os
 import shutil
 import signal
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,15 @@ from draftwell.registry.pairs import PairSpec, fetch
 from draftwell.registry.promotion import promote
 from draftwell.registry.releases import record_gate
 from draftwell.registry.store import Store
+from tests.support.killing import ended, forked
 from tests.support.loop.publishing import model_folder, release, verdict
+
+READS = ("get_", "search_", "list_", "download_")
+"""How the calls begin that change nothing: a kill behind one leaves what a kill before it does."""
 
 
 class Mortal:
-    """MLflow's client, whose process is killed just before its n-th call; 0 counts only."""
+    """MLflow's client, whose process is killed just before its n-th write; 0 counts only."""
 
     def __init__(self, client: Any, last: int):
         self.client, self.last, self.calls = client, last, 0
@@ -38,8 +41,9 @@ class Mortal:
         found = getattr(self.client, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.last:
+            writes = not name.startswith(READS)
+            self.calls += writes
+            if writes and self.calls == self.last:
                 os.kill(os.getpid(), signal.SIGKILL)
             return found(*arguments, **options)
 
@@ -67,7 +71,7 @@ def ship(
     folder: Path, database: Path, accepted: int, last: int = 0, *, reason: str | None = None
 ) -> int:
     """Publish a release, record that its gate passed beside the champion, and promote it; returns
-    the calls of MLflow's client."""
+    the writes of MLflow's client."""
     spec, store = pair_in(folder), Store(f"sqlite:///{database}")
     store.client = Mortal(store.client, last)
     made = release(
@@ -80,27 +84,6 @@ def ship(
     beside = store.get_aliases("release", "tiny.cpu").get("champion")
     promote(store, "tiny", "cpu", made.version, verdict(made, beside=beside), reason=reason)
     return int(store.client.calls)
-
-
-def forked(work: Callable[[], object]) -> int:
-    """Start some work in a process of its own; returns its id."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def ended(child: int) -> int:
-    """Wait for a process; minus the signal that killed it, else its exit code."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def kill(folder: Path, calls: list[int]) -> None:
@@ -118,6 +101,12 @@ def kill(folder: Path, calls: list[int]) -> None:
             ),
             flush=True,
         )  # type: ignore[misc]
+
+
+def count(folder: Path, _: list[int]) -> None:
+    """Ship both releases whole; the writes of the second."""
+    ship(folder, folder / "mlflow.db", 1)
+    print(ship(folder, folder / "mlflow.db", 2))
 
 
 def together(folder: Path, accepted: list[int]) -> None:
@@ -161,6 +150,6 @@ def race(folder: Path, accepted: list[int]) -> None:
 if __name__ == "__main__":
     import mlflow  # seconds, once for all processes  # noqa: F401
 
-    {"kill": kill, "together": together, "race": race}[sys.argv[2]](
+    {"kill": kill, "count": count, "together": together, "race": race}[sys.argv[2]](
         Path(sys.argv[1]), [int(word) for word in sys.argv[3:]]
     )

@@ -196,7 +196,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     ini = folder / "basic_auth.ini"
     ini.write_text(
         shipped.replace(
-            "postgresql://mlflow@postgres:5432/mlflow_auth", f"sqlite:///{folder / 'auth.db'}"
+            "postgresql://mlflow@postgres:5432/mlflow_auth",
+            # a password's hash is slow to compute, by design
+            f"sqlite:///{folder / 'auth.db'}\nauth_cache_ttl_seconds = 600",
         )
     )
     assert "sqlite" in ini.read_text()

@@ -3,7 +3,6 @@
 import pytest
 
 from draftwell.registry.composing import compose, parse_pins
-from draftwell.registry.promotion import promote
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.errors import raises_code
@@ -13,7 +12,6 @@ from tests.support.loop.publishing import (
     distilled,
     profile,
     table,
-    verdict,
     verifier,
 )
 
@@ -33,12 +31,13 @@ def test_a_pin_of_another_form_is_refused(words: list[str], code: str) -> None:
         parse_pins(words)
 
 
-def test_what_a_person_marked_in_mlflow_needs_no_pin(make_release: Make, store: Store) -> None:
+def test_what_a_person_marked_in_mlflow_needs_no_pin(
+    champions: Make, make_release: Make, store: Store
+) -> None:
     """A mark with the device's name goes before one without, and a pin before both."""
     with raises_code("nothing_picked", "picked"):
         compose(store, "tiny", "cpu", {})
-    one = make_release("one", accepted=1)
-    promote(store, "tiny", "cpu", 1, verdict(one))
+    champions(1)
     make_release("two", accepted=2)
     two = store.resolve("acceptance_table", "tiny", 2)
     store.set_alias(two, "picked")
@@ -51,10 +50,9 @@ def test_what_a_person_marked_in_mlflow_needs_no_pin(make_release: Make, store: 
 
 
 def test_other_kinds_are_the_champions_although_newer_ones_exist(
-    put: Make, make_release: Make, store: Store, files: PairFiles
+    put: Make, champions: Make, make_release: Make, store: Store, files: PairFiles
 ) -> None:
-    one = make_release("one", accepted=1)
-    promote(store, "tiny", "cpu", 1, verdict(one))
+    (one,) = champions(1)
     # newer versions of both, which nobody promoted
     make_release("two", accepted=2)
     mark = fingerprint(files, "float32")
@@ -113,10 +111,9 @@ def test_without_a_champion_the_newest_of_the_same_models_and_device_join(
 
 
 def test_what_is_not_there_or_does_not_fit_is_refused(
-    put: Make, make_release: Make, store: Store
+    put: Make, champions: Make, store: Store
 ) -> None:
-    one = make_release("one")
-    promote(store, "tiny", "cpu", 1, verdict(one))
+    champions(1)
     put(verifier("b" * 64))
     put(distilled())
     with raises_code("not_registered", "version 7", "verifier.tiny"):

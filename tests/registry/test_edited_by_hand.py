@@ -4,7 +4,7 @@ one line says what to restore."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from draftwell.registry.bundles.build import build_bundle
 from draftwell.registry.composing import compose
 from draftwell.registry.lineage import lineage_of
-from draftwell.registry.pairs import PairSpec, fetch
+from draftwell.registry.pairs import PairSpec
 from draftwell.registry.promotion import (
     adopt,
     champion_since,
@@ -33,7 +33,7 @@ from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import (
-    model_folder,
+    Make,
     publish,
     release,
     table,
@@ -81,44 +81,18 @@ class World:
         return build_bundle(self.store, self.spec, self.files, out=out, ungated_reason="a trial")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[World]:
-    place = tmp_path_factory.mktemp("world")
-    (place / "registry").mkdir()
-    shutil.copyfile(empty_database, place / "registry" / "mlflow.db")
-    for seed, role in enumerate(("target", "draft"), start=1):
-        model_folder(place / role, seed=seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DRAFTWELL_MODELS", str(place / "models"))
-        spec = PairSpec.model_validate(
-            {
-                "name": "tiny",
-                "description": "two tiny models",
-                "licence": "none",
-                "dtype": "float32",
-                "target": {"path": str(place / "target")},
-                "draft": {"path": str(place / "draft")},
-            }
-        )
-        store = Store(f"sqlite:///{place}/registry/mlflow.db")
-        world = World(store, spec, fetch(spec), place)
-        for number in (1, 2, 3):
-            one = world.new_release(number)
-            if number < 3:
-                promote(store, "tiny", "cpu", number, verdict(one, beside=number - 1 or None))
-        shutil.copytree(place / "registry", place / "kept")
-        yield world
-
-
 @pytest.fixture
-def world(made: World, tmp_path: Path) -> World:
-    """The same for each test: a database of its own, and the files as they were."""
-    registry = made.place / "registry"
-    shutil.rmtree(registry / "artifacts")
-    shutil.copytree(made.place / "kept" / "artifacts", registry / "artifacts")
-    shutil.copyfile(made.place / "kept" / "mlflow.db", registry / f"{tmp_path.name}.db")
-    store = Store(f"sqlite:///{registry}/{tmp_path.name}.db")
-    return World(store, made.spec, made.files, tmp_path)
+def world(
+    store: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    champions: Make,
+    make_release: Make,
+    tmp_path: Path,
+) -> World:
+    champions(2)
+    make_release("3", accepted=3)
+    return World(store, spec, files, tmp_path)
 
 
 def foreign(world: World, name: str) -> object:

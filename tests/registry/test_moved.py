@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from mlflow.tracking._tracking_service import utils
 
 from draftwell.registry.releases import record_gate
 from draftwell.registry.store import Store
-from tests.support.loop.publishing import Make, publish, table, verdict, verifier
+from tests.support.loop.publishing import Make, forget_places, publish, table, verdict, verifier
 
 MARK = "f" * 64
 
@@ -33,8 +32,7 @@ def test_what_was_published_before_is_read_and_gated_at_the_new_place(
         shutil.copytree(old, new)
     before = files_below(old)
 
-    # a new process, which has not opened the old place
-    utils._artifact_repos_cache.clear()
+    forget_places()  # as a new process, which has not opened the old one
     there = Store(f"sqlite:///{new}/mlflow.db")
     for kind, version in made.pins.items():
         there.download(there.resolve(kind, "tiny", version), tmp_path / "down" / kind)

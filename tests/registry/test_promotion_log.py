@@ -14,16 +14,20 @@ from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import ReleaseVersion, find_release, record_gate
 from draftwell.registry.store import Store
 from tests.support.errors import raises_code
-from tests.support.loop.publishing import Make, verdict
+from tests.support.loop.publishing import KeptRegistry, Make, verdict
 
 
 @pytest.fixture
-def three(store: Store, make_release: Make) -> list[ReleaseVersion]:
+def three(store: Store, make_release: Make, kept: KeptRegistry) -> list[ReleaseVersion]:
     """A champion, and two releases that were judged beside it."""
     made = [make_release(str(n), accepted=n) for n in (1, 2, 3)]
-    promote(store, "tiny", "cpu", 1, verdict(made[0]))
-    for each in made[1:]:
-        record_gate(store, verdict(each, beside=1))
+
+    def judge() -> None:
+        promote(store, "tiny", "cpu", 1, verdict(made[0]))
+        for each in made[1:]:
+            record_gate(store, verdict(each, beside=1))
+
+    kept.after(store, "judged", judge)
     return made
 
 

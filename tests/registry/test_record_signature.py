@@ -117,12 +117,14 @@ def test_a_verdict_by_other_thresholds_lets_nothing_pass(
 
 
 def test_a_rollback_leads_to_what_passed_by_the_thresholds_of_its_time(
-    make_release: Make, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_release: Make,
+    champions: Make,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Thresholds are compared of what becomes champion for the first time."""
-    for n in (1, 2, 3):
-        made = make_release(str(n), accepted=n)
-        promote(store, "tiny", "cpu", n, verdict(made, beside=n - 1 or None))
+    champions(3)
     record_gate(store, verdict(make_release("4", accepted=4), beside=3))
     kept = load_gates().model_dump(mode="json") | {"max_bundle_mb": 7}
     (tmp_path / "gates.yaml").write_text(json.dumps(kept))

@@ -14,7 +14,6 @@ from draftwell.registry.pairs import PairSpec, model_records
 from draftwell.registry.promotion import adopt, promote, rollback, withdrawal
 from draftwell.registry.promotion_log import history
 from draftwell.registry.releases import (
-    ReleaseVersion,
     changed_report,
     create_release,
     find_release,
@@ -146,20 +145,6 @@ def test_artifacts_of_different_models_make_no_release(
         store, "tiny", "cpu", {"distilled_draft": 1, "acceptance_table": 1}, models, {}
     )
     assert made.fingerprint == "a" * 64
-
-
-@pytest.fixture
-def champions(store: Store, make_release: Make) -> Make:
-    """Makes releases that were promoted one behind the other."""
-
-    def promoted(count: int) -> list[ReleaseVersion]:
-        made = []
-        for n in range(1, count + 1):
-            made.append(make_release(str(n), accepted=n))
-            promote(store, "tiny", "cpu", n, verdict(made[-1], beside=n - 1 or None))
-        return made
-
-    return promoted
 
 
 def aliases(store: Store) -> tuple[int, int]:

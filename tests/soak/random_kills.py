@@ -32,7 +32,8 @@ from draftwell.serving.artifacts.pair_files import fingerprint
 from draftwell.serving.bundle.bundle import open_bundle
 from draftwell.serving.recording.trace import TraceSet
 from tests.components.collect.killed_collector import SHARDS, collect
-from tests.registry.killed_publisher import ended, forked, pair_in
+from tests.registry.killed_publisher import pair_in
+from tests.support.killing import ended, forked
 from tests.support.loop.publishing import config, publish
 from tests.support.server.state_writer import resumed_state, save_state
 from tests.support.writers import WRITERS, Writer

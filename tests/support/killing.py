@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -54,3 +55,24 @@ def child(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
     assert done.returncode in (-signal.SIGKILL, 0), done.stderr
     return done
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Start some work in a process of its own; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(child: int) -> int:
+    """Wait for a process; minus the signal that killed it, else its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

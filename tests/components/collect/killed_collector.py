@@ -1,5 +1,6 @@
 """A collector that kills itself: `python -m tests.components.collect.killed_collector FOLDER POINT
-NUMBER`.
+NUMBER`; or one for each of several moments, `FOLDER POINT-NUMBER POINT-NUMBER …`, in a folder of
+that name, whose exit codes are printed.
 
 It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a forward pass of a model,
 after a file was written but before it is safe on disk (fsync), before a finished file gets its name
@@ -16,7 +17,7 @@ from draftwell.components.collect import work as collection
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
-from tests.support.killing import deadly
+from tests.support.killing import deadly, ended, forked
 from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import table_pair
 
@@ -57,5 +58,11 @@ def main(folder: str, point: str, number: str) -> None:
     collect(Path(folder))
 
 
+def each(folder: str, *moments: str) -> None:
+    """Forked before anything is computed: threads, such as pyarrow's, do not survive a fork."""
+    for moment in moments:
+        print(ended(forked(lambda: main(f"{folder}/{moment}", *moment.split("-")))))  # noqa: B023
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (each if "-" in sys.argv[2] else main)(*sys.argv[1:])

@@ -48,18 +48,6 @@ def check_end(folder: Path, digest: str) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_killed_while_a_shard_gets_its_name_then_while_a_model_computes(
-    tmp_path: Path, digest: str
-) -> None:
-    assert kill(tmp_path, "rename", 3)  # the plan, a shard, and half of the next
-    assert [path.name for path in sorted(tmp_path.glob("shard-*"))] == ["shard-00000.parquet"]
-    assert len(list(tmp_path.glob(".shard-00001*"))) == 1
-    assert not is_complete(tmp_path)
-    assert kill(tmp_path, "forward", 20)
-    check_end(tmp_path, digest)
-
-
 def test_killed_before_anything_is_bound(tmp_path: Path, digest: str) -> None:
     assert kill(tmp_path, "fsync", 1)
     assert len(list(tmp_path.glob(".plan.json.*"))) == 1
@@ -86,12 +74,16 @@ def forwards_of(folder: Path) -> int:
 @pytest.mark.slow
 def test_killed_at_every_kind_of_moment(tmp_path: Path, digest: str) -> None:
     forwards = forwards_of(tmp_path / "counted")
-    moments = [("forward", number) for number in (1, forwards // 3, forwards // 2, forwards)]
-    moments += [(point, number) for point in POINTS[1:] for number in range(1, FILES + 1)]
-    for point, number in moments:
-        folder = tmp_path / f"{point}-{number}"
-        assert kill(folder, point, number), (point, number)
-        check_end(folder, digest)
+    moments = [f"forward-{number}" for number in (1, forwards // 3, forwards // 2, forwards)]
+    moments += [f"{point}-{number}" for point in POINTS[1:] for number in range(1, FILES + 1)]
+    codes = child("tests.components.collect.killed_collector", tmp_path, *moments).stdout.split()
+    assert codes == ["-9"] * len(moments)
+    half = tmp_path / "rename-3"  # the plan, a shard, and half of the next
+    assert [path.name for path in half.glob("shard-*")] == ["shard-00000.parquet"]
+    assert len(list(half.glob(".shard-00001*"))) == 1
+    assert not is_complete(half)
+    for moment in moments:
+        check_end(tmp_path / moment, digest)
 
 
 @pytest.mark.slow

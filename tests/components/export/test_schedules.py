@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,10 @@ from draftwell.components.export.schedules import (
     sglang_adaptive,
     tensorrt_llm_schedule,
 )
+from tests.components.export.test_profile import written
 from tests.support.errors import raises_code
 
 LEVELS = {1: 5, 4: 3, 16: 0}
-
-
-def written(folder: Path, document: Any, name: str = "schedule.json") -> Path:
-    file = folder / name
-    file.write_text(document if isinstance(document, str) else json.dumps(document))
-    return file
 
 
 def vllm() -> dict[str, Any]:

@@ -44,7 +44,7 @@ from tests.support.replay_check import Prediction, check_prediction, median_erro
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = 40
+PROMPTS = {"float32": 40 if WHOLE else 24, "bfloat16": 40}
 TOKENS = {"float32": 64 if WHOLE else 16, "bfloat16": 64}
 """New tokens of a text, and drafted from each position: no draft is longer than what is left."""
 BATCH = 8
@@ -119,7 +119,7 @@ def collected(dtype: str, temperature: float = 0.0) -> TraceSet:
     folder = Path(folder_of_traces().name) / f"{dtype}-{temperature}"
     return collect_traces(
         pair_in(dtype),
-        demo_prompts(PROMPTS),
+        demo_prompts(PROMPTS[dtype]),
         folder,
         max_tokens=TOKENS[dtype],
         rollout=TOKENS[dtype],
@@ -223,7 +223,7 @@ def predictions() -> list[Prediction]:
         resources,
         times,
         [StrategyChoice(*config) for config in REPLAYED_CONFIGS],
-        demo_prompts(PROMPTS),
+        demo_prompts(PROMPTS["bfloat16"]),
     )
 
 
@@ -256,7 +256,7 @@ def test_sampled_counts_are_those_of_real_runs_on_average(
     sampling = pair.sampling(max_tokens=TOKENS["float32"], temperature=0.7)
     requests = [
         (pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i))
-        for i, prompt in enumerate(demo_prompts(PROMPTS))
+        for i, prompt in enumerate(demo_prompts(PROMPTS["float32"]))
     ]
     real = [job.session.stats for job in real_runs(pair, resources, name, parameters, requests)]
     for counter in ("target_calls", "accepted", "draft_calls"):

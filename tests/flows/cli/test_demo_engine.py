@@ -69,11 +69,6 @@ def demo(run: Any, words: str) -> Callable[..., Any]:
     return lambda *more: run(f"{words} --set levels=1", *more)
 
 
-@pytest.fixture
-def folder(own_stores: Path) -> Path:
-    return own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "cpu" / "vllm"
-
-
 def choose(patch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> None:
     """Let the next tuning choose what the last one did, but for these fields."""
     chosen = {**tuned(folder).contents.choice, **changes}

@@ -27,6 +27,8 @@ from draftwell.registry.releases import find_release
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.engine_config import EngineConfig
 from tests.support.cards import CARD
+from tests.support.loop.publishing import forget_places
+from tests.support.loop.refusals import line
 from tests.support.patching import replace_everywhere
 from tests.support.peers.releases import config_folder, settings_of, tuned
 
@@ -65,10 +67,22 @@ def accepted(
     return steps
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stores of a release that was judged, once there is one."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.fixture
-def judged(accepted: Callable[..., None], folder: Path) -> Path:
+def judged(accepted: Callable[..., None], folder: Path, own_stores: Path, kept: Path) -> Path:
     """The engine's folder, after a gate passed the draft model with lengths by load."""
-    accepted("--set methods=draft_model --set levels=1,2")
+    if first := not any(kept.iterdir()):
+        accepted("--set methods=draft_model --set levels=1,2")
+    source, copy = (own_stores, kept) if first else (kept, own_stores)
+    for name in ("draftwell", "artifacts"):
+        shutil.copytree(source / name, copy / name)
+    shutil.copyfile(source / "mlflow.db", copy / "mlflow.db")
+    forget_places()
     return folder
 
 
@@ -78,11 +92,6 @@ def deploy(run: Any, pair_file: Path, tmp_path: Path) -> Callable[..., Any]:
         f"deploy --engine vllm --pair {pair_file} --device cpu --out {tmp_path}/dist",
         *more,
     )
-
-
-def line(done: Any) -> str:
-    assert done.exit_code == 2, (done.output, done.exception)
-    return str(done.stderr.strip().splitlines()[-1])
 
 
 def test_what_the_gate_judged_is_deployed(

@@ -14,12 +14,8 @@ from draftwell.components.engines.texts import rows_of
 from draftwell.components.export.measured import profile_from
 from draftwell.components.export.profile import profile_of, write_profile
 from draftwell.registry.store import Store
+from tests.support.loop.refusals import line
 from tests.support.peers.releases import released, tuned, verdict
-
-
-def line(done: Any) -> str:
-    assert done.exit_code == 2, (done.output, done.exception)
-    return str(done.stderr.strip().splitlines()[-1])
 
 
 def test_sampled_requests_have_a_choice_of_their_own(

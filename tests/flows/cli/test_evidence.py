@@ -21,16 +21,9 @@ from draftwell.registry.releases import reports_folder
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import settled
 from draftwell.serving.files import sha256_file
+from tests.components.gate.test_evidence_files import place
 from tests.support.errors import raises_code
 from tests.support.peers.releases import released, verdict
-
-DATA = Path(__file__).parents[2] / "components" / "gate" / "evidence_data"
-
-
-def place(name: str) -> Path:
-    """A file of the data, or a folder of a tool that writes one."""
-    return next(path for path in sorted(DATA.iterdir()) if path.stem == name)
-
 
 WITH, PLAIN = place("vllm_with"), place("vllm_plain")
 FILES = ("--evidence", WITH, "--set", f"plain_evidence={PLAIN}")

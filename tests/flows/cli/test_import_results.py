@@ -24,7 +24,6 @@ from draftwell.flows.cli.gpu_kit import fill_kit, unpack_kit
 from draftwell.flows.context import StepContext
 from draftwell.flows.steps.gate_parts.elsewhere import measure_candidate
 from draftwell.flows.workspace import Workspace
-from draftwell.registry import gates
 from draftwell.registry.releases import find_release, gate_record
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.base import Provenance
@@ -32,7 +31,7 @@ from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.bundle.bundle import open_bundle
 from tests.support.commands import run_command, split_name
-from tests.support.loop.thresholds import ANY_SPEED
+from tests.support.loop.thresholds import ANY_SPEED, thresholds_in
 
 CLASS = "cuda-fake-1"
 CARD = Card(
@@ -43,11 +42,7 @@ CARD = Card(
 @pytest.fixture(scope="module")
 def place(place: Path) -> Iterator[Path]:
     """The same with thresholds that let any speed pass."""
-    kept = gates.load_gates().model_dump() | ANY_SPEED
-    (place / "registry" / "baselines").mkdir(parents=True)
-    (place / "registry" / "gates.yaml").write_text(json.dumps(kept))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gates, "HERE", place / "registry")
+    with thresholds_in(place / "registry", ANY_SPEED), pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTWELL_COMPILE", "off")
         yield place
 

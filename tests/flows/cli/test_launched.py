@@ -23,6 +23,7 @@ from draftwell.registry.store import Store
 from draftwell.serving.artifacts.engine_config import EngineConfig
 from tests.support.commands import split_name
 from tests.support.launching.ports import two_free_ports
+from tests.support.loop.refusals import line
 from tests.support.paths import REPO
 from tests.support.peers.releases import write_requests
 
@@ -53,11 +54,6 @@ def at(
         return done
 
     return called
-
-
-def line(done: Any) -> str:
-    assert done.exit_code == 2, (done.output, done.exception)
-    return str(done.stderr.strip().splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import draftwell.serving.device
 from draftwell.flows.cli.gate_run import exit_code, release_to_judge
 from draftwell.flows.context import StepContext
 from draftwell.registry.pairs import fetch, find_pair
@@ -20,7 +19,6 @@ from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import Check, GateVerdict
 from tests.support.errors import raises_code
 from tests.support.loop import publishing
-from tests.support.patching import replace_everywhere
 
 OPEN = Check("speedup", 1.02, 1.0, False, "1.02 x autoregressive", enough=False, prompts_needed=40)
 GOOD = Check("speedup", 1.2, 1.0, True, "1.20 x autoregressive")
@@ -41,12 +39,6 @@ def tiny(own_stores: Path, empty_database: Path, pair_file: Path) -> Callable[..
         return publishing.release(Store(), spec, fetch(spec), own_stores / device, device=device)
 
     return make
-
-
-@pytest.fixture
-def cuda_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a CUDA device, as far as its one question goes."""
-    replace_everywhere(monkeypatch, draftwell.serving.device, "cuda_available", lambda: True)
 
 
 @pytest.fixture

@@ -30,18 +30,14 @@ from draftwell.serving.bundle.verdict import Check, GateVerdict
 from draftwell.serving.runtime.strategies import STRATEGIES
 from tests.support.commands import run_command, split_name
 from tests.support.errors import raises_code
-from tests.support.loop.thresholds import ANY_SPEED
+from tests.support.loop.thresholds import ANY_SPEED, thresholds_in
 from tests.support.patching import replace_everywhere
 
 
 @pytest.fixture(scope="module")
 def place(place: Path) -> Iterator[Path]:
     """The same with thresholds that let any speed pass."""
-    kept = gates.load_gates().model_dump() | ANY_SPEED
-    (place / "registry" / "baselines").mkdir(parents=True)
-    (place / "registry" / "gates.yaml").write_text(json.dumps(kept))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gates, "HERE", place / "registry")
+    with thresholds_in(place / "registry", ANY_SPEED):
         yield place
 
 

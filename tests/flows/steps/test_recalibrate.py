@@ -22,11 +22,10 @@ from draftwell.flows.steps import monitor as monitor_step, tune as tune_step
 from draftwell.flows.steps.announcement import announced
 from draftwell.flows.steps.monitor import DriftSettings
 from draftwell.flows.steps.traffic_prompts import settle_prompts
-from draftwell.registry import gates
 from draftwell.registry.store import Store
 from tests.support.errors import raises_code
 from tests.support.loop import traffic
-from tests.support.loop.thresholds import ANY_PREDICTION
+from tests.support.loop.thresholds import ANY_PREDICTION, thresholds_in
 from tests.support.loop.tiny_files import snapshot
 from tests.support.patching import replace_everywhere
 
@@ -36,11 +35,7 @@ pytestmark = pytest.mark.slow  # a champion, its traffic and two recalibrations 
 @pytest.fixture(scope="module")
 def place(place: Path) -> Iterator[Path]:
     """The same with thresholds that leave the verdict to the speed."""
-    kept = gates.load_gates().model_dump() | ANY_PREDICTION
-    (place / "registry" / "baselines").mkdir(parents=True)
-    (place / "registry" / "gates.yaml").write_text(json.dumps(kept))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gates, "HERE", place / "registry")
+    with thresholds_in(place / "registry", ANY_PREDICTION):
         yield place
 
 

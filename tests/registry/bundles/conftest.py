@@ -14,7 +14,7 @@ from draftwell.registry.pairs import PairSpec
 from draftwell.registry.promotion import promote
 from draftwell.registry.store import Store
 from draftwell.serving.artifacts.pair_files import PairFiles
-from tests.support.loop.publishing import Make, verdict
+from tests.support.loop.publishing import KeptRegistry, Make, verdict
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +26,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def champion(store: Store, make_release: Make) -> Store:
+def champion(store: Store, make_release: Make, kept: KeptRegistry) -> Store:
     """The registry with a first champion."""
     made = make_release("release")
-    promote(store, "tiny", "cpu", made.version, verdict(made))
+    kept.after(store, "promoted", lambda: promote(store, "tiny", "cpu", 1, verdict(made)))
     return store
 
 

@@ -1,6 +1,9 @@
 """Small models, artifacts and verdicts to test the registry with."""
 
-from collections.abc import Callable
+import shutil
+import sqlite3
+from collections.abc import Callable, Hashable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,10 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
+from draftwell.registry.connection import SQLITE
 from draftwell.registry.gates import GateRecord, thresholds_digest
-from draftwell.registry.pairs import model_records
+from draftwell.registry.moved import ARTIFACTS, follow_move
+from draftwell.registry.pairs import fetch, find_pair, model_records
 from draftwell.registry.releases import ReleaseVersion, create_release
 from draftwell.registry.store import Published, Store
 from draftwell.serving.artifacts.acceptance_head import AcceptanceHead
@@ -179,12 +184,51 @@ def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -
 
 def artifacts(pair_file: Path) -> Path:
     """What spide asks for, beside the pair."""
-    from draftwell.registry.pairs import fetch, find_pair
-    from draftwell.serving.artifacts.pair_files import fingerprint
-    from tests.support.loop.publishing import table
-
     folder = pair_file.parent / "artifacts"
     table(fingerprint(fetch(find_pair(str(pair_file))), "float32")).save(
         folder / "acceptance_table"
     )
     return folder
+
+
+def forget_places() -> None:
+    """Let MLflow look up where the files of a run are, which it remembers by the run alone."""
+    from mlflow.tracking._tracking_service import utils
+
+    utils._artifact_repos_cache.clear()
+
+
+class KeptRegistry:
+    """What several tests do to an empty registry first is done once for each process of the tests,
+    and copied from then on: MLflow takes most of a second to publish a release."""
+
+    def __init__(self, folder: Path, empty: Path):
+        self.folder = folder
+        self.known: dict[tuple[Hashable, ...], tuple[Path, Any]] = {}
+        self.steps: dict[int, tuple[Hashable, ...]] = {hash(empty.read_bytes()): ()}
+
+    def after(self, store: Store, step: Hashable, work: Callable[[], Any]) -> Any:
+        """What some work gives back, done or copied. A registry to which a test has done something
+        else meanwhile is never copied."""
+        database = Path(store.uri.removeprefix(SQLITE))
+        before = self.steps.get(hash(database.read_bytes()))
+        if before is None:
+            return work()
+        steps = (*before, step)
+        if steps not in self.known:
+            result, kept = work(), self.folder / str(len(self.known))
+            shutil.copytree(database.parent, kept)
+            self.known[steps] = kept, result
+        else:
+            kept, result = self.known[steps]
+            with (
+                closing(sqlite3.connect(kept / database.name)) as source,
+                closing(sqlite3.connect(database)) as target,
+            ):
+                source.backup(target)
+            files = database.parent / ARTIFACTS
+            shutil.copytree(kept / ARTIFACTS, files, dirs_exist_ok=True)
+            follow_move(database)
+            forget_places()
+        self.steps[hash(database.read_bytes())] = steps
+        return result

@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 
+def line(done: Any) -> str:
+    """The line behind all that was told before."""
+    assert done.exit_code == 2, (done.output, done.exception)
+    return str(done.stderr.strip().splitlines()[-1])
+
+
 def refused(done: Any, *words: str) -> str:
     """Check a refusal: exit code 2, one line that has the words, no traceback; progress may have
     been told before it."""
