@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftwell.components.watch.schema import Probe
 from draftwell.serving.files import write_json
 
 LENGTHS = (200, 1000, 4000)
@@ -29,6 +30,20 @@ class ProbePrompt:
     name: str
     kind: str
     ids: tuple[int, ...]
+
+    def unanswered(self, at: float, *, elsewhere: bool) -> Probe:
+        """That it was asked without speculation, and not answered in time."""
+        return Probe(
+            at=at,
+            name=self.name,
+            kind=self.kind,
+            prompt_tokens=len(self.ids),
+            new_tokens=1,
+            seconds=HOUR,
+            plain=True,
+            elsewhere=elsewhere,
+            answered=False,
+        )
 
 
 def pick(words: Sequence[str], place: int, step: int) -> str:

@@ -100,7 +100,7 @@ def tokens_of_round(probe: Probe) -> float | None:
 
 def plain_seconds(probe: Probe) -> float | None:
     """Seconds of a token of a probe without speculation."""
-    return probe.seconds_per_token if probe.plain else None
+    return probe.seconds_per_token if probe.plain and probe.answered else None
 
 
 class Versus(NamedTuple):

@@ -14,7 +14,7 @@ from pydantic import Field
 from draftwell.components.engines.port import Message
 from draftwell.components.report.tables import markdown, number, rich_table
 from draftwell.components.watch.baseline import Baseline
-from draftwell.components.watch.probing import tokens_of_round
+from draftwell.components.watch.probing import plain_seconds, tokens_of_round
 from draftwell.components.watch.schema import Alarm, Cause, Probe
 from draftwell.components.watch.window import Window, merged
 
@@ -132,7 +132,7 @@ def probe_rows(probes: Sequence[Probe]) -> tuple[ProbeRow, ...]:
     for probe in sorted(probes, key=lambda probe: probe.at):
         row = found.setdefault((probe.kind, probe.prompt_tokens), {})
         if probe.plain:
-            row["plain_seconds"] = probe.seconds_per_token
+            row["plain_seconds"] = plain_seconds(probe)
             continue
         row["seconds"] = probe.seconds_per_token
         row["tokens_of_round"] = tokens_of_round(probe)

@@ -48,6 +48,7 @@ class Probe(Message):
     seconds: float = Field(gt=0, description="of the answer after its first token")
     plain: bool = Field(False, description="decoded without speculation")
     elsewhere: bool = Field(False, description="by another engine than the one that is watched")
+    answered: bool = Field(True, description="in time; else it only made others slower")
     acceptance: Acceptance | None = None
     at_once: float | None = Field(
         None, ge=0, description="requests that the engine decoded meanwhile, this one among them"

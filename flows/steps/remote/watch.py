@@ -344,6 +344,7 @@ def probe_one(
             if error.code == "context_too_long":
                 budget.take_back()
                 continue
+            watch.add(prompt.unanswered(watch.clock(), elsewhere=watch.plain is not None))
             raise
         finally:
             if plain is not None:

@@ -69,12 +69,11 @@ def test_a_round_takes_as_long_whatever_is_accepted() -> None:
 
 def test_windows_with_a_plain_probe_of_the_engine_and_the_minute_after_are_marked() -> None:
     samples = [counters(60.0 * minute) for minute in range(5)]
-    plain = probe(70.0, "prose", 1.0, plain=True)
-    found = windows_of(samples, [plain])
+    plain, drafting = (probe(at, "prose", 1.0, plain=at < 100) for at in (70.0, 190.0))
+    found = windows_of(samples, [plain, drafting])
     assert [window.beside_probe for window in found] == [False, True, True, False]
-    assert merged(found[2:]).beside_probe
-    others = [plain.model_copy(update={name: name != "plain"}) for name in ("plain", "elsewhere")]
-    assert not any(window.beside_probe for window in windows_of(samples, others))
+    other = plain.model_copy(update={"elsewhere": True})
+    assert not any(window.beside_probe for window in windows_of(samples, [other]))
 
 
 def test_a_restart_and_falling_counters_leave_their_window_out() -> None:

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.engines.remote.dialects.llama_cpp import LlamaCppDialect
 from draftwell.components.engines.remote.dialects.vllm import VllmDialect
+from draftwell.components.engines.remote.remote import RemoteEngine
 from draftwell.components.watch.report import watch_metrics
 from draftwell.components.watch.schema import Alarm
 from draftwell.flows.settings import PipelineSettings
@@ -20,7 +22,8 @@ from draftwell.flows.steps.remote.alarms import (
     payload_of,
     resource_of,
 )
-from draftwell.flows.steps.remote.watch import UNTOLD, Watch, judged, look, open_watch
+from draftwell.flows.steps.remote.watch import UNTOLD, Watch, look, open_watch
+from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 from tests.support.watch.played_engine import PlayedEngine, served
 from tests.support.watch.simulator import BEGIN, Faults, simulate
@@ -176,13 +179,17 @@ def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) 
         assert [probe.elsewhere for probe in watch.series.probes[-2:]] == [False, True]
 
 
-def test_minutes_beside_a_plain_probe_say_nothing_of_the_machine(limits: Path) -> None:
-    """They are a fifth slower, and each had one."""
-    run = simulate(60, 1, Faults(neighbour_from=50))
-    with served(PlayedEngine(run)) as engine:
-        watch = opened(engine, limits)
-    watch.add(*run.samples, *(run.probe(i, "code", 200, plain=True) for i in range(50, 60)))
-    assert judged(watch, run.samples[-1], []).verdict == "steady"
+def test_minutes_beside_plain_probes_say_nothing_of_the_machine(
+    limits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are a fifth slower, and the probes are not even answered."""
+    late = DraftwellError("too late", code="engine_timeout")
+    monkeypatch.setattr(RemoteEngine, "decode", Mock(side_effect=late))
+    monkeypatch.setattr(VllmDialect, "switches_off", True)
+    with play(Faults(neighbour_from=50), 60) as engine:
+        watch = opened(engine, limits, probes_per_hour=120)
+        found = [at(engine, watch, minute).verdict for minute in range(49, 60)]
+    assert set(found) == {"steady"}
 
 
 def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> None:
