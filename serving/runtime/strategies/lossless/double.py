@@ -21,8 +21,6 @@ guesses also come from other requests' texts and from rejected tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pydantic import Field
 
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
@@ -60,20 +58,31 @@ class Double(Strategy):
                 continue
             index.extend(text.ids)
             room = session.draft_room(len(pending))
-            verified = max(0, min(room, session.draft_limit - len(pending)))
-            guess = Draft(self.guess(index, text.ids + pending.tokens, session, verified))
+            # none in the prompt's pass: it gives the first token
+            most = 0 if session.target.fresh else session.draft_limit - len(pending)
+            guess = Draft(
+                self.guess(index, text.ids + pending.tokens, session, max(0, min(room, most)))
+            )
             chain, held = pending + guess, len(text.ids)
             session.stats.drafted += len(guess)
             rows, new = yield Overlap(
                 session.verify(chain), self.drafted(index, session, pending, gamma, room)
             )
             read = {"target": chain.tokens, "draft": pending.tokens + new.tokens}
-            judged, verdict = yield from self.judge(
-                pending + agreeing(new, guess), chain, rows, session
-            )
-            session.commit(judged, verdict, rows)
-            left = new[len(judged) - len(pending) :]
-            pending = left if verdict.token is None and not text.finished else Draft()
+            judged = pending + agreeing(new, guess)
+            verdict = yield from self.judge(judged, chain, rows, session)
+            left = new[len(judged) - len(pending) :] if verdict.token is None else Draft()
+            self.commit(judged, verdict, rows, session)
+            at = verdict.accepted
+            if (
+                verdict.rejected
+                and verdict.token in chain.tokens[at : at + 1]
+                and not text.finished
+            ):
+                rest = chain[at + 1 :]
+                more = yield from self.judge(rest, rest, rows[at + 1 :], session)
+                self.commit(rest, more, rows[at + 1 :], session)
+            pending = Draft() if text.finished else left
             after = text.ids[held:] + pending.tokens
             for lane in session.lanes.values():
                 lane.rollback(held + same(read[lane.role], after))
@@ -107,25 +116,16 @@ class Double(Strategy):
         session.stats.drafted += len(draft)
         return draft
 
-    def judge(
-        self, judged: Draft, chain: Draft, rows: Span, session: Session
-    ) -> Step[tuple[Draft, Verdict]]:
-        """What was judged, and the verdict. A correction that the target has read on behind counts
-        as a token of its guess."""
-        bonus = len(chain) < session.text.remaining
-        verdict = yield from Exact().judge(
-            judged, rows, session.rng, bonus=bonus and judged.tokens == chain.tokens
-        )
-        at = verdict.accepted
-        stops = session.sampling.stop_token_ids
-        if not verdict.rejected or at >= len(chain) or verdict.token != chain.tokens[at]:
-            return judged, verdict
-        rest = chain[at + 1 :]
-        guided = judged[:at] + Draft(chain.tokens[at:])
-        if verdict.token in stops:
-            return guided, Verdict(at + 1, None, at + 1)
-        more = yield from Exact().judge(rest, rows[at + 1 :], session.rng, bonus=bonus)
-        return guided, replace(more, accepted=at + 1 + more.accepted, judged=at + 1 + more.judged)
+    def judge(self, judged: Draft, chain: Draft, rows: Span, session: Session) -> Step[Verdict]:
+        """The verdict; a bonus only behind all that the target has read, if the text has room."""
+        bonus = judged.tokens == chain.tokens and len(chain) < session.text.remaining
+        return (yield from Exact().judge(judged, rows, session.rng, bonus=bonus))
+
+    def commit(self, judged: Draft, verdict: Verdict, rows: Span, session: Session) -> None:
+        """Make a verdict's tokens final; slots keep what they have read of them."""
+        corrected = [] if verdict.token is None else [verdict.token]
+        session.append([*judged.tokens[: verdict.accepted], *corrected], verdict.origins, rows)
+        session.stats.count(judged, verdict)
 
     def gamma(self) -> int:
         """Draft passes in the time of a verification."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.resources import table_pair, table_resources
 
-PARALLEL = {
+PARALLEL: dict[str, dict[str, Any]] = {
     "spide": {"tau": 0.4, "max_draft": 5},
     "pearl": {"num_speculative_tokens": 4},
     "double": {"passes": 3},
@@ -128,6 +128,9 @@ def test_no_uniform_is_used_twice(monkeypatch, name):
     assert max(Spy.read.values()) == 1
     streams = Counter(stream for stream, _ in Spy.read)
     drafts = counters["drafted"] if name != "duo_decoding" else 0  # its proposals are deterministic
-    assert streams[5, 1] == drafts
+    if name == "double":  # and so are the target's guesses
+        assert 0 < streams[5, 1] < drafts
+    else:
+        assert streams[5, 1] == drafts
     assert streams[5, 2] == counters["judged"]
     assert streams[5, 3] == counters["sampled"]
