@@ -37,7 +37,7 @@ def gain_table(paper: Paper) -> str:
 
 def gains(paper: Paper) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
     """Pair and data set → its α, s, γ and τ, and the values of the last four columns."""
-    found = {}
+    found: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
     for data, title in (("code", "HumanEval"), ("maths", "GSM8K")):
         for pair in paper.published["s"].values:
             paths = (

@@ -240,7 +240,7 @@ def measure(
     )
     aucs = aucs_beside(cell, pair, planned.chosen.prompts, resources, trained)
     profile = resources.artifacts.get("hardware_profile")
-    known = isinstance(profile, HardwareProfile) and profile.t_draft
+    known = profile if isinstance(profile, HardwareProfile) and profile.t_draft else None
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the
     # next one.
     report = run_bench(
@@ -259,7 +259,7 @@ def measure(
         made_of=planned.made.digests,
         aucs=aucs,
         seconds=time.monotonic() - start,
-        costs=Costs.of(profile) if known else None,
+        costs=Costs.of(known) if known else None,
         report=report,
     )
 
