@@ -12,7 +12,7 @@ from pathlib import Path
 
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.emulation.curve import find_curve
-from draftwell.components.emulation.result import table_of
+from draftwell.components.emulation.comparison import table_of
 from draftwell.components.emulation.run import run_emulated, usual_choices
 from draftwell.components.prompts.prompt import read_prompts
 from draftwell.flows.workspace import Workspace
