@@ -1,11 +1,13 @@
-"""The page of the emulated cells, and what the papers' summary takes from them."""
+"""Figures of emulated runs beside what formulas predict: tables, their page, and what the papers'
+summary takes from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from draftwell.components.emulation.comparison import Compared, beside_prediction
+from draftwell.components.emulation.prediction import predicted_speeds
 from draftwell.components.emulation.result import EmulatedRun
 from draftwell.components.papers.emulated import EmulatedGain
 from draftwell.components.papers.estimates import Estimate
@@ -15,25 +17,89 @@ TEMPLATE = Path(__file__).with_name("page.md")
 GAINS = ("cell", "c", "devices", "α", "prompts", "tokens", "late", "comparison", "emulated")
 SPEEDS = ("cell", "strategy", "emulated", "predicted", "reached", "target passes a text")
 PLACED = {"own": "two", "shared": "one"}
+CLOSE = 0.10
+"""Share of a prediction by which what is emulated may differ from it and still agree."""
+
+
+class Compared(NamedTuple):
+    """An emulated figure beside the predicted one: a strategy's speed, or its gain over another's,
+    with an interval."""
+
+    label: str
+    over: str | None
+    emulated: float
+    low: float | None
+    high: float | None
+    predicted: float
+
+    @property
+    def what(self) -> str:
+        """The figure in words."""
+        return self.label if self.over is None else f"{self.label} over {self.over}"
+
+    @property
+    def share(self) -> float:
+        """What was reached of the prediction."""
+        return self.emulated / self.predicted
+
+    @property
+    def close(self) -> bool:
+        """Whether both agree within `CLOSE`."""
+        return abs(self.share - 1) <= CLOSE
+
+
+def beside_prediction(run: EmulatedRun) -> list[Compared]:
+    """Every speed and every ratio of a run that has a prediction; empty of a void one."""
+    expected = predicted_speeds(run)
+    speeds = [
+        Compared(label, None, row.speed, None, None, expected[label])
+        for label, row in run.rows.items()
+        if row.speed is not None and label in expected
+    ]
+    return speeds + [
+        Compared(
+            *(one.contender, one.over, one.ratio, one.low, one.high),
+            expected[one.contender] / expected[one.over],
+        )
+        for one in run.ratios
+        if one.contender in expected and one.over in expected
+    ]
 
 
 def emulated_page(runs: Mapping[str, EmulatedRun]) -> str:
-    """The page, with every comparison and every speed of the runs."""
-    gains, speeds = [], []
-    for name, run in runs.items():
-        gains += gain_rows(name, run)
-        speeds += speed_rows(name, run)
-    text = TEMPLATE.read_text(encoding="utf-8")
-    return text.format(
-        gains=markdown((*GAINS, "predicted", "verdict"), gains),
-        speeds=markdown(SPEEDS, speeds),
-        sources="\n".join(f"- `{name}`: {words}." for name, words in sources(runs).items()),
+    """The page of all runs."""
+    curves = {run.curve.name: run.curve.source for run in runs.values()}
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        gains=gains_table(runs),
+        speeds=speeds_table(runs),
+        sources="\n".join(f"- `{name}`: {source}." for name, source in curves.items()),
     )
 
 
-def sources(runs: Mapping[str, EmulatedRun]) -> dict[str, str]:
-    """Curve → whose it is."""
-    return {run.curve.name: run.curve.source for run in runs.values()}
+def gains_table(runs: Mapping[str, EmulatedRun]) -> str:
+    """Name → run as a table of their comparisons."""
+    rows = [row for name, run in runs.items() for row in gain_rows(name, run)]
+    return markdown((*GAINS, "predicted", "verdict"), rows)
+
+
+def speeds_table(runs: Mapping[str, EmulatedRun]) -> str:
+    """The same of every strategy's speed over plain decoding, by the curve."""
+    return markdown(
+        SPEEDS,
+        [
+            [
+                f"`{name}`",
+                one.label,
+                f"{one.emulated * run.curve.target[1]:.3f}",
+                f"{one.predicted * run.curve.target[1]:.3f}",
+                f"{one.share:.0%}",
+                f"{run.rows[one.label].target_calls / len(run.prompt_ids):.1f}",
+            ]
+            for name, run in runs.items()
+            for one in beside_prediction(run)
+            if one.over is None
+        ],
+    )
 
 
 def gain_rows(name: str, run: EmulatedRun) -> list[list[str]]:
@@ -44,7 +110,9 @@ def gain_rows(name: str, run: EmulatedRun) -> list[list[str]]:
         cost,
         PLACED[run.placement],
         f"{acceptance_of(run):.2f}",
-        *(str(len(run.prompt_ids)), str(run.max_tokens), f"{worst_late(run):.2%}"),
+        str(len(run.prompt_ids)),
+        str(run.max_tokens),
+        f"{max(row.late for row in run.rows.values()):.2%}",
     ]
     if run.void is not None:
         return [[*begin, "–", "–", "–", f"void: {run.void}"]]
@@ -55,32 +123,10 @@ def gain_rows(name: str, run: EmulatedRun) -> list[list[str]]:
     ]
 
 
-def speed_rows(name: str, run: EmulatedRun) -> list[list[str]]:
-    """A line for each strategy of a run, over plain decoding by the curve."""
-    plain = run.curve.target[1]
-    return [
-        [
-            f"`{name}`",
-            one.label,
-            f"{one.emulated * plain:.3f}",
-            f"{one.predicted * plain:.3f}",
-            f"{one.share:.0%}",
-            f"{run.rows[one.label].target_calls / len(run.prompt_ids):.1f}",
-        ]
-        for one in beside_prediction(run)
-        if one.over is None
-    ]
-
-
 def acceptance_of(run: EmulatedRun) -> float:
     """Of vanilla SD, or of the first strategy."""
     rows = sorted(run.rows.values(), key=lambda row: row.strategy != "vanilla_sd")
     return rows[0].acceptance or 0.0
-
-
-def worst_late(run: EmulatedRun) -> float:
-    """Of the strategy with most late passes."""
-    return max(row.late for row in run.rows.values())
 
 
 def with_interval(one: Compared) -> str:
@@ -101,7 +147,7 @@ def verdict_on(one: Compared) -> str:
     low, high = one.low or 0.0, one.high or 0.0
     shown = "faster" if low > 1 else "slower" if high < 1 else "no difference shown"
     close = "as predicted" if one.close else "not as predicted"
-    return f"{shown}; {close} ({100 * (one.share - 1):+.0f} %)"
+    return f"{shown}; {close} ({round(100 * (one.share - 1)):+d} %)"
 
 
 def gains(runs: Sequence[EmulatedRun]) -> list[EmulatedGain]:

@@ -3,6 +3,8 @@ the rate at which vanilla SD accepts on it, and nothing but passes takes time.""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from draftwell.components.emulation.curve import Curve
 from draftwell.components.emulation.result import EmulatedRun
 from draftwell.components.papers import formulas
@@ -31,19 +33,17 @@ def predicted_speeds(run: EmulatedRun) -> dict[str, float]:
     Of each text with the acceptance rate of the fastest vanilla SD. Another strategy's own depends
     on which tokens it has judged: it counts only where no vanilla SD was measured.
     """
-    rows = run.rows.values()
-    sd = [row for row in rows if row.strategy == "vanilla_sd"]
+    sd = [row for row in run.rows.values() if row.strategy == "vanilla_sd"]
+    profile = profile_of(run.curve, Provenance(pair=run.pair, fingerprint=run.fingerprint))
+    resources = StrategyResources({profile.kind: profile})
     found = {}
     for label, row in run.rows.items():
-        base = min(sd, key=lambda one: -(one.speed or 0.0)) if sd else row
-        profile = profile_of(run.curve, Provenance(pair=run.pair, fingerprint=run.fingerprint))
-        strategy = build_strategy(
-            row.strategy, row.parameters, StrategyResources({profile.kind: profile})
-        )
+        base = max(sd, key=lambda one: one.speed or 0.0) if sd else row
+        strategy = build_strategy(row.strategy, row.parameters, resources)
         times = [
             predicted_time(
                 strategy,
-                run.curve,
+                profile,
                 tokens,
                 accepted / max(1, judged),
                 in_turn=run.placement == "shared",
@@ -61,7 +61,7 @@ def predicted_speeds(run: EmulatedRun) -> dict[str, float]:
 
 def predicted_time(
     strategy: Strategy,
-    curve: Curve,
+    profile: HardwareProfile,
     tokens: int,
     alpha: float,
     *,
@@ -74,19 +74,19 @@ def predicted_time(
     DuoDecoding counts as one sequence: that another sequence may be kept is not in the formula.
 
     Args:
-        strategy: with the profile of this curve.
+        profile: of the curve, as the strategy has it.
         tokens: of the text, its first one included.
         alpha: accepted / judged draft tokens of vanilla SD on the text.
         in_turn: draft and target share a device.
         first_kept: whether the draft's first token, which PEARL judges and vanilla SD does not
             draft, is the target's; None: with chance α, like the others.
     """
+    first = profile.t_verify[1]  # the token that comes with the prompt's last one
     if strategy.name == "autoregressive":
-        return tokens * curve.target[1]
-    if curve.draft is None:
+        return tokens * first
+    if profile.t_draft is None:
         return None
-    passes = curve.draft[1], curve.target_times()
-    first = curve.target[1]  # the token that comes with the prompt's last one
+    passes = profile.t_draft, profile.t_verify
     if isinstance(strategy, Pearl):
         return pearls_time(strategy.gamma(), passes, tokens, alpha, in_turn, first_kept)
     if isinstance(strategy, DuoDecoding):
@@ -98,12 +98,11 @@ def predicted_time(
         serial = spides_serial_length(strategy, alpha)
         if not strategy.config.parallel:
             return first + formulas.sd_seconds(tokens - 1, alpha, serial, passes)
-        times = strategy.artifact(HardwareProfile).when(overlapping=True)
         return first + formulas.overlapped_seconds(
             tokens - 1,
             alpha,
             passes,
-            lambda pending: strategy.overlap_steps(times, pending),
+            lambda pending: spides_overlap_steps(strategy, pending),
             serial=serial,
             in_turn=in_turn,
         )
@@ -145,3 +144,9 @@ def spides_serial_length(strategy: Spide, alpha: float) -> int:
     if not config.dynamic:
         return int(config.num_speculative_tokens)
     return formulas.serial_length(alpha, config.tau, strategy.most_unverified)
+
+
+@lru_cache(maxsize=1024)
+def spides_overlap_steps(strategy: Spide, pending: int) -> int:
+    """Tokens that SPIDE drafts while so many are verified."""
+    return strategy.overlap_steps(strategy.artifact(HardwareProfile), pending)

@@ -149,16 +149,13 @@ def emulate(
     cells: Sequence[EmulatedCell], folder: Path, data: Path | None, dtype: str, say: Say
 ) -> Iterator[EmulatedCell]:
     """Run the cells that have no run in a folder, and write theirs; each cell when it has one."""
-    opened: dict[str, LoadedPair] = {}
     for i, cell in enumerate(cells, 1):
         name, path = f"[{i}/{len(cells)}] {cell.name}", folder / f"{cell.name}.json"
         if path.is_file() and cell.is_of(read_run(path), data):
             say(f"{name}: measured before")
         else:
-            if cell.pair not in opened:
-                # one at a time: two pairs need twice the memory
-                opened = {cell.pair: Workspace(cell.pair_name, dtype, say, "cpu").load()}
-            run = cell.measure(opened[cell.pair], data, Pace(name, say))
+            pair = Workspace(cell.pair_name, dtype, say, "cpu").load()
+            run = cell.measure(pair, data, Pace(name, say))
             run.write(path)
             say(f"{name}: {run.void or f'{run.seconds:.0f} s'}")
         yield cell

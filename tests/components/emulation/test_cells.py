@@ -8,16 +8,14 @@ import pytest
 
 from draftwell.components.emulation.cells import (
     CALIBRATION,
-    HERE,
     KEPT,
     EmulatedCell,
     counted,
     emulated_cells,
     read_runs,
 )
-from draftwell.components.emulation.comparison import beside_prediction
 from draftwell.components.emulation.curve import find_curve
-from draftwell.components.emulation.page import emulated_page, gains
+from draftwell.components.emulation.page import beside_prediction, emulated_page, gains
 from draftwell.components.emulation.result import EmulatedRun
 from draftwell.components.papers.prompts import Chosen
 from draftwell.components.prompts.prompt import Prompt
@@ -49,6 +47,7 @@ def test_kept_runs_have_the_settings_of_their_cell_and_agree_with_formulas(name:
     assert len(run.prompt_ids) == cell.prompts
     assert run.void is None
     assert run.identical == len(run.prompt_ids)
+    assert all(one.close for one in beside_prediction(run))
 
 
 def test_quick_cells_are_small() -> None:
@@ -94,4 +93,3 @@ def test_a_void_run_and_one_of_other_prompts_are_run_again(tmp_path: Path) -> No
     assert cell.is_of(same, None)
     assert not cell.is_of(same.model_copy(update={"void": "late"}), None)
     assert not cell.is_of(same.model_copy(update={"max_tokens": 31}), None)
-    assert HERE.name == "emulation"

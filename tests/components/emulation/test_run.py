@@ -14,14 +14,15 @@ import torch
 
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.emulation import run as emulation
-from draftwell.components.emulation.comparison import beside_prediction, table_of
 from draftwell.components.emulation.curve import Curve, curve_of
 from draftwell.components.emulation.devices import Devices
-from draftwell.components.emulation.prediction import predicted_speeds, predicted_time
+from draftwell.components.emulation.page import beside_prediction, gains_table
+from draftwell.components.emulation.prediction import predicted_speeds, predicted_time, profile_of
 from draftwell.components.emulation.result import EmulatedRun, read_run
 from draftwell.components.emulation.run import run_emulated
 from draftwell.components.papers import formulas
 from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine import engine, task
@@ -147,7 +148,8 @@ def test_all_strategies_are_predicted_with_the_acceptance_of_vanilla_sd(clock: C
 @pytest.mark.parametrize("first_kept", [True, False])
 def test_pearls_first_token_costs_a_round_where_it_is_lost(first_kept: bool) -> None:
     pearl = build_strategy("pearl", {"num_speculative_tokens": 4})
-    certain = predicted_time(pearl, FLAT, 9, 1.0, in_turn=False, first_kept=first_kept)
+    profile = profile_of(FLAT, Provenance(pair="tiny", fingerprint="none"))
+    certain = predicted_time(pearl, profile, 9, 1.0, in_turn=False, first_kept=first_kept)
     # a round brings the first token alone, and 8 further ones are two rounds of 4 and a first one
     assert certain == (3.0 if first_kept else 4.0)
 
@@ -195,7 +197,7 @@ def test_late_passes_void_a_run(clock: Clock, tmp_path: Path) -> None:
     assert found.ratios == ()
     assert all(row.speed is None and not row.times for row in found.rows.values())
     assert beside_prediction(found) == []
-    assert "Void: " in table_of(found)
+    assert "| void: " in gains_table({"it": found})
     assert read_run(found.write(tmp_path / "run.json")) == found
 
 
@@ -212,8 +214,8 @@ def test_late_passes_of_the_trials_do_not_count(clock: Clock) -> None:
 def test_a_run_is_written_and_read(clock: Clock, tmp_path: Path) -> None:
     found = measured(working_pair(clock), FLAT, source="three words")
     assert read_run(found.write(tmp_path / "deeper" / "run.json")) == found
-    assert "| spide over pearl |" in table_of(found)
-    assert "three words" in table_of(found)
+    assert "| spide over pearl |" in gains_table({"it": found})
+    assert found.prompts == "three words"
     (tmp_path / "other.json").write_text('{"version": 2}')
     with pytest.raises(DraftwellError) as refused:
         read_run(tmp_path / "other.json")
@@ -300,4 +302,5 @@ def test_sharing_a_device_takes_the_sum() -> None:
 
 def test_strategies_without_a_formula_have_no_prediction() -> None:
     lookup = build_strategy("prompt_lookup")
-    assert predicted_time(lookup, FLAT, 9, 0.5, in_turn=False) is None
+    profile = profile_of(FLAT, Provenance(pair="tiny", fingerprint="none"))
+    assert predicted_time(lookup, profile, 9, 0.5, in_turn=False) is None

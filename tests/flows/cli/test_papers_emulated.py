@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftwell.components.emulation import cells as emulated
-from draftwell.components.emulation import run as emulation
+from draftwell.components.emulation import cells as emulated, run as emulation
 from draftwell.components.emulation.result import read_run
 from draftwell.flows.cli import papers_run
 from tests.support.papers import paper_of
