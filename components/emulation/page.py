@@ -105,6 +105,10 @@ def speeds_table(runs: Mapping[str, EmulatedRun]) -> str:
 def gain_rows(name: str, run: EmulatedRun) -> list[list[str]]:
     """A line for each comparison of a run; one that says why it is void."""
     cost = "–" if run.curve.cost is None else f"{run.curve.cost:.3g}"
+    late, again = (
+        max(row.late for row in run.rows.values()),
+        sum(row.again for row in run.rows.values()),
+    )
     begin = [
         f"`{name}`",
         cost,
@@ -112,7 +116,7 @@ def gain_rows(name: str, run: EmulatedRun) -> list[list[str]]:
         f"{acceptance_of(run):.2f}",
         str(len(run.prompt_ids)),
         str(run.max_tokens),
-        f"{max(row.late for row in run.rows.values()):.2%}",
+        f"{late:.2%}" + (f", {again} texts again" if again else ""),
     ]
     if run.void is not None:
         return [[*begin, "–", "–", "–", f"void: {run.void}"]]

@@ -29,6 +29,7 @@ class EmulatedRow(Frozen):
     target_calls: int
     outside: float = Field(description="share of the time in which no pass ran")
     late: float = Field(description="share of its passes that ended behind their deadline")
+    again: int = Field(0, description="decodings that do not count, for passes in them were late")
     times: tuple[float, ...] = Field((), description="of each prompt, in the curve's unit")
     tokens: tuple[int, ...] = Field((), description="of each prompt")
     accepted: tuple[int, ...] = Field((), description="draft tokens that were kept of each prompt")

@@ -201,6 +201,21 @@ def test_late_passes_void_a_run(clock: Clock, tmp_path: Path) -> None:
     assert read_run(found.write(tmp_path / "run.json")) == found
 
 
+def test_a_text_that_the_machine_disturbed_is_decoded_again(clock: Clock) -> None:
+    pair, count = working_pair(clock), iter(range(10**9))
+    price = pair.models["target"].price
+    # the machine stands still once, behind the trials
+    pair.models["target"].price = lambda row, held: (
+        price(row, held) + (3.0 if next(count) == 300 else 0.0)
+    )
+    found, calm = measured(pair, FLAT), measured(working_pair(clock), FLAT)
+    assert found.void is None
+    assert sum(row.again for row in found.rows.values()) == 1
+    assert (found.late, found.stretch) == (0, pytest.approx(calm.stretch))
+    speeds, calm_speeds = ([row.speed for row in run.rows.values()] for run in (found, calm))
+    assert speeds == pytest.approx(calm_speeds)
+
+
 def test_late_passes_of_the_trials_do_not_count(clock: Clock) -> None:
     pair, count = working_pair(clock), iter(range(10**9))
     # slower from the second trial on, which the stretch follows
