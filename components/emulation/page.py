@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from draftwell.components.emulation.cells import emulated_cells
 from draftwell.components.emulation.prediction import predicted_speeds
 from draftwell.components.emulation.result import EmulatedRun
 from draftwell.components.papers.emulated import EmulatedGain
@@ -69,9 +70,11 @@ def beside_prediction(run: EmulatedRun) -> list[Compared]:
 def emulated_page(runs: Mapping[str, EmulatedRun]) -> str:
     """The page of all runs."""
     curves = {run.curve.name: run.curve.source for run in runs.values()}
+    missing = [f"`{cell.name}`" for cell in emulated_cells() if cell.name not in runs]
     return TEMPLATE.read_text(encoding="utf-8").format(
         gains=gains_table(runs),
         speeds=speeds_table(runs),
+        missing=", ".join(missing) or "none",
         sources="\n".join(f"- `{name}`: {source}." for name, source in curves.items()),
     )
 

@@ -68,6 +68,7 @@ def test_the_page_has_every_comparison_and_says_why_a_run_is_void() -> None:
         if one.over:
             assert f"| {one.what} | {one.emulated:.3f} [{one.low:.3f}, {one.high:.3f}]" in page
     assert f"- `{run.curve.name}`: {run.curve.source}." in page
+    assert "(`spide-c0.2`, `spide-c0.3`, " in page
     void = run.model_copy(update={"void": "it was late", "ratios": ()})
     assert "| void: it was late |" in emulated_page({name: void})
     assert not [one for one in gains([void]) if one.over]
