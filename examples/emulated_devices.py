@@ -12,7 +12,7 @@ from pathlib import Path
 
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.emulation.curve import find_curve
-from draftwell.components.emulation.result import table_of
+from draftwell.components.emulation.page import gains_table, speeds_table
 from draftwell.components.emulation.run import run_emulated, usual_choices
 from draftwell.components.prompts.prompt import read_prompts
 from draftwell.flows.workspace import Workspace
@@ -38,7 +38,7 @@ def main(pair: str, curve: str, prompts: str, result: str, *more: str) -> None:
         settings=BenchSettings(max_tokens=int(tokens)),
     )
     run.write(Path(result))
-    print(table_of(run))
+    print(gains_table({run.pair: run}), speeds_table({run.pair: run}), sep="\n")
 
 
 if __name__ == "__main__":

@@ -40,11 +40,24 @@ class Pass(NamedTuple):
     stretch: float | None
 
     @property
+    def due(self) -> float:
+        """Real seconds until its deadline; 0: it has none."""
+        return (self.time or 0.0) * (self.stretch or 0.0)
+
+    @property
+    def waited(self) -> bool:
+        """Whether it had to wait for its deadline."""
+        return self.worked < self.due
+
+    @property
+    def delay(self) -> float:
+        """Real seconds by which it ended behind its deadline."""
+        return self.took - self.due
+
+    @property
     def late(self) -> bool:
-        """Whether it ended behind its deadline."""
-        return bool(self.time and self.stretch) and self.took > (1 + SLACK) * (
-            (self.time or 0.0) * (self.stretch or 0.0)
-        )
+        """Whether it ended behind its deadline, but for `SLACK`."""
+        return self.due > 0 and self.delay > SLACK * self.due
 
 
 @dataclass

@@ -1,22 +1,19 @@
-"""The file of an emulated run, and its figures beside what formulas predict."""
+"""The file of an emulated run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
 from draftwell.components.bench.schema import Frozen, Machine
 from draftwell.components.emulation.curve import Curve
-from draftwell.components.report.tables import markdown
 from draftwell.serving.errors import DraftwellError, first_wrong
 from draftwell.serving.files import read_text, write_json
 
 Placement = Literal["own", "shared"]
 """Draft and target on devices of their own, at once; or in turn on one that they share."""
-CLOSE = 0.10
-"""Share of a prediction by which what is emulated may differ from it and still agree."""
 
 
 class EmulatedRow(Frozen):
@@ -28,16 +25,15 @@ class EmulatedRow(Frozen):
         description="tokens for each unit of the curve's time, the prompt's reading left out; None "
         "where the run is void"
     )
-    predicted: float | None = Field(
-        description="the same by `prediction`, with vanilla SD's acceptance of each text (kept "
-        "runs of before: with the strategy's own); None: no formula"
-    )
     acceptance: float | None = Field(description="accepted / judged draft tokens")
     target_calls: int
     outside: float = Field(description="share of the time in which no pass ran")
     late: float = Field(description="share of its passes that ended behind their deadline")
+    again: int = Field(0, description="decodings that do not count, for passes in them were late")
     times: tuple[float, ...] = Field((), description="of each prompt, in the curve's unit")
     tokens: tuple[int, ...] = Field((), description="of each prompt")
+    accepted: tuple[int, ...] = Field((), description="draft tokens that were kept of each prompt")
+    judged: tuple[int, ...] = Field((), description="draft tokens that were judged of each prompt")
 
 
 class EmulatedRatio(Frozen):
@@ -49,7 +45,6 @@ class EmulatedRatio(Frozen):
     ratio: float
     low: float
     high: float
-    predicted: float | None
 
 
 class EmulatedRun(Frozen):
@@ -60,6 +55,7 @@ class EmulatedRun(Frozen):
         void: why its times do not count; None: they do.
         calibration: prompts that SPIDE's acceptance table was counted on before.
         identical: prompts whose texts are the same from all lossless strategies.
+        first_kept: of each prompt: whether the draft's first token is the target's.
         seconds: that the run took.
     """
 
@@ -78,6 +74,7 @@ class EmulatedRun(Frozen):
     prompt_ids: tuple[str, ...]
     calibration: int
     identical: int
+    first_kept: tuple[bool, ...] = ()
     seconds: float
     machine: Machine
     rows: dict[str, EmulatedRow]
@@ -101,63 +98,3 @@ def read_run(path: Path) -> EmulatedRun:
         raise DraftwellError(
             f"{path} holds no emulated run ({why}): run it again", code="bad_emulated_run"
         ) from error
-
-
-class Compared(NamedTuple):
-    """An emulated figure beside the predicted one."""
-
-    what: str
-    emulated: float
-    low: float | None
-    high: float | None
-    predicted: float
-
-    @property
-    def share(self) -> float:
-        """What was reached of the prediction."""
-        return self.emulated / self.predicted
-
-    @property
-    def close(self) -> bool:
-        """Whether both agree within `CLOSE`."""
-        return abs(self.share - 1) <= CLOSE
-
-
-def beside_prediction(run: EmulatedRun) -> list[Compared]:
-    """Every speed and every ratio of a run that has a prediction; empty of a void one."""
-    speeds = [
-        Compared(label, row.speed, None, None, row.predicted)
-        for label, row in run.rows.items()
-        if row.speed is not None and row.predicted is not None
-    ]
-    return speeds + [
-        Compared(f"{one.contender} over {one.over}", one.ratio, one.low, one.high, one.predicted)
-        for one in run.ratios
-        if one.predicted is not None
-    ]
-
-
-def table_of(run: EmulatedRun) -> str:
-    """A run as Markdown: how it was emulated, and its figures beside the predicted ones."""
-    cost = "computing without waiting" if run.curve.cost is None else f"c {run.curve.cost:.3g}"
-    where = {"own": "devices of their own", "shared": "one device in turn"}[run.placement]
-    said = (
-        f"Emulated: {run.pair}, curve {run.curve.name} ({run.curve.source}), draft {cost}, on "
-        f"{where}; "
-        f"{len(run.prompt_ids)} prompts ({run.prompts}), at most {run.max_tokens} tokens; stretch "
-        f"{run.stretch:.3g}, {run.late:.2%} of {run.passes} passes late; {run.identical} texts "
-        "identical.\n\n"
-    )
-    if run.void is not None:
-        return f"{said}Void: {run.void}\n"
-    rows = [
-        [
-            one.what,
-            f"{one.emulated:.3f}",
-            "–" if one.low is None else f"{one.low:.3f} to {one.high:.3f}",
-            f"{one.predicted:.3f}",
-            f"{one.share:.0%}",
-        ]
-        for one in beside_prediction(run)
-    ]
-    return said + markdown(("figure", "emulated", "interval", "predicted", "share"), rows)

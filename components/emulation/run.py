@@ -22,8 +22,8 @@ from draftwell.components.bench.runner import (
 from draftwell.components.bench.schema import Machine
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.emulation.curve import Curve
-from draftwell.components.emulation.devices import Devices, Pass
-from draftwell.components.emulation.prediction import predicted_time
+from draftwell.components.emulation.devices import EMULATED, SLACK, Devices, Pass
+from draftwell.components.emulation.prediction import profile_of
 from draftwell.components.emulation.result import (
     EmulatedRatio,
     EmulatedRow,
@@ -46,21 +46,25 @@ from draftwell.serving.runtime.strategies import (
     StrategyResources,
     build_strategy,
 )
-from draftwell.serving.runtime.strategies.base import Strategy
 
 MARGIN = 1.5
 """Times the real time of most passes of a trial that a stretched pass takes."""
 MOST = 0.95
 """Of the passes of a model; the others are left to the margin, for one hiccup would stretch all."""
-TRIALS = 2
-"""The first without waiting; in the next, processors have slept between passes, and are slower."""
+WAKING = 3.0
+"""Times the delay of most wake-ups of a trial by which a pass may end behind its deadline."""
+TRIALS = 3
+"""The first without waiting; in the others, processors have slept between passes, and are slower,
+and wake-ups can be timed."""
 MOST_LATE = 0.01
 """Share of late passes above which a run is void."""
+ATTEMPTS = 3
+"""How often a text with late passes is decoded at most: now and then a machine stands still."""
 BASES = ("autoregressive", "vanilla_sd", "pearl")
 """What others are compared with; each of them also with those before it."""
 OWNER = "emulation"
 """Of all requests: each finds the prompt in its slots."""
-SHORT_DRAFT = {"num_speculative_tokens": 1}
+SHORT_DRAFT = {"num_speculative_tokens": 1, "draft_first": True}
 GUESSED_COST = 0.25
 """A draft pass over a target pass, where the draft has no curve and was not timed yet."""
 
@@ -83,21 +87,24 @@ class EmulatedContender(StrategyContender):
         placement: Placement,
     ):
         self.devices, self.real, self.passes = devices, real, list[Pass]()
+        self.first_kept: list[bool] = []
+        self.again, self.attempts = 0, 1
         super().__init__(devices.emulated(real), resources, config, label)
         self.split = self.split_cores = placement == "own"
 
-    @property
-    def configured(self) -> Strategy:
-        """The strategy itself."""
-        return self._strategy
-
     def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
-        read_prompt(self.real, ids, sampling)
-        before = len(self.devices.passes)
-        engine = self.pair.engine(split=self.split)
-        job = engine.submit(ids, sampling, self._strategy, owner=OWNER)
-        engine.run([job])
-        self.passes += self.devices.passes[before:]
+        for attempt in range(self.attempts):
+            first_kept = read_prompt(self.real, ids, sampling)
+            before = len(self.devices.passes)
+            engine = self.pair.engine(split=self.split)
+            job = engine.submit(ids, sampling, self._strategy, owner=OWNER)
+            engine.run([job])
+            passes = self.devices.passes[before:]
+            self.again += attempt > 0
+            if late_share(passes) <= MOST_LATE:
+                break
+        self.first_kept.append(first_kept)
+        self.passes += passes
         return Generation(job.output, on_the_curve(job.session.stats, self.devices.stretch or 1.0))
 
 
@@ -118,11 +125,17 @@ def usual_choices(curve: Curve, alpha: float, taus: Sequence[float] = (0.7,)) ->
     ]
 
 
-def read_prompt(pair: LoadedPair, ids: Sequence[int], sampling: Sampling) -> None:
-    """Let target and draft read a prompt off the clock: the next request finds it in its slots."""
+def read_prompt(pair: LoadedPair, ids: Sequence[int], sampling: Sampling) -> bool:
+    """Let target and draft read a prompt off the clock: the next request finds it in its slots.
+
+    Returns:
+        whether the target keeps the draft's first token.
+    """
     engine, strategy = pair.engine(split=False), build_strategy("vanilla_sd", SHORT_DRAFT)
-    first = replace(sampling, max_tokens=3)  # fewer leave no room for a draft
-    engine.run([engine.submit(ids, first, strategy, owner=OWNER)])
+    first = replace(sampling, max_tokens=2)  # one leaves no room for a draft
+    job = engine.submit(ids, first, strategy, owner=OWNER)
+    engine.run([job])
+    return job.session.stats.accepted > 0
 
 
 def on_the_curve(stats: Stats, stretch: float) -> Stats:
@@ -167,8 +180,7 @@ def run_emulated(  # noqa: PLR0913
         contenders = settled(devices, pair, table, choices, placement, prompts, settings)
         measured = measure(pair, table, [], prompts, settings, extra=contenders, progress=progress)
         machine = Machine(**describe_machine(pair))
-    alphas = acceptance_of(contenders, measured)
-    rows = {one.label: row_of(one, measured[one.label], alphas, placement) for one in contenders}
+    rows = {one.label: row_of(one, measured[one.label]) for one in contenders}
     void = why_void(rows)
     passes = [each for one in contenders for each in one.passes]
     return EmulatedRun(
@@ -185,6 +197,7 @@ def run_emulated(  # noqa: PLR0913
         prompt_ids=tuple(prompt.id for prompt in prompts),
         calibration=len(calibration),
         identical=identical_texts(measured),
+        first_kept=tuple(contenders[0].first_kept[-len(prompts) :]),
         seconds=round(time.monotonic() - start, 1),
         machine=machine,
         rows=rows if void is None else {label: without_times(row) for label, row in rows.items()},
@@ -249,20 +262,26 @@ def settled(
         cost = devices.curve.cost or real_cost(devices)
     for contender in contenders:
         contender.passes.clear()
+        contender.first_kept.clear()
+        contender.attempts = ATTEMPTS
     return contenders
 
 
 def needed_stretch(passes: Sequence[Pass]) -> float:
-    """Real seconds for each unit of the curve's times, so that nearly all passes end early.
+    """Real seconds for each unit of the curve's times, so that nearly all passes end early, and
+    those that wait are woken up in time.
 
     >>> needed_stretch([Pass("target", 2.0, 0.5, 0.5, None), Pass("draft", 1.0, 0.1, 0.1, None)])
     0.375
     """
-    ratios: dict[str, list[float]] = {}
-    for each in passes:
-        if each.time:
-            ratios.setdefault(each.role, []).append(each.worked / each.time)
-    return MARGIN * max((float(np.quantile(some, MOST)) for some in ratios.values()), default=1.0)
+    needed = []
+    for role in EMULATED:
+        timed = [each for each in passes if each.role == role and each.time]
+        work = [each.worked / each.time for each in timed if each.time]
+        delays = [each.delay / (SLACK * each.time) for each in timed if each.time and each.waited]
+        needed += [MARGIN * float(np.quantile(work, MOST))] if work else []
+        needed += [WAKING * float(np.quantile(delays, MOST))] if delays else []
+    return max(needed, default=MARGIN)
 
 
 def real_cost(devices: Devices) -> float:
@@ -275,61 +294,26 @@ def with_profile(
     resources: StrategyResources, pair: LoadedPair, curve: Curve, cost: float
 ) -> StrategyResources:
     """Artifacts with the curve as hardware profile, by which strategies choose."""
-    times = curve.target_times()
-    profile = HardwareProfile(cost * times[1], times, 0.0, provenance(pair))
+    profile = profile_of(curve, provenance(pair), cost)
     return replace(resources, artifacts={**resources.artifacts, HardwareProfile.kind: profile})
 
 
-def acceptance_of(
-    contenders: Sequence[EmulatedContender], measured: Mapping[str, Measurement]
-) -> list[float] | None:
-    """Of each text, by the fastest vanilla SD; None where none was measured.
-
-    One rate for all strategies: another one's own depends on which tokens it has judged, and
-    PEARL's first token, which is often lost, would make its formula slower on the same pair.
-    """
-    found = [measured[one.label] for one in contenders if one.strategy == "vanilla_sd"]
-    if not found:
-        return None
-    fastest = min(found, key=lambda one: one.pace)
-    return [run.stats.acceptance_rate or 0.0 for run in fastest.typical]
-
-
-def row_of(
-    contender: EmulatedContender,
-    measured: Measurement,
-    alphas: Sequence[float] | None,
-    placement: Placement,
-) -> EmulatedRow:
-    """A strategy's figures.
-
-    Args:
-        alphas: of each text; None: the strategy's own.
-    """
+def row_of(contender: EmulatedContender, measured: Measurement) -> EmulatedRow:
+    """A strategy's figures."""
     stats = measured.stats
-    own = [run.stats.acceptance_rate or 0.0 for run in measured.typical]
-    predicted = [
-        predicted_time(
-            contender.configured,
-            contender.devices.curve,
-            len(run.tokens),
-            alpha,
-            in_turn=placement == "shared",
-        )
-        for run, alpha in zip(measured.typical, alphas or own, strict=True)
-    ]
-    known = [one for one in predicted if one is not None]
     return EmulatedRow(
         strategy=contender.strategy,
         parameters=contender.parameters,
         speed=1 / measured.pace,
-        predicted=stats.emitted / sum(known) if known else None,
         acceptance=stats.acceptance_rate,
         target_calls=stats.target_calls + stats.prefill_calls,
         outside=stats.overhead_seconds / stats.wall_seconds,
         late=late_share(contender.passes),
+        again=contender.again,
         times=tuple(round(seconds, 6) for seconds in measured.seconds),
         tokens=tuple(measured.tokens),
+        accepted=tuple(run.stats.accepted for run in measured.typical),
+        judged=tuple(run.stats.judged for run in measured.typical),
     )
 
 
@@ -373,7 +357,7 @@ def ratios_of(
         return sorted(labels, key=lambda label: measured[label].pace)[:1]
 
     return tuple(
-        ratio_over(label, base, measured, rows)
+        ratio_over(label, base, measured)
         for place, strategy in enumerate(BASES)
         for base in fastest(strategy)
         for label, row in rows.items()
@@ -381,16 +365,7 @@ def ratios_of(
     )
 
 
-def ratio_over(
-    label: str,
-    base: str,
-    measured: Mapping[str, Measurement],
-    rows: Mapping[str, EmulatedRow],
-) -> EmulatedRatio:
-    """The speed of one strategy over another's, and the predicted one."""
+def ratio_over(label: str, base: str, measured: Mapping[str, Measurement]) -> EmulatedRatio:
+    """The speed of one strategy over another's."""
     ratio, low, high = ratio_of(measured[base], measured[label])
-    mine, other = rows[label].predicted, rows[base].predicted
-    predicted = None if mine is None or other is None else mine / other
-    return EmulatedRatio(
-        contender=label, over=base, ratio=ratio, low=low, high=high, predicted=predicted
-    )
+    return EmulatedRatio(contender=label, over=base, ratio=ratio, low=low, high=high)

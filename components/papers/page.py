@@ -12,7 +12,7 @@ from draftwell.components.bench.schema import Machine
 from draftwell.components.papers import verdicts as rule
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import QUICK, Scale
-from draftwell.components.papers.emulated import EmulatedRun, kept_runs
+from draftwell.components.papers.emulated import EmulatedGain, gains_of
 from draftwell.components.papers.estimates import Estimate
 from draftwell.components.papers.gain import gain_table
 from draftwell.components.papers.prompts import SHIPPED
@@ -52,6 +52,7 @@ class Shown:
         files: name → measured cell.
         failed: name → reason of cells that could not be measured.
         page: name of the summary's file, and of the folder of the papers' pages.
+        emulated: gains on emulated devices.
     """
 
     papers: Sequence[Paper]
@@ -59,6 +60,7 @@ class Shown:
     files: Mapping[str, CellFile]
     failed: Mapping[str, str] = field(default_factory=dict)
     page: str = "papers"
+    emulated: Sequence[EmulatedGain] = ()
     known: dict[str, list[tuple[Table, list[Result]]]] = field(default_factory=dict, repr=False)
 
     def compared(self, paper: Paper) -> list[tuple[Table, list[Result]]]:
@@ -117,12 +119,12 @@ def claim_rows(shown: Shown, paper: Paper) -> list[list[str]]:
         for kind in kinds:
             some = [one for one in mine if one.kind == kind]
             found.append([f"{paper.name}: {claim.claim}", *claim_cells(shown, claim, kind, some)])
-        if claim.emulated and (runs := kept_runs(*claim.emulated)):
-            found.append([f"{paper.name}: {claim.claim}", *emulated_cells(claim, runs)])
+        if claim.emulated and (gains := gains_of(shown.emulated, *claim.emulated)):
+            found.append([f"{paper.name}: {claim.claim}", *emulated_cells(claim, gains)])
     return found
 
 
-def emulated_cells(claim: Claim, runs: Sequence[EmulatedRun]) -> list[str]:
+def emulated_cells(claim: Claim, runs: Sequence[EmulatedGain]) -> list[str]:
     """All but the first column of the row of what was run on emulated devices."""
     above = sum(run.ours.low > 1 for run in runs)
     prompts = [run.prompts for run in runs]

@@ -225,6 +225,6 @@ def papers_named(only: str | None = None) -> list[Paper]:
     """
     if only is not None and only not in PAPERS:
         raise DraftwellError(
-            f"unknown paper {only}: choose from {', '.join(PAPERS)}", code="unknown_paper"
+            f"unknown paper {only}: choose from {', '.join(PAPERS)}, emulated", code="unknown_paper"
         )
     return [read_paper(FOLDER / f"{name}.yaml") for name in PAPERS if only in (None, name)]

@@ -23,7 +23,10 @@ Quick = Annotated[
 ]
 Only = Annotated[
     str | None,
-    Field(description="Measure one paper: spide, sprinter, csd, pyramidsd or duodecoding."),
+    Field(
+        description="Measure one paper: spide, sprinter, csd, pyramidsd or duodecoding; or "
+        "emulated: runs on emulated devices, which take two idle cores."
+    ),
 ]
 CellName = Annotated[
     str | None,

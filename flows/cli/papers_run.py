@@ -6,17 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from draftwell.components.emulation.cells import EmulatedCell, emulated_cells, read_runs
 from draftwell.components.papers.cells import FULL, QUICK, padding_name
 from draftwell.components.papers.committed import with_committed
 from draftwell.components.papers.runner import Run, measured_cells, run_cells
 from draftwell.components.papers.tables import papers_named
 from draftwell.components.report.drawing import check_drawing
 from draftwell.flows.cli.options import check_folder, check_output, say
-from draftwell.flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
+from draftwell.flows.steps.papers import (
+    Page,
+    counts_of,
+    emulate,
+    log_page,
+    made_of,
+    open_cells,
+    own_format,
+)
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.device import device_class
 from draftwell.serving.errors import DraftwellError
@@ -26,6 +35,10 @@ if TYPE_CHECKING:
     from draftwell.components.papers.cells import Cell, Scale
     from draftwell.components.papers.tables import Paper
     from draftwell.flows.steps.papers import Page
+
+EMULATED = "emulated"
+"""What `only` calls the runs on emulated devices, which are of no single paper."""
+Named = TypeVar("Named", "Cell", EmulatedCell)
 
 
 def run_tables(
@@ -58,7 +71,11 @@ def run_tables(
     run = run_of(folder / scale.name, data, number_format, device, scale)
     writer = PageWriter(shown, run, kept)
     try:
-        if not (render or kept):
+        if only == EMULATED and not (render or kept):
+            wanted = cells_named(emulated_cells(quick=quick), cell)
+            for _ in emulate(wanted, writer.emulated, data, number_format, say):
+                writer.write({})
+        elif not (render or kept):
             run_cells(
                 cells_named(
                     [one for paper in chosen for one in paper.measured_in(scale).values()], cell
@@ -85,7 +102,7 @@ def tables_at(
     scale = QUICK if quick else FULL
     if pad_target not in (None, scale.pad_target):
         scale = replace(scale, pad_target=pad_target)
-    return papers_named(only), papers_named(), scale
+    return [] if only == EMULATED else papers_named(only), papers_named(), scale
 
 
 def check_data(data: Path | None) -> None:
@@ -121,6 +138,7 @@ class PageWriter:
     def __init__(self, page: Page, run: Run, kept: bool):
         self.page, self.run, self.kept = page, run, kept
         self.failed: dict[str, str] = {}
+        self.emulated = run.folder / EMULATED
 
     def cells(self) -> tuple[dict[str, CellFile], dict[str, CellFile]]:
         """Those of this run, and all that the page shows."""
@@ -131,7 +149,8 @@ class PageWriter:
     def write(self, failures: Mapping[str, str]) -> list[Path]:
         """Write it; its files."""
         self.failed.update(failures)
-        return self.page.write(self.cells()[1], self.failed)
+        emulated = read_runs() | ({} if self.kept else read_runs(self.emulated))
+        return self.page.write(self.cells()[1], self.failed, emulated)
 
     def summary(self) -> str:
         """How many cells there are, and where the page is."""
@@ -139,7 +158,7 @@ class PageWriter:
         return f"{counts_of(self.page.cells, *self.cells())}; the page is {self.page.path}"
 
 
-def cells_named(cells: Sequence[Cell], pattern: str | None) -> list[Cell]:
+def cells_named(cells: Sequence[Named], pattern: str | None) -> list[Named]:
     """The cells whose names match a pattern, all of them without one.
 
     Raises:

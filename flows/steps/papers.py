@@ -4,13 +4,16 @@ the page with its pictures."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftwell.components.bench.runner import core_plan
 from draftwell.components.calibrate.hardware_profile import SIZES, measure_profile
+from draftwell.components.emulation.cells import EmulatedCell, read_runs
+from draftwell.components.emulation.page import emulated_page, gains
+from draftwell.components.emulation.result import EmulatedRun, read_run
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import FULL, Cell, Scale
 from draftwell.components.papers.csv_files import write_csv
@@ -18,7 +21,7 @@ from draftwell.components.papers.made_of import MadeOf
 from draftwell.components.papers.page import LOSSES, Shown, padded_page, paper_page, summary_page
 from draftwell.components.papers.plots import draw_losses, draw_rows
 from draftwell.components.papers.replays import SLOTS
-from draftwell.components.papers.runner import Opened
+from draftwell.components.papers.runner import Opened, Pace
 from draftwell.components.papers.tables import Paper
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.components.report.provenance import provenance
@@ -142,6 +145,22 @@ def measured_profile(pair: LoadedPair, repeats: int, say: Say) -> Artifact | Non
     )  # no table predicts a whole request
 
 
+def emulate(
+    cells: Sequence[EmulatedCell], folder: Path, data: Path | None, dtype: str, say: Say
+) -> Iterator[EmulatedCell]:
+    """Run the cells that have no run in a folder, and write theirs; each cell when it has one."""
+    for i, cell in enumerate(cells, 1):
+        name, path = f"[{i}/{len(cells)}] {cell.name}", folder / f"{cell.name}.json"
+        if path.is_file() and cell.is_of(read_run(path), data):
+            say(f"{name}: measured before")
+        else:
+            pair = Workspace(cell.pair_name, dtype, say, "cpu").load()
+            run = cell.measure(pair, data, Pace(name, say))
+            run.write(path)
+            say(f"{name}: {run.void or f'{run.seconds:.0f} s'}")
+        yield cell
+
+
 @dataclass(frozen=True)
 class Page:
     """The pages of a run: a summary, and in a folder of its name one page a paper with CSV files
@@ -166,14 +185,27 @@ class Page:
         """Of the papers' pages."""
         return self.path.with_suffix("")
 
-    def write(self, cells: Mapping[str, CellFile], failed: Mapping[str, str]) -> list[Path]:
-        """Write it; its files, the summary first."""
-        shown = Shown(self.papers, self.scale, cells, failed, self.path.stem)
+    def write(
+        self,
+        cells: Mapping[str, CellFile],
+        failed: Mapping[str, str],
+        emulated: Mapping[str, EmulatedRun] | None = None,
+    ) -> list[Path]:
+        """Write it; its files, the summary first.
+
+        Args:
+            emulated: runs on emulated devices; None: those that the project keeps.
+        """
+        runs = read_runs() if emulated is None else emulated
+        shown = Shown(
+            self.papers, self.scale, cells, failed, self.path.stem, gains([*runs.values()])
+        )
         if not self.scale.usual:
             write_atomically(self.path, padded_page(shown).encode())
             return [self.path, *write_csv(shown, self.folder)]
         write_atomically(self.path, summary_page(shown).encode())
-        made = [self.path, *write_csv(shown, self.folder)]
+        made = [self.path, *write_csv(shown, self.folder), self.folder / "emulated.md"]
+        write_atomically(made[-1], emulated_page(runs).encode())
         for paper in self.papers:
             pictures = self.draw(shown, paper)
             page = self.folder / f"{paper.name}.md"

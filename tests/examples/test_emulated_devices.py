@@ -52,5 +52,5 @@ def test_the_example_leaves_a_result(
     assert {one.strategy for one in found.values()} == {"vanilla_sd", "spide"}
     # a busy machine may make it void; then the table says so
     said = capsys.readouterr().out
-    assert ("Void: " in said) == (run.void is not None)
-    assert said.startswith("Emulated: tiny, curve c0.3")
+    assert ("| void: " in said) == (run.void is not None)
+    assert "| `tiny` | 0.3 | two |" in said

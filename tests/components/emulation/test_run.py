@@ -16,15 +16,13 @@ from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.emulation import run as emulation
 from draftwell.components.emulation.curve import Curve, curve_of
 from draftwell.components.emulation.devices import Devices
-from draftwell.components.emulation.result import (
-    EmulatedRun,
-    beside_prediction,
-    read_run,
-    table_of,
-)
+from draftwell.components.emulation.page import beside_prediction, gains_table
+from draftwell.components.emulation.prediction import predicted_speeds, predicted_time, profile_of
+from draftwell.components.emulation.result import EmulatedRun, read_run
 from draftwell.components.emulation.run import run_emulated
 from draftwell.components.papers import formulas
 from draftwell.components.prompts.prompt import Prompt, ids_of
+from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Forward
 from draftwell.serving.runtime.engine import engine, task
@@ -33,7 +31,6 @@ from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy
 from tests.support.models.priced import Clock, Priced, PricedWorkers, wait_for_first
 from tests.support.models.table_model import TableModel
 from tests.support.models.tiny import VOCAB, llama_pair, pair_of
-from tests.support.paths import REPO
 
 FLAT = curve_of("flat", {"source": "a test", "target": {1: 1.0}, "draft": {1: 0.25}})
 RISING = curve_of(
@@ -47,7 +44,6 @@ CHOICES = [
     StrategyChoice("pearl"),
     StrategyChoice("duo_decoding"),
 ]
-KEPT = sorted((REPO / "docs" / "measured" / "emulated").glob("*.json"))
 WORK = {"target": 0.020, "draft": 0.002}
 
 
@@ -112,7 +108,7 @@ def test_a_draft_that_is_the_target_reaches_what_formulas_expect(
         assert one.share == pytest.approx(1, abs=0.04), what
     plain, sd = found.rows["autoregressive"], found.rows["vanilla_sd"]
     assert plain.speed == pytest.approx(1 / curve.target[1])
-    assert sd.speed == pytest.approx(sd.predicted)
+    assert sd.speed == pytest.approx(predicted_speeds(found)["vanilla_sd"])
     assert all(row.outside == pytest.approx(0, abs=1e-9) for row in found.rows.values())
 
 
@@ -132,13 +128,30 @@ def test_all_strategies_are_predicted_with_the_acceptance_of_vanilla_sd(clock: C
     sd, pearl = found.rows["vanilla_sd"], found.rows["pearl"]
     assert 0 < sd.acceptance < 1
     assert pearl.acceptance != pytest.approx(sd.acceptance)
+    rates = [kept / judged for kept, judged in zip(sd.accepted, sd.judged, strict=True)]
+    assert rates == pytest.approx(text_rates(clock))
+    # every text has 33 tokens; PEARL drafts as many as fit into a target pass, and whether the
+    # target keeps the first one is known: only the others have the rate's chance
+    assert found.first_kept == (False, True, True)
     passes = 0.25, FLAT.target_times()
-    # every text has 33 tokens; PEARL drafts as many as fit into a target pass
+    whole, behind = (
+        [formulas.overlapped_seconds(tokens, rate, passes, lambda _: 4) for rate in rates]
+        for tokens in (33, 32)
+    )
     expected = [
-        33 / formulas.overlapped_seconds(33, alpha, passes, lambda _: 4)
-        for alpha in text_rates(clock)
+        (both - (1 - rate) * (1 + lost)) / rate if first else 1 + lost
+        for both, lost, rate, first in zip(whole, behind, rates, found.first_kept, strict=True)
     ]
-    assert pearl.predicted == pytest.approx(3 / sum(1 / one for one in expected), rel=1e-6)
+    assert predicted_speeds(found)["pearl"] == pytest.approx(3 * 33 / sum(expected))
+
+
+@pytest.mark.parametrize("first_kept", [True, False])
+def test_pearls_first_token_costs_a_round_where_it_is_lost(first_kept: bool) -> None:
+    pearl = build_strategy("pearl", {"num_speculative_tokens": 4})
+    profile = profile_of(FLAT, Provenance(pair="tiny", fingerprint="none"))
+    certain = predicted_time(pearl, profile, 9, 1.0, in_turn=False, first_kept=first_kept)
+    # a round brings the first token alone, and 8 further ones are two rounds of 4 and a first one
+    assert certain == (3.0 if first_kept else 4.0)
 
 
 def text_rates(clock: Clock) -> list[float]:
@@ -164,7 +177,7 @@ def test_one_stretch_makes_room_for_the_real_work_of_both(clock: Clock) -> None:
 def test_a_draft_without_a_curve_takes_the_time_that_it_computes(clock: Clock) -> None:
     computing = curve_of("real", {"source": "a test", "target": {1: 1.0}})
     found = measured(working_pair(clock, draft=0.25 * emulation.MARGIN * 0.020), computing)
-    assert found.rows["pearl"].predicted is None
+    assert "pearl" not in predicted_speeds(found)
     assert found.rows["vanilla_sd"].speed == pytest.approx(
         measured(working_pair(clock), FLAT).rows["vanilla_sd"].speed
     )
@@ -184,8 +197,23 @@ def test_late_passes_void_a_run(clock: Clock, tmp_path: Path) -> None:
     assert found.ratios == ()
     assert all(row.speed is None and not row.times for row in found.rows.values())
     assert beside_prediction(found) == []
-    assert "Void: " in table_of(found)
+    assert "| void: " in gains_table({"it": found})
     assert read_run(found.write(tmp_path / "run.json")) == found
+
+
+def test_a_text_that_the_machine_disturbed_is_decoded_again(clock: Clock) -> None:
+    pair, count = working_pair(clock), iter(range(10**9))
+    price = pair.models["target"].price
+    # the machine stands still once, behind the trials
+    pair.models["target"].price = lambda row, held: (
+        price(row, held) + (3.0 if next(count) == 300 else 0.0)
+    )
+    found, calm = measured(pair, FLAT), measured(working_pair(clock), FLAT)
+    assert found.void is None
+    assert sum(row.again for row in found.rows.values()) == 1
+    assert (found.late, found.stretch) == (0, pytest.approx(calm.stretch))
+    speeds, calm_speeds = ([row.speed for row in run.rows.values()] for run in (found, calm))
+    assert speeds == pytest.approx(calm_speeds)
 
 
 def test_late_passes_of_the_trials_do_not_count(clock: Clock) -> None:
@@ -201,25 +229,12 @@ def test_late_passes_of_the_trials_do_not_count(clock: Clock) -> None:
 def test_a_run_is_written_and_read(clock: Clock, tmp_path: Path) -> None:
     found = measured(working_pair(clock), FLAT, source="three words")
     assert read_run(found.write(tmp_path / "deeper" / "run.json")) == found
-    assert "| spide over pearl |" in table_of(found)
-    assert "three words" in table_of(found)
+    assert "| spide over pearl |" in gains_table({"it": found})
+    assert found.prompts == "three words"
     (tmp_path / "other.json").write_text('{"version": 2}')
     with pytest.raises(DraftwellError) as refused:
         read_run(tmp_path / "other.json")
     assert refused.value.code == "bad_emulated_run"
-
-
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
-def test_runs_that_the_project_keeps_are_valid_and_stand_on_the_page(path: Path) -> None:
-    run = read_run(path)
-    assert run.void is None
-    assert run.identical == len(run.prompt_ids)
-    page = (REPO / "docs" / "papers" / "emulated.md").read_text(encoding="utf-8")
-    shown = [one for one in beside_prediction(run) if " over " in one.what]
-    assert shown
-    for one in shown:
-        assert one.close, one
-        assert f"{one.emulated:.3f}, {one.low:.3f} to {one.high:.3f} ({one.predicted:.3f})" in page
 
 
 def test_padding_is_refused(clock: Clock) -> None:
@@ -284,4 +299,5 @@ def test_sharing_a_device_takes_the_sum() -> None:
 
 def test_strategies_without_a_formula_have_no_prediction() -> None:
     lookup = build_strategy("prompt_lookup")
-    assert emulation.predicted_time(lookup, FLAT, 9, 0.5, in_turn=False) is None
+    profile = profile_of(FLAT, Provenance(pair="tiny", fingerprint="none"))
+    assert predicted_time(lookup, profile, 9, 0.5, in_turn=False) is None

@@ -209,7 +209,7 @@ def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(
     pages = {
         Path(file.path).name for file in client.list_artifacts(kept.info.run_id, "papers-quick")
     }
-    assert pages == {"spide.md", "rows.csv", "contenders.csv"}
+    assert pages == {"spide.md", "emulated.md", "rows.csv", "contenders.csv"}
 
 
 @pytest.fixture
