@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from draftwell.components.bench.schema import BenchReport, Frozen
+from draftwell.components.papers.calibrated import Point
 from draftwell.components.papers.cells import FORMAT, Cell
 from draftwell.components.papers.estimates import Measured
 from draftwell.components.papers.formulas import Passes
@@ -90,6 +91,10 @@ class CellFile(Frozen):
         description="of a cell that trains verifiers: role → λ → AUC of the "
         "verifier that was trained for it, with the ends of its 95 % interval, "
         "on the cell's prompts",
+    )
+    points: dict[str, Point] = Field(
+        {},
+        description="of a counted cell with verifiers: contender → where its threshold was put",
     )
     rejections: tuple[RejectedPair, ...] = Field(
         (),
