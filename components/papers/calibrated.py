@@ -166,6 +166,6 @@ def _add_verifier(
 def traced(
     pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, settings: CollectionSettings
 ) -> TraceSet:
-    """A trace, in a folder of its own: a collection that was cut short goes on there."""
+    """A trace, in a folder of its own: a collection that was cut short resumes there."""
     name = f"verifier-{work_of(pair, prompts, settings).plan.inputs[:12]}"
     return collect_traces(pair, prompts, folder / "traces" / name, settings)

@@ -5,7 +5,7 @@ Padding a target with zeros changes no token, so texts, acceptance and calls are
 pair. Nothing is timed: seconds are passes at the paper's ratio of costs, a target pass taking 1
 whatever it reads, and no pass slows another.
 
-Every text is kept when it is finished, so that a run that was cut short goes on with the next, and
+Every text is kept when it is finished, so that a run that was cut short resumes with the next, and
 a cell of more prompts decodes only those that are new. Plain decoding's texts depend on the target
 alone and are shared by all cells of that target. What a strategy learns while it decodes is
 forgotten after each request: no count depends on which requests run together.

@@ -240,8 +240,8 @@ def test_settings_that_do_not_go_together_are_refused(wrong: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_a_verifier_and_the_confidence_meet_at_one_run_length(tmp_path: Path) -> None:
-    """Slow: a verifier is trained. Both are SPRINTER with thresholds of their own, chosen on texts that nothing was trained
-    on."""
+    """Slow: a verifier is trained. Both are SPRINTER with thresholds of their own, chosen on texts
+    that nothing was trained on."""
     words = [f"{one} {other}" for one in WORDS for other in WORDS[:4]]
     files = {"humaneval.jsonl": WORDS[:3], "mbpp_calib.jsonl": words}
     sets = write_sets(tmp_path, files)
