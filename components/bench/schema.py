@@ -66,6 +66,8 @@ class PromptRow(Frozen):
     divergence: float | None = None
     """Nats by which the target finds the output less likely than samples of its own, over all its
     tokens (`target_agreement.agreement`); None where that was not read."""
+    log_likelihood: float | None = None
+    """Nats of all tokens by the target's softmax at temperature 1; None where that was not read."""
     departure: str | None = None
     """How the output differs from the target's choices, where those were read."""
     sequences: dict[int, tuple[int, int]] | None = None

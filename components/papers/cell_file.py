@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from draftwell.components.bench.schema import BenchReport, Frozen
 from draftwell.components.papers.aucs import Aucs
+from draftwell.components.papers.calibrated import Point
 from draftwell.components.papers.cells import FORMAT, Cell
 from draftwell.components.papers.estimates import Measured
 from draftwell.components.papers.formulas import Passes
@@ -60,6 +61,10 @@ class CellFile(Frozen):
         ),
     )
     aucs: Aucs = Field({}, description="of a cell with SPRINTER, on its prompts")
+    points: dict[str, Point] = Field(
+        {},
+        description="of a counted cell with verifiers: contender → where its threshold was put",
+    )
     report: BenchReport
 
     def measured(self) -> Measured:

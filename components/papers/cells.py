@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,11 +19,16 @@ from draftwell.serving.settings import Settings
 
 FORMAT = 2
 """Of the files of cells; part of every key."""
+COUNTED_FEWER = ("max_tokens", "training_prompts", "training_tokens")
+"""The same of a counted cell, whose texts are long."""
 PADDED = 1.1e9
 """Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to
 it."""
 FEWER = ("prompts", "seeds")
 """Settings of a paper's file that a quick run leaves out."""
+MEMORY, CONFIDENCE = "correction_memory", "confidence"
+"""Names of what a counted cell makes for itself: CSD's memory, and the draft's confidence as the
+score that a verifier is compared with."""
 PLAIN = "plain"
 """Role of plain decoding, which every cell measures."""
 
@@ -139,6 +144,22 @@ class Cell(Settings):
         "at this ratio of costs, and none is run",
     )
 
+    counted: dict[Literal["draft", "qualifier"], float] | None = Field(
+        None,
+        description="the paper's costs of passes, in target passes: contenders decode on the bare "
+        "target, many requests at once, and their passes are counted",
+    )
+    memory: str = Field(
+        "",
+        description="of a counted cell: the set that CSD's memory is counted on; empty: the "
+        "pair's own",
+    )
+    run_length: float | None = Field(
+        None,
+        gt=0,
+        description="of a counted cell with verifiers: SPRINTER's tokens a target call, at which "
+        "the verifier and the draft's confidence are compared",
+    )
     verifiers: dict[str, str] = Field(
         {},
         description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is "
@@ -155,6 +176,12 @@ class Cell(Settings):
     def _possible(self) -> Cell:
         if both := sorted({*self.contenders} & {*self.verifiers}):
             raise ValueError(f"{', '.join(both)}: a role has contenders or a verifier, not both")
+        if self.counted is None and (self.memory or self.run_length):
+            raise ValueError("memory and run_length are a counted cell's: set counted")
+        if self.counted is not None and bool(self.verifiers) != bool(self.run_length):
+            raise ValueError("a counted cell has verifiers and a run_length, or neither")
+        if self.counted is not None and (self.replay is not None or self.pad_target):
+            raise ValueError("a counted cell is not replayed, and its target is not padded")
         if self.verifiers and self.replay is not None:
             raise ValueError("a replay trains no verifiers: leave replay or verifiers out")
         if self.seeds > 1 and not self.temperature:
@@ -178,24 +205,43 @@ class Cell(Settings):
                 role: [known[choice_of(spec)] for spec in specs]
                 for role, specs in self.contenders.items()
             },
-            **{role: [role] for role in self.verifiers},
+            **{role: [role] for role in self.further},
         }
 
     @property
     def kind(self) -> str:
         """How its values come about."""
+        if self.counted is not None:
+            return "counted"
         return "measured" if self.replay is None else "replayed"
+
+    @property
+    def cost_words(self) -> str:
+        """The costs of passes that a cell is replayed or counted at, in target passes."""
+        if self.counted is not None:
+            return ", ".join(f"{cost:g}" for cost in self.counted.values()) + " (the paper's)"
+        return f"1/{self.replay}"
 
     @property
     def collects(self) -> bool:
         """Whether texts are collected for it, several at once: its pair has a slot for each of
         them."""
-        return self.replay is not None or bool(self.verifiers)
+        return self.kind in ("replayed", "counted") or bool(self.verifiers)
 
     @property
     def roles(self) -> list[str]:
         """All but plain decoding."""
-        return [*self.contenders, *self.verifiers]
+        return [*self.contenders, *self.further]
+
+    @property
+    def further(self) -> list[str]:
+        """Roles of contenders whose artifacts are made for the cell."""
+        return [*self.verifiers, *([CONFIDENCE] if self.run_length else [])]
+
+    @property
+    def training(self) -> dict[str, str]:
+        """What is made for the cell → the set that it is made from."""
+        return {**self.verifiers, **({MEMORY: self.memory} if self.memory else {})}
 
     def label_of(self, spec: str) -> str:
         """The label of one contender."""
@@ -212,10 +258,13 @@ class Cell(Settings):
         files are still of this cell."""
         later = {
             "replay": self.replay is None,
+            "counted": self.counted is None,
+            "memory": not self.memory,
+            "run_length": self.run_length is None,
             "seeds": self.seeds == 1,
             "verifiers": not self.verifiers,
-            "training_prompts": not self.verifiers,
-            "training_tokens": not self.verifiers or self.training_tokens == FULL.training_tokens,
+            "training_prompts": not self.training,
+            "training_tokens": not self.training or self.training_tokens == FULL.training_tokens,
         }
         return self.model_dump(
             mode="json", exclude={name for name, default in later.items() if default}
@@ -273,7 +322,7 @@ def sized(scale: Scale, name: str, settings: Mapping[str, Any]) -> Cell:
     A quick run takes its own number of prompts and one seed, and of each role that is measured one
     setting.
     """
-    replayed = "replay" in settings
+    replayed, counted = "replay" in settings, "counted" in settings
     contenders = {
         role: tuple(one for spec in specs for one in specs_of(spec))
         for role, specs in settings["contenders"].items()
@@ -284,14 +333,16 @@ def sized(scale: Scale, name: str, settings: Mapping[str, Any]) -> Cell:
         "prompts": scale.replayed if replayed else scale.prompts,
         "max_tokens": scale.max_tokens,
         "repeats": scale.repeats,
-        "pad_target": None if replayed else scale.pad_target,
+        "pad_target": None if replayed or counted else scale.pad_target,
     }
-    if settings.get("verifiers"):
+    if settings.get("verifiers") or settings.get("memory"):
         usual |= {
             "training_prompts": scale.training,
             "training_tokens": scale.training_tokens,
         }
     own = {
-        key: value for key, value in settings.items() if not scale.one_setting or key not in FEWER
+        key: value
+        for key, value in settings.items()
+        if not scale.one_setting or key not in (*FEWER, *(COUNTED_FEWER if counted else ()))
     }
     return Cell.model_validate({**usual, **own, "name": name, "contenders": contenders})

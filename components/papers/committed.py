@@ -53,6 +53,7 @@ PROMPT = (
     "judged",
     "ttft_ms",
     "target_argmax",
+    "log_likelihood",
     "sequences",
     "rouge_1",
     "rouge_2",

@@ -54,11 +54,12 @@ COUNTS: dict[str, Callable[[PromptRow, int], Sides]] = {
     "acceptance": lambda row, first: (row.accepted, row.judged),
     "efficiency": lambda row, first: (row.accepted, row.target_calls),
     "argmax": lambda row, first: (row.target_argmax, row.tokens),
+    "log_likelihood": lambda row, first: (row.log_likelihood, row.tokens),
     "rouge_l": lambda row, first: (row.rouge_l, 1),
     "rouge_l_ratio": lambda row, first: (row.rouge_l, 1),
 }
 """Metric → its two sums, of a text and the tokens (0 or 1) that its prompt's reading brought."""
-DIFFERENCES = ("argmax", "rouge_l")
+DIFFERENCES = ("argmax", "rouge_l", "log_likelihood")
 """Metrics whose base is subtracted; all others are divided by theirs."""
 SEQUENCES: dict[str, tuple[bool, bool]] = {
     "one_kept": (False, True),
@@ -125,7 +126,10 @@ def settings_of(entry: BenchEntry) -> str:
         else SHORT
     )
     return ", ".join(
-        f"{names[name]} {value}" for name, value in entry.parameters.items() if name in names
+        # a threshold that was searched for has 17 digits
+        f"{names[name]} {str(value)[:6]}"
+        for name, value in entry.parameters.items()
+        if name in names
     )
 
 

@@ -20,11 +20,13 @@ class MadeOf:
             profile, which every run measures.
         prompts: that these artifacts and a distilled draft were made from: nothing is measured on
             them.
+        target: fingerprint of the target alone.
     """
 
     fingerprint: str = ""
     artifacts: Mapping[str, str] = field(default_factory=dict)
     prompts: TrainingPrompts = field(default_factory=TrainingPrompts)
+    target: str = ""
 
     @property
     def digests(self) -> dict[str, str]:

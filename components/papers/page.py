@@ -312,7 +312,7 @@ def cells_section(shown: Shown, paper: Paper, level: str, *, remarks: bool = Fal
                 measured.cell.pair,
                 f"{len(ids)}{seeds}, {(file.report.prompts_digest or '')[:12]}",
                 both(acceptance_of(measured), alpha),
-                both(file.cost, cost) if file.kind == "measured" else f"1/{measured.cell.replay}",
+                both(file.cost, cost) if file.kind == "measured" else measured.cell.cost_words,
                 number(plain if file.kind == "measured" else None, ".1f"),
                 (file.report.machine.commit or "unknown")[:9],
                 f"{file.seconds / 60:.1f}",

@@ -58,6 +58,7 @@ SETS = {
     "continuation-train": PromptSet(
         "WikiText-2 (training texts)", "wikitext2_train_continuation.jsonl.gz", "writing", last=6
     ),
+    "code-train": PromptSet("MBPP", "mbpp_calib.jsonl", "code", last=6),
     "maths-train": PromptSet("GSM8K (train)", "gsm8k_train_2000.jsonl.gz", "maths", last=6),
 }
 

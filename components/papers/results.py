@@ -9,13 +9,28 @@ from dataclasses import dataclass, replace
 from draftwell.components.bench.runner import core_plan
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import PLAIN
-from draftwell.components.papers.estimates import Estimate, Measured, estimate, first_choices
+from draftwell.components.papers.estimates import (
+    Estimate,
+    Measured,
+    estimate,
+    first_choices,
+)
 from draftwell.components.papers.tables import Paper, Placed, Row, Table
-from draftwell.components.papers.verdicts import ENOUGH, FEW, Verdict, quality, verdict
+from draftwell.components.papers.verdicts import (
+    ENOUGH,
+    FEW,
+    NATS,
+    PARITY,
+    Verdict,
+    quality,
+    verdict,
+)
 from draftwell.serving.runtime.strategies import find_strategy
 
 OTHER_COST = 2.0
 """Times the paper's c, or its part, up to which speeds get a verdict."""
+MARGINS = {"argmax": PARITY, "log_likelihood": NATS}
+"""Metrics of quality → what may be lost."""
 TIMES = ("speed", "request", "ttft")
 """Metrics that the state of the machine's memory moves."""
 
@@ -27,6 +42,7 @@ class Result:
     Args:
         kind: measured, replayed or emulated.
         lost: of a lossy method: share of first choices, less lossless decoding's.
+        worse: of a lossy method in a counted cell: log-likelihood a token, less plain decoding's.
         uneven: of a cell whose profile is not monotone and a method that overlaps: where.
         provisional: whether the state of the machine's memory can move it.
         prompts: of its cell.
@@ -40,6 +56,7 @@ class Result:
     kind: str = ""
     settings: str = ""
     lost: Estimate | None = None
+    worse: Estimate | None = None
     uneven: str = ""
     provisional: bool = False
     prompts: int = 0
@@ -71,6 +88,8 @@ class Result:
     @property
     def loses(self) -> bool:
         """Whether it is lossy, and its quality is not shown to hold."""
+        if self.worse is not None:
+            return quality(self.worse, NATS) != Verdict.KEPT
         return self.lost is not None and quality(self.lost) != Verdict.KEPT
 
     @property
@@ -115,9 +134,12 @@ def result(
     overlaps = find_strategy(core_plan(entry.strategy or "")[0]).overlaps
     return replace(
         found,
-        verdict=quality(ours) if row.metric == "argmax" else judged,
+        verdict=quality(ours, MARGINS[row.metric]) if row.metric in MARGINS else judged,
         settings=measured.settings(row.role, row.over),
         lost=None if entry.lossless else first_choices(measured, row.role),
+        worse=None
+        if entry.lossless or file.kind != "counted"
+        else estimate("log_likelihood", measured.entry(row.role), measured.entry(PLAIN)),
         uneven=file.uneven if overlaps else "",
         provisional=file.kind == "measured"
         and not file.report.machine.cuda

@@ -19,6 +19,7 @@ from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.papers.aucs import Aucs, measured_aucs
 from draftwell.components.papers.cell_file import CellFile, Costs, read_cell
 from draftwell.components.papers.cells import Cell
+from draftwell.components.papers.counted import counted
 from draftwell.components.papers.made_of import MadeOf, MadeOfCell, nothing
 from draftwell.components.papers.prompts import Chosen, choose
 from draftwell.components.papers.replays import replayed
@@ -67,7 +68,7 @@ class Run:
         made = self.made_of(cell)
         training = {
             role: choose(name, cell.training_prompts, self.data, made.prompts)
-            for role, name in cell.verifiers.items()
+            for role, name in cell.training.items()
         }
         taken = {hash_of(prompt) for one in training.values() for prompt in one.prompts}
         chosen = choose(cell.data, cell.prompts, self.data, made.prompts, taken)
@@ -177,7 +178,7 @@ def by_pair(cells: Sequence[Cell]) -> list[Cell]:
     Before all of them those that are replayed, which take minutes each.
     """
     groups: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.replay is None):
+    for cell in sorted(cells, key=lambda cell: cell.kind == "measured"):
         groups.setdefault(needs(cell), []).append(cell)
     return [cell for group in groups.values() for cell in group]
 
@@ -214,7 +215,7 @@ def needs(cell: Cell) -> tuple[Any, ...]:
         cell.pad_target or 0.0,
         cell.repeats,
         onnx,
-        cell.replay is not None,
+        cell.kind,
         bool(cell.verifiers),
     )
 
@@ -228,6 +229,8 @@ def measure(
     progress: Progress | None = None,
 ) -> CellFile:
     """One cell, measured now."""
+    if cell.counted is not None:
+        return count(cell, planned, pair, resources, start, progress)
     if cell.replay is not None:
         return replay(cell, planned, pair, resources, start, progress)
     trained = trained_verifiers(
@@ -281,6 +284,35 @@ def replay(
         made_of=planned.made.digests,
         seconds=time.monotonic() - start,
         report=report,
+    )
+
+
+def count(
+    cell: Cell,
+    planned: Planned,
+    pair: LoadedPair,
+    resources: StrategyResources,
+    start: float,
+    progress: Progress | None,
+) -> CellFile:
+    """A cell whose passes are counted."""
+    found = counted(
+        cell,
+        pair,
+        planned.chosen.prompts,
+        resources,
+        planned.path.parent,
+        made_of=planned.made,
+        training={name: one.prompts for name, one in planned.training.items()},
+        progress=progress,
+    )
+    return CellFile(
+        cell=cell.settings(),
+        source=planned.source,
+        made_of=planned.made.digests,
+        seconds=time.monotonic() - start,
+        points=found.points,
+        report=found.report,
     )
 
 

@@ -33,6 +33,7 @@ Metric = Literal[
     "acceptance",
     "efficiency",
     "argmax",
+    "log_likelihood",
     "rouge_l",
     "rouge_l_ratio",
     "wins",
@@ -199,11 +200,11 @@ class Paper(Part):
         return found
 
     def measured_in(self, scale: Scale) -> dict[str, Cell]:
-        """Name → cell in a run of a size; what replay counts has no place in another padding."""
+        """Name → cell in a run of a size; what is counted has no place in another padding."""
         return {
             name: sized(scale, name, settings)
             for name, settings in self.cells.items()
-            if scale.usual or "replay" not in settings
+            if scale.usual or not {"replay", "counted"} & settings.keys()
         }
 
 

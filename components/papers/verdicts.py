@@ -22,6 +22,9 @@ UNIT = 0.2
 nothing."""
 PARITY = 0.03
 """Points of first choices (of 1) that a lossy method may lose and still count as no worse."""
+NATS = 0.05
+"""Nats a token by which a lossy method's text may be less likely under the target than plain
+decoding's, and still count as no worse: 5 % of perplexity."""
 FEW, ENOUGH = 30, 100
 """Prompts below which a value deserves little trust, and from which it deserves much."""
 
@@ -75,8 +78,8 @@ def verdict(
     return Verdict.NOT_COMPARABLE if flattered and not short else found
 
 
-def quality(lost: Estimate) -> Verdict:
-    """Of the share of first choices, less plain decoding's.
+def quality(lost: Estimate, margin: float = PARITY) -> Verdict:
+    """Of the share of first choices, or another measure, less plain decoding's.
 
     >>> [
     ...     str(quality(Estimate(-0.02, *ends)))
@@ -84,7 +87,7 @@ def quality(lost: Estimate) -> Verdict:
     ... ]
     ['quality kept', 'quality lost', 'quality undecided']
     """
-    if lost.low >= -PARITY:
+    if lost.low >= -margin:
         return Verdict.KEPT
     return Verdict.LOST if lost.high < 0 else Verdict.UNKNOWN
 

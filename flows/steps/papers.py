@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ FEW_SIZES = (1, 2, 4, 8, 32)
 """Tokens of the target passes that the profile of a quick run times; passes between them are
 interpolated."""
 
+CONTEXT = 1024
+"""Tokens of a request of a counted cell at most: eight slots of a whole context take gigabytes."""
+
 
 def own_format(device: str) -> str:
     """The number format of a run: bfloat16, but float32 on CPUs that have no instructions for
@@ -71,6 +74,7 @@ def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Open
         pad_target=cell.pad_target,
         strategies=choices,
         slots=SLOTS if cell.collects else 1,
+        max_context=CONTEXT if cell.kind == "counted" else None,
     )
     kinds = kinds_of(cells)
     found: dict[str, Artifact | None] = {
@@ -80,7 +84,7 @@ def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Open
     if "acceptance_table" in kinds and "acceptance_table" not in found:
         found["acceptance_table"] = empty_table(pair)
     found["hardware_profile"] = (
-        measured_profile(pair, cell.repeats, say) if cell.replay is None else None
+        measured_profile(pair, cell.repeats, say) if cell.kind == "measured" else None
     )
     return pair, StrategyResources(
         {kind: artifact for kind, artifact in found.items() if artifact is not None},
@@ -123,6 +127,7 @@ def made_of(cell: Cell, dtype: str, device: str, say: Say) -> MadeOf:
         fingerprint(workspace.files(), dtype),
         {kind: digest_of(folder) for kind, folder in folders.items()},
         prompts,
+        fingerprint(replace(workspace.files(), draft=None, qualifier=None), dtype),
     )
 
 
