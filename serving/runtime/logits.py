@@ -73,6 +73,7 @@ class Choice(Decision):
 
     Args:
         rows: one row.
+        race: of its position.
     """
 
     rows: Span

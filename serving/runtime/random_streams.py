@@ -4,7 +4,8 @@ answer shall be the same again draws by races instead, which draft and target sh
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,8 @@ class RandomStream:
         return self.uniform() * draft_prob < target_prob
 
 
-class Race(NamedTuple):
+@dataclass(frozen=True)
+class Race:
     """What a token of the output is drawn with, by every model that is asked for it (`leaders`).
 
     Args:
@@ -50,7 +52,7 @@ class Race(NamedTuple):
     seed: int
     index: int
 
-    def uniforms(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    def uniforms(self, tokens: NDArray[np.int64]) -> NDArray[Any]:
         """In (0, 1), one for each token: SplitMix64's outputs (Steele 2014) at their places."""
         key = hashlib.blake2b(f"{self.seed} {self.index}".encode(), digest_size=8).digest()
         z = (tokens - INSIDE).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -47,8 +47,10 @@ def decide(asked: Sequence[Any], draw: Drawer | None = None) -> list[Any]:
         some: Any = [asked[place] for place in places]
         if kind is Draw:
             found: list[Any] = drawn(some, draw or by_inversion)
+        elif kind is Choice:
+            found = choices_of(some)
         else:
-            found = {Probs: probs_of, Choice: choices_of, Divergence: divergences_of}[kind](some)
+            found = probs_of(some) if kind is Probs else divergences_of(some)
         for place, reply in zip(places, found, strict=True):
             replies[place] = reply if finite(reply) else NotFinite(NOT_FINITE)
     return replies

@@ -158,12 +158,10 @@ def test_alternatives_beside_a_heads_draft_leave_the_law_as_it_is(monkeypatch):
     assert any(widened)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("hybrid", {}), ("eagle3", {"top_k": 2, "tree_tokens": 4})]
-)
-def test_what_is_coupled_without_a_seed_too(name, parameters):
+def test_trees_of_a_head_are_coupled_without_a_seed_too():
     asked, engine = Sampling(max_tokens=24, temperature=1.0, seed=4), Engine(table_pair(vocab=5))
-    found = engine.generate([0, 1, 0], asked, build_strategy(name, parameters, table_resources(5)))
+    trees = build_strategy("eagle3", {"top_k": 2, "tree_tokens": 4}, table_resources(5))
+    found = engine.generate([0, 1, 0], asked, trees)
     seeded = replace(asked, repeatable=True)
     plain = engine.generate([0, 1, 0], seeded, build_strategy("autoregressive"))
     assert found.output == plain.output

@@ -50,7 +50,6 @@ class Hybrid(Strategy):
     artifacts = ("hardware_profile",)
     optional_artifacts = ("eagle3_head", "acceptance_table", "datastore")
     length_field = "max_draft"
-    couples = True
 
     class Config(StrategyConfig):
         drafter: Literal["auto", "head", "draft", "none"] = Field(
@@ -133,30 +132,28 @@ class Hybrid(Strategy):
         }
 
     def resume(self, learnt: Mapping[str, float]) -> None:
-        for kind, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        for kind in ("greedy", "sampled", "coupled"):
             if known := of(kind, learnt):
-                resume_counts(self._counted(temperature), known)
+                resume_counts(self._counted(kind), known)
         if self.learnt() != dict(learnt):
             raise ValueError("it holds other numbers than hybrid counts")
 
     def _shared(self, sampling: Sampling) -> Shared:
-        """What was learnt of requests of this class of temperatures; its beginning where each
-        request shall decide for itself."""
-        alone = self.resources.deterministic
-        return (
-            self._beginning(sampling.temperature) if alone else self._counted(sampling.temperature)
-        )
+        """What was learnt of requests of this kind; its beginning where each request shall decide
+        for itself."""
+        kind = "coupled" if sampling.coupled else "greedy" if sampling.greedy else "sampled"
+        return self._beginning(kind) if self.resources.deterministic else self._counted(kind)
 
-    def _counted(self, temperature: float) -> Shared:
-        """What requests of this class of temperatures count, from the bundle's acceptance table
-        on."""
-        kind = "greedy" if temperature == 0.0 else "sampled"
+    def _counted(self, kind: str) -> Shared:
+        """What requests of a kind count, from the bundle's acceptance table on."""
         if kind not in self.seen:
-            self.seen[kind] = self._beginning(temperature)
+            self.seen[kind] = self._beginning(kind)
         return self.seen[kind]
 
-    def _beginning(self, temperature: float) -> Shared:
-        """What the bundle's acceptance table says before any request: nothing of sampled ones,
-        which are coupled."""
-        known = AcceptanceTable.empty() if temperature else self._table.at(temperature).copy()
+    def _beginning(self, kind: str) -> Shared:
+        """What the bundle's acceptance table says before any request: nothing of coupled ones,
+        whose confidence is another (`WorthDrafting`)."""
+        known = AcceptanceTable.empty()
+        if kind != "coupled":
+            known = self._table.at(0.0 if kind == "greedy" else 1.0).copy()
         return Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})

@@ -156,19 +156,20 @@ def test_mutant_whose_slot_keeps_the_chain_is_caught(monkeypatch):
     assert any(text != plain for text, plain in map(both_texts, range(6)))
 
 
-def test_altered_requests_have_none(monkeypatch):
+def test_altered_requests_have_none_nor_sampled_ones_without_a_seed(monkeypatch):
     seen, pair = watched(monkeypatch), table_pair(vocab=5)
     strategy = build_strategy(
         "hybrid", {"drafter": "head"}, table_resources(5, hardware_profile=FREE)
     )
     for asked in (
-        Sampling(max_tokens=40, temperature=1.0, seed=1, frequency_penalty=0.5),
+        Sampling(max_tokens=40, temperature=1.0, seed=1),
         Sampling(max_tokens=40, frequency_penalty=0.5),
     ):
         Engine(pair).generate([0, 1], asked, strategy)
     assert not seen
-    Engine(pair).generate([0, 1], Sampling(max_tokens=40, temperature=1.0, seed=1), strategy)
-    assert seen, "sampled ones are coupled"
+    coupled = Sampling(max_tokens=40, temperature=1.0, seed=1, repeatable=True)
+    Engine(pair).generate([0, 1], coupled, strategy)
+    assert seen
 
 
 def test_what_was_counted_is_resumed():
