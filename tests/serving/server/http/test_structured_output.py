@@ -87,21 +87,21 @@ def test_responses_by_openais_client(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "asked"),
-    enumerate(
-        [
-            {"response_format": by_schema(PERSON, strict=True)},
-            {"guided_json": PERSON},
-            {"guided_json": json.dumps(PERSON)},
-            {"structured_outputs": {"json": PERSON}},
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"response_format": by_schema(PERSON, strict=True)}),
+        ("/v1/completions", {"guided_json": PERSON}),
+        ("/v1/chat/completions", {"guided_json": json.dumps(PERSON)}),
+        ("/v1/completions", {"structured_outputs": {"json": PERSON}}),
+        (
+            "/v1/chat/completions",
             {"structured_outputs": {"json": json.dumps(PERSON), "disable_any_whitespace": True}},
-            {"guided_json": PERSON, "guided_whitespace_pattern": " "},
-        ]
-    ),
+        ),
+        ("/v1/completions", {"guided_json": PERSON, "guided_whitespace_pattern": " "}),
+    ],
     ids=lambda value: str(value)[:60],
 )
-def test_every_name_of_a_schema(http: httpx.Client, number: int, asked: dict[str, Any]) -> None:
-    path = ("/v1/chat/completions", "/v1/completions")[number % 2]
+def test_every_name_of_a_schema(http: httpx.Client, path: str, asked: dict[str, Any]) -> None:
     text = text_of(answer(http, path, **asked))
     jsonschema.validate(json.loads(text), PERSON)
     if "disable_any_whitespace" in str(asked):
