@@ -179,7 +179,7 @@ EXPORTED: dict[str, Callable[[Any], Speculation | None]] = {
     "sprinter": rule_left_out(
         "SPRINTER's verifier, which judges tokens in the target's place, is left out."
     ),
-    "double": lambda config: rule_left_out(
+    "double": rule_left_out(
         "Draft and target do not run at once, and neither looks anything up: Double's overlap and "
         "guesses are left out."
     ),

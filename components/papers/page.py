@@ -132,9 +132,9 @@ def emulated_cells(claim: Claim, runs: Sequence[EmulatedGain]) -> list[str]:
     return [
         "as above",
         claim.regime,
-        "emulated: " + ", ".join(f"{with_interval(run.ours)} at c {run.cost:g}" for run in runs),
+        "emulated: " + ", ".join(f"{with_interval(run.ours)} at c {run.cost:.3g}" for run in runs),
         span(prompts, "g"),
-        f"α {span([run.acceptance for run in runs])}, c {span([run.cost for run in runs], 'g')}, "
+        f"α {span([run.acceptance for run in runs])}, c {span([run.cost for run in runs], '.3g')}, "
         f"devices of their own, at most {span([run.max_tokens for run in runs], 'g')} tokens; "
         f"formulas say {span([run.predicted for run in runs])}",
         f"no paper's pair beside it; the whole interval is above 1 in {above} of {len(runs)}",
