@@ -103,7 +103,8 @@ def test_a_lossy_strategy_decodes_a_request_with_a_seed_too() -> None:
 
 
 def test_usage_counts_a_prompt_once_and_every_answer(http: httpx.Client) -> None:
-    several = complete(http, temperature=1, seed=5, n=3, speculation={"strategy": "vanilla_sd"})
+    asked: dict[str, Any] = {"n": 3, "ignore_eos": True, "speculation": {"strategy": "vanilla_sd"}}
+    several = complete(http, temperature=1, seed=5, **asked)
     usage, details = several["usage"], several["usage"]["completion_tokens_details"]
     assert usage["prompt_tokens"] == complete(http)["usage"]["prompt_tokens"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
