@@ -180,8 +180,8 @@ def isolated_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk() -> Iterator[None]:
-    """No test cuts the power, so what is written need not be safe on disk; databases alone would
-    wait for it thousands of times."""
+    """No power is cut while a test runs (`support/lost_writes.py` plays that), so what is written
+    need not be safe on disk; databases alone would wait for it thousands of times."""
     from sqlalchemy import Engine, event
 
     def unsafe(connection: Any, _: object) -> None:
@@ -190,7 +190,7 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
     event.listen(Engine, "connect", unsafe)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(os, "fsync", os.fstat)  # which refuses closed files, too
         yield
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,3 +129,26 @@ def test_the_slots_are_those_of_the_text_part_and_of_other_names(tmp_path: Path)
         weights = {"weight": torch.zeros(250, dtype=torch.bfloat16)}
         files = pair_of(tmp_path / str(at), weights, config)
         assert needed(files, "float32", "cpu", 1, 100) == (4200, 4 * 100 * position)
+
+
+FREED = """
+import weakref
+from draftwell.serving.memory import collect_garbage
+
+class Weights:
+    def __init__(self):
+        self.itself = self
+
+old = Weights()
+seen = weakref.ref(old)
+collect_garbage()
+assert seen() is not None
+del old
+collect_garbage()
+assert seen() is None, "what was looked at once is never freed"
+"""
+
+
+def test_what_was_left_out_once_is_freed_when_it_is_garbage() -> None:
+    """In a process of its own: here `gc.freeze` is the tests'."""
+    subprocess.run([sys.executable, "-c", FREED], check=True)
