@@ -336,36 +336,40 @@ def probe_one(
     whether one was left."""
     for prompt in prompts:
         try:
-            probes = [answer_of(watch, watch.engine, prompt, budget, plain=False)]
+            ask(watch, watch.engine, prompt, budget, plain=False)
             if plain is not None:
                 plain.start(EngineSettings())
-                probes.append(answer_of(watch, plain, prompt, budget, plain=True))
+                ask(watch, plain, prompt, budget, plain=True)
         except DraftwellError as error:
             if error.code == "context_too_long":
                 budget.take_back()
                 continue
-            watch.add(prompt.unanswered(watch.clock(), elsewhere=watch.plain is not None))
             raise
         finally:
             if plain is not None:
                 plain.stop()
-        watch.add(*probes)
         return True
     return False
 
 
-def answer_of(
+def ask(
     watch: Watch, engine: RemoteEngine, prompt: ProbePrompt, budget: ProbeBudget, *, plain: bool
-) -> Probe:
-    """The answer to a fixed prompt."""
+) -> None:
+    """Send a fixed prompt, and keep its answer, or that none came."""
+    elsewhere = plain and watch.plain is not None
     budget.spend(watch.clock(), len(prompt.ids) + NEW_TOKENS)
     running = engine.dialect.counters(engine.client).running
-    decoded = engine.decode([prompt.ids], Sampling(max_tokens=NEW_TOKENS))
+    try:
+        decoded = engine.decode([prompt.ids], Sampling(max_tokens=NEW_TOKENS))
+    except DraftwellError as error:
+        if error.code != "context_too_long":
+            watch.add(prompt.unanswered(watch.clock(), plain=plain, elsewhere=elsewhere))
+        raise
     answer = decoded.answers[0]
     # one that came at once, through a proxy that does not stream, is timed as a whole
     after = answer.seconds - answer.first_token_seconds
     drafted = answer.acceptance.drafted or answer.acceptance.rounds
-    return Probe(
+    probe = Probe(
         at=watch.clock(),
         name=prompt.name,
         kind=prompt.kind,
@@ -373,10 +377,11 @@ def answer_of(
         new_tokens=max(1, len(answer.tokens) - 1),
         seconds=after if after > 0 else answer.seconds,
         plain=plain,
-        elsewhere=plain and watch.plain is not None,
+        elsewhere=elsewhere,
         acceptance=answer.acceptance if drafted and not plain else None,
         at_once=None if running is None else float(running) + 1,
     )
+    watch.add(probe)
 
 
 def new_alarms(report: WatchReport, before: Sequence[Alarm]) -> tuple[list[Alarm], list[Alarm]]:

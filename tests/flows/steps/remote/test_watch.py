@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
+from draftwell.components.engines.port import Decoded
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.engines.remote.dialects.llama_cpp import LlamaCppDialect
 from draftwell.components.engines.remote.dialects.vllm import VllmDialect
@@ -179,17 +179,28 @@ def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) 
         assert [probe.elsewhere for probe in watch.series.probes[-2:]] == [False, True]
 
 
-def test_minutes_beside_plain_probes_say_nothing_of_the_machine(
-    limits: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("late", [False, True], ids=["plain", "speculative"])
+def test_only_minutes_beside_plain_probes_say_nothing_of_the_machine(
+    limits: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """They are a fifth slower, and the probes are not even answered."""
-    late = DraftwellError("too late", code="engine_timeout")
-    monkeypatch.setattr(RemoteEngine, "decode", Mock(side_effect=late))
+    """Plain probes slow the others even where no answer comes in time. Where one with speculation
+    gets none, the engine itself is slow."""
+    decode = RemoteEngine.decode
+
+    def decode_or_fail(engine: RemoteEngine, *request: Any) -> Decoded:
+        if engine.speculate == late:
+            raise DraftwellError("too late", code="engine_timeout")
+        return decode(engine, *request)
+
+    monkeypatch.setattr(RemoteEngine, "decode", decode_or_fail)
     monkeypatch.setattr(VllmDialect, "switches_off", True)
     with play(Faults(neighbour_from=50), 60) as engine:
         watch = opened(engine, limits, probes_per_hour=120)
-        found = [at(engine, watch, minute).verdict for minute in range(49, 60)]
-    assert set(found) == {"steady"}
+        found = [at(engine, watch, minute) for minute in range(49, 60)]
+    assert {alarm.cause for report in found for alarm in report.alarms} == (
+        {"machine"} if late else set()
+    )
+    assert len({probe.name for probe in watch.series.probes}) > 5, "they take turns"
 
 
 def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> None:
