@@ -31,8 +31,8 @@ class ProbePrompt:
     kind: str
     ids: tuple[int, ...]
 
-    def unanswered(self, at: float, *, elsewhere: bool) -> Probe:
-        """That it was asked without speculation, and not answered in time."""
+    def unanswered(self, at: float, *, plain: bool, elsewhere: bool) -> Probe:
+        """That it was asked, and not answered in time."""
         return Probe(
             at=at,
             name=self.name,
@@ -40,7 +40,7 @@ class ProbePrompt:
             prompt_tokens=len(self.ids),
             new_tokens=1,
             seconds=HOUR,
-            plain=True,
+            plain=plain,
             elsewhere=elsewhere,
             answered=False,
         )

@@ -129,7 +129,7 @@ def figures(windows: Sequence[Window], baseline: Baseline | None) -> tuple[Row, 
 def probe_rows(probes: Sequence[Probe]) -> tuple[ProbeRow, ...]:
     """The newest answer to each prompt, with and without speculation."""
     found: dict[tuple[str, int], dict[str, float | None]] = {}
-    for probe in sorted(probes, key=lambda probe: probe.at):
+    for probe in sorted((p for p in probes if p.answered), key=lambda probe: probe.at):
         row = found.setdefault((probe.kind, probe.prompt_tokens), {})
         if probe.plain:
             row["plain_seconds"] = plain_seconds(probe)

@@ -221,7 +221,7 @@ def refuse_unmeasured(left: Mapping[str, str]) -> None:
         )
     if left:
         raise DraftwellError(
-            f"nothing was chosen, because the time ended before any of {len(left)} ways to "
-            "speculate was measured: allow more minutes, or fewer prompts and tokens",
+            "nothing was chosen, because the time ended before any way to speculate was measured: "
+            "allow more minutes, or fewer prompts and tokens",
             code="no_time",
         )

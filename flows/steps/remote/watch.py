@@ -17,6 +17,7 @@ from draftwell.components.engines.remote.counters import Counters
 from draftwell.components.engines.remote.discover import find_dialect
 from draftwell.components.engines.remote.remote import RemoteEngine
 from draftwell.components.watch.baseline import Baseline, quiet_windows
+from draftwell.components.watch.evidence import FEWEST
 from draftwell.components.watch.judge import judge
 from draftwell.components.watch.probes import (
     NEW_TOKENS,
@@ -255,7 +256,7 @@ def judged(watch: Watch, counters: Counters | None, notes: Sequence[str]) -> Wat
         baseline=None if baseline is None else baseline.source,
         figures=figures(windows, baseline),
         probes=probe_rows(probes),
-        notes=tuple(notes),
+        notes=(*notes, *speed_notes(baseline, windows)),
     )
     return with_progress(report, windows, watch.limits) if baseline is None else report
 
@@ -269,17 +270,41 @@ def with_progress(
     return report.model_copy(update={"notes": (*report.notes, note)})
 
 
+def speed_notes(baseline: Baseline | None, windows: Sequence[Window]) -> list[str]:
+    """That speed is not judged, where plain probes leave nothing to judge it by."""
+    beside = [window.beside_probe for window in windows if window.step_seconds]
+    if baseline is None or not any(beside):
+        return []
+    if baseline.step_time is None:
+        anew = ", then --set baseline=new"
+    elif beside[-FEWEST:].count(True) == FEWEST:
+        anew = ""
+    else:
+        return []
+    return [
+        "speed is not judged, because too few looks lie apart from plain probes: set fewer "
+        f"probes_per_hour, or plain=…{anew}"
+    ]
+
+
 def baseline_of(watch: Watch, windows: Sequence[Window]) -> Baseline | None:
     """The baseline that is kept, else one of the first quiet windows, which is kept then. Where
-    those have too few tokens to judge drafts by, more of them are waited for."""
+    those have too few tokens to judge drafts by, or too few lie apart from plain probes to judge
+    speed by, more of them are waited for."""
     if watch.baseline_file.exists():
         return read_baseline(watch.baseline_file)
     drafts = any(window.length for window in windows)
-    traffic = len(quiet_windows(windows, watch.limits))
+    quiet = quiet_windows(windows, watch.limits)
+    traffic = len(quiet)
+    timed = sum(bool(w.at_once and w.step_seconds) and not w.beside_probe for w in quiet)
+    # where fewer than a tenth are, or they are merged with others, it would take too long
+    speed = timed > traffic / 10 and traffic < 10 * FEWEST
     for count in (watch.limits.baseline_windows, max(watch.limits.baseline_windows, traffic)):
         limits = watch.limits.model_copy(update={"baseline_windows": count})
         found = Baseline.of(windows, limits)
-        if found is not None and (found.length is not None or not drafts):
+        if found is None or (drafts and found.length is None):
+            continue
+        if found.step_time is not None or not speed:
             write_text(watch.baseline_file, found.model_dump_json(indent=2))
             return found
     return None
@@ -336,36 +361,40 @@ def probe_one(
     whether one was left."""
     for prompt in prompts:
         try:
-            probes = [answer_of(watch, watch.engine, prompt, budget, plain=False)]
+            ask(watch, watch.engine, prompt, budget, plain=False)
             if plain is not None:
                 plain.start(EngineSettings())
-                probes.append(answer_of(watch, plain, prompt, budget, plain=True))
+                ask(watch, plain, prompt, budget, plain=True)
         except DraftwellError as error:
             if error.code == "context_too_long":
                 budget.take_back()
                 continue
-            watch.add(prompt.unanswered(watch.clock(), elsewhere=watch.plain is not None))
             raise
         finally:
             if plain is not None:
                 plain.stop()
-        watch.add(*probes)
         return True
     return False
 
 
-def answer_of(
+def ask(
     watch: Watch, engine: RemoteEngine, prompt: ProbePrompt, budget: ProbeBudget, *, plain: bool
-) -> Probe:
-    """The answer to a fixed prompt."""
+) -> None:
+    """Send a fixed prompt, and keep its answer, or that none came."""
+    elsewhere = plain and watch.plain is not None
     budget.spend(watch.clock(), len(prompt.ids) + NEW_TOKENS)
     running = engine.dialect.counters(engine.client).running
-    decoded = engine.decode([prompt.ids], Sampling(max_tokens=NEW_TOKENS))
+    try:
+        decoded = engine.decode([prompt.ids], Sampling(max_tokens=NEW_TOKENS))
+    except DraftwellError as error:
+        if error.code != "context_too_long":
+            watch.add(prompt.unanswered(watch.clock(), plain=plain, elsewhere=elsewhere))
+        raise
     answer = decoded.answers[0]
     # one that came at once, through a proxy that does not stream, is timed as a whole
     after = answer.seconds - answer.first_token_seconds
     drafted = answer.acceptance.drafted or answer.acceptance.rounds
-    return Probe(
+    probe = Probe(
         at=watch.clock(),
         name=prompt.name,
         kind=prompt.kind,
@@ -373,10 +402,11 @@ def answer_of(
         new_tokens=max(1, len(answer.tokens) - 1),
         seconds=after if after > 0 else answer.seconds,
         plain=plain,
-        elsewhere=plain and watch.plain is not None,
+        elsewhere=elsewhere,
         acceptance=answer.acceptance if drafted and not plain else None,
         at_once=None if running is None else float(running) + 1,
     )
+    watch.add(probe)
 
 
 def new_alarms(report: WatchReport, before: Sequence[Alarm]) -> tuple[list[Alarm], list[Alarm]]:

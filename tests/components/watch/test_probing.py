@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from draftwell.components.engines.port import Acceptance
+from draftwell.components.watch.probes import ProbePrompt
 from draftwell.components.watch.probing import (
     Versus,
     change_since,
@@ -16,6 +17,7 @@ from draftwell.components.watch.probing import (
     pairs,
     tokens_of_round,
 )
+from draftwell.components.watch.report import probe_rows
 from tests.support.watch.probes import probe
 
 
@@ -76,6 +78,14 @@ def test_pairs_are_of_about_one_load() -> None:
         probe(1.0, "chat-1", 1.0, plain=True).model_copy(update={"at_once": 20.0}),
     ]
     assert [pair.load for pair in pairs(probes)] == [25.0]
+
+
+def test_the_newest_answer_is_shown_and_not_that_none_came() -> None:
+    prompt = ProbePrompt("code-1", "code", (7,) * 200)
+    for plain in (False, True):
+        known = probe(0.0, "code-1", 2.5, plain=plain)
+        none = prompt.unanswered(10.0, plain=plain, elsewhere=False)
+        assert probe_rows([known, none]) == probe_rows([known])
 
 
 def test_drafts_whose_rounds_were_not_counted_are_not_known() -> None:

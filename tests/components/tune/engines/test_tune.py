@@ -232,7 +232,7 @@ def test_time_limits_what_is_measured_and_the_middle_comes_first(seconds: float)
 def test_without_time_for_any_measurement_nothing_is_chosen() -> None:
     measured = lab({"draft_model": 1.5})
     measured.budget = Budget(0, Clock())
-    with raises_code("no_time", "4 ways", "minutes"):
+    with raises_code("no_time", "before any way to speculate", "minutes"):
         tune_engine(measured, EngineTuneSettings(methods=("draft_model",)))
 
 

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
+from draftwell.components.engines.port import Decoded
 from draftwell.components.engines.remote.address import parse_address
 from draftwell.components.engines.remote.dialects.llama_cpp import LlamaCppDialect
 from draftwell.components.engines.remote.dialects.vllm import VllmDialect
 from draftwell.components.engines.remote.remote import RemoteEngine
+from draftwell.components.watch.probes import ProbePrompt
 from draftwell.components.watch.report import watch_metrics
 from draftwell.components.watch.schema import Alarm
 from draftwell.flows.settings import PipelineSettings
@@ -22,7 +23,7 @@ from draftwell.flows.steps.remote.alarms import (
     payload_of,
     resource_of,
 )
-from draftwell.flows.steps.remote.watch import UNTOLD, Watch, look, open_watch
+from draftwell.flows.steps.remote.watch import UNTOLD, Watch, look, open_watch, read_baseline
 from draftwell.serving.errors import DraftwellError
 from tests.support.errors import raises_code
 from tests.support.watch.played_engine import PlayedEngine, served
@@ -179,17 +180,62 @@ def test_probes_keep_to_their_budget_and_stop_while_requests_wait(limits: Path) 
         assert [probe.elsewhere for probe in watch.series.probes[-2:]] == [False, True]
 
 
-def test_minutes_beside_plain_probes_say_nothing_of_the_machine(
-    limits: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("late", [False, True], ids=["plain", "speculative"])
+def test_only_minutes_beside_plain_probes_say_nothing_of_the_machine(
+    limits: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """They are a fifth slower, and the probes are not even answered."""
-    late = DraftwellError("too late", code="engine_timeout")
-    monkeypatch.setattr(RemoteEngine, "decode", Mock(side_effect=late))
+    """Plain probes slow the others even where no answer comes in time. Where one with speculation
+    gets none, the engine itself is slow."""
+    decode = RemoteEngine.decode
+
+    def decode_or_fail(engine: RemoteEngine, *request: Any) -> Decoded:
+        if engine.speculate == late:
+            raise DraftwellError("too late", code="engine_timeout")
+        return decode(engine, *request)
+
+    monkeypatch.setattr(RemoteEngine, "decode", decode_or_fail)
     monkeypatch.setattr(VllmDialect, "switches_off", True)
     with play(Faults(neighbour_from=50), 60) as engine:
         watch = opened(engine, limits, probes_per_hour=120)
-        found = [at(engine, watch, minute).verdict for minute in range(49, 60)]
-    assert set(found) == {"steady"}
+        found = [at(engine, watch, minute) for minute in range(49, 60)]
+    assert {alarm.cause for report in found for alarm in report.alarms} == (
+        {"machine"} if late else set()
+    )
+    assert len({probe.name for probe in watch.series.probes}) > 5, "they take turns"
+
+
+@pytest.mark.parametrize(("every", "judged"), [(5, True), (2, False)])
+def test_a_baseline_waits_for_looks_apart_from_plain_probes_where_there_are_some(
+    limits: Path, every: int, judged: bool
+) -> None:
+    """24 probes an hour leave three looks of five, and 60 none: the report says so."""
+    prompt = ProbePrompt("code 200", "code", (7,) * 200)
+    with play(Faults(), 120) as engine:
+        watch = opened(engine, limits)
+        for minute in range(0, 120, every):
+            asked = BEGIN + 60 * minute + 5
+            watch.add(prompt.unanswered(asked, plain=True, elsewhere=False))
+        early, late = (at(engine, watch, minute) for minute in (40, 119))
+    assert (early.verdict, late.verdict) == ("not enough yet" if judged else "steady", "steady")
+    kept = read_baseline(watch.baseline_file)
+    assert kept.length is not None
+    assert (kept.step_time is not None) == judged
+    assert any("speed is not judged" in note for note in late.notes) != judged
+    assert len(late.notes) == (not judged)
+
+
+def test_a_budget_that_leaves_no_looks_for_speed_is_told(limits: Path) -> None:
+    """Also where the baseline knows speed, as of a time with fewer probes."""
+    prompt = ProbePrompt("code 200", "code", (7,) * 200)
+    with play(Faults(), 90) as engine:
+        watch = opened(engine, limits)
+        assert at(engine, watch, 45).notes == ()
+        for minute in range(46, 90, 2):
+            asked = BEGIN + 60 * minute + 5
+            watch.add(prompt.unanswered(asked, plain=True, elsewhere=False))
+        assert at(engine, watch, 70).notes == ()
+        assert "baseline=new" not in "".join(at(engine, watch, 85).notes)
+        assert [note[:19] for note in look(watch).notes] == ["speed is not judged"]
 
 
 def test_a_prompt_that_is_too_long_for_the_engine_is_left_out(limits: Path) -> None:
