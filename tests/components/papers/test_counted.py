@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,11 @@ from draftwell.components.papers.verdicts import Verdict
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.runtime.commands import Role
-from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies import (
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+)
 from tests.support.models.tiny import llama_pair, table_pair
 from tests.support.papers import changed, compared, measured_cell, paper_of, tiny_cell, write_sets
 
@@ -91,6 +96,18 @@ def test_seconds_are_passes_at_the_papers_costs(counts: CellFile) -> None:
         drafted = (row.seconds - 1 - row.target_calls) / 0.25
         assert drafted == pytest.approx(round(drafted))
         assert row.target_calls < drafted <= 3 * row.target_calls
+
+
+@pytest.mark.parametrize(("parameters", "cost"), [({}, 0.125), ({"drafter": "qualifier"}, 0.375)])
+def test_a_drafted_pass_costs_what_its_drafter_does(
+    parameters: dict[str, Any], cost: float
+) -> None:
+    text = counted.Text(tokens=(1, 2), target_calls=2, draft_calls=4, argmax=2, log_likelihood=-1.0)
+    one: Any = SimpleNamespace(choice=StrategyChoice(SD, parameters), texts={"a": text})
+    cell = changed(CELL, counted={"draft": 0.125, "qualifier": 0.375})
+    prompts = [Prompt("a", "code", ["the man"], reference="one")]
+    entry: Any = counted.entry_of(one, cell, llama_pair(), prompts, ["a"])
+    assert entry["per_prompt"][0].seconds == 1 + 2 + 4 * cost
 
 
 def test_the_likelihood_is_what_one_pass_over_the_text_says(sets: Path) -> None:
