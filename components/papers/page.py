@@ -127,6 +127,7 @@ def claim_rows(shown: Shown, paper: Paper) -> list[list[str]]:
 def emulated_cells(claim: Claim, runs: Sequence[EmulatedGain]) -> list[str]:
     """All but the first column of the row of what was run on emulated devices."""
     above = sum(run.ours.low > 1 for run in runs)
+    below = sum(run.ours.high < 1 for run in runs)
     prompts = [run.prompts for run in runs]
     enough = min(prompts) >= rule.ENOUGH
     return [
@@ -137,7 +138,8 @@ def emulated_cells(claim: Claim, runs: Sequence[EmulatedGain]) -> list[str]:
         f"α {span([run.acceptance for run in runs])}, c {span([run.cost for run in runs], '.3g')}, "
         f"devices of their own, at most {span([run.max_tokens for run in runs], 'g')} tokens; "
         f"formulas say {span([run.predicted for run in runs])}",
-        f"no paper's pair beside it; the whole interval is above 1 in {above} of {len(runs)}",
+        f"no paper's pair beside it; the whole interval is above 1 in {above}, "
+        f"below 1 in {below} of {len(runs)}",
         "low" if min(prompts) < rule.FEW else "high" if enough else "medium",
     ]
 
