@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from draftwell.components.papers.calibrated import read_memory
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import QUICK, Cell, Scale
 from draftwell.components.papers.committed import compact
+from draftwell.components.papers.page import regime_words, values_words, verdict_words
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.verdicts import Verdict
 from draftwell.components.prompts.prompt import Prompt, ids_of
@@ -221,6 +223,19 @@ def test_a_lossy_speed_is_held_to_the_likelihood(counts: CellFile) -> None:
     )
     assert likelihood.ours is not None
     assert likelihood.ours.value == pytest.approx(mine - plain)
+    assert values_words([likelihood]).endswith("] nats a token")
+    assert values_words([speed]).endswith("]")
+    assert "c 0.25 (assumed)" in regime_words("counted", {"tiny-counted": counts})
+
+
+@pytest.mark.parametrize(("value", "words"), [("tiny.b", ""), ("tiny.b / tiny.b", "(no diff")])
+def test_no_difference_that_is_reproduced_is_called_so(
+    counts: CellFile, value: str, words: str
+) -> None:
+    row = {"what": "a", "paper": value, "metric": "speed", "role": "SD", "over": "plain"}
+    [speed] = compared(paper_of((row,), "tiny-counted"), counts)
+    said = verdict_words([replace(speed, verdict=Verdict.REPRODUCED)])
+    assert said.removeprefix("reproduced ").startswith(words or "1")
 
 
 def test_kept_files_have_likelihoods_and_older_cells_keep_their_settings(counts: CellFile) -> None:
