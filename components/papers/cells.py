@@ -219,7 +219,7 @@ class Cell(Settings):
     def cost_words(self) -> str:
         """The costs of passes that a cell is replayed or counted at, in target passes."""
         if self.counted is not None:
-            return ", ".join(f"{cost:g}" for cost in self.counted.values()) + " (the paper's)"
+            return ", ".join(f"{cost:g}" for cost in self.counted.values()) + " (assumed)"
         return f"1/{self.replay}"
 
     @property

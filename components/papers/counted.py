@@ -248,6 +248,8 @@ def entry_of(
     """A contender's counters as the fields of a bench's entry; the prompt's reading takes one
     target pass."""
     costs = {str(role): cost for role, cost in (cell.counted or {}).items()}
+    if (drafter := one.choice.parameters.get("drafter")) is not None:
+        costs["draft"] = costs[str(drafter)]
     texts = [one.texts[key] for key in keys]
     rows = tuple(
         PromptRow(

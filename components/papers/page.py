@@ -31,6 +31,8 @@ CELLS_WORDS = (
     "acceptance, c a draft pass over a target pass, both over one token; in brackets the paper's "
     "(c at most)."
 )
+UNITS = {"argmax": " of first choices", "log_likelihood": " nats a token"}
+"""Metrics of quality → what stands behind their values."""
 LOSSES = "What lossy methods gain and lose"
 """Key of the picture behind the tables."""
 LISTS = {
@@ -127,6 +129,7 @@ def claim_rows(shown: Shown, paper: Paper) -> list[list[str]]:
 def emulated_cells(claim: Claim, runs: Sequence[EmulatedGain]) -> list[str]:
     """All but the first column of the row of what was run on emulated devices."""
     above = sum(run.ours.low > 1 for run in runs)
+    below = sum(run.ours.high < 1 for run in runs)
     prompts = [run.prompts for run in runs]
     enough = min(prompts) >= rule.ENOUGH
     return [
@@ -137,7 +140,8 @@ def emulated_cells(claim: Claim, runs: Sequence[EmulatedGain]) -> list[str]:
         f"α {span([run.acceptance for run in runs])}, c {span([run.cost for run in runs], '.3g')}, "
         f"devices of their own, at most {span([run.max_tokens for run in runs], 'g')} tokens; "
         f"formulas say {span([run.predicted for run in runs])}",
-        f"no paper's pair beside it; the whole interval is above 1 in {above} of {len(runs)}",
+        f"no paper's pair beside it; the whole interval is above 1 in {above}, "
+        f"below 1 in {below} of {len(runs)}",
         "low" if min(prompts) < rule.FEW else "high" if enough else "medium",
     ]
 
@@ -162,9 +166,11 @@ def claim_cells(shown: Shown, claim: Claim, kind: str, some: Sequence[Result]) -
 def values_words(known: Sequence[Result]) -> str:
     """Each value with its interval; of more than three the lowest and the highest."""
     values = sorted(one.ours for one in known if one.ours)
+    unit = UNITS.get(known[0].placed.row.metric, "")
     if len(values) <= 3:
-        return ", ".join(map(with_interval, values))
-    return f"{with_interval(values[0])} to {with_interval(values[-1])} ({len(values)} rows)"
+        return ", ".join(map(with_interval, values)) + unit
+    ends = f"{with_interval(values[0])} to {with_interval(values[-1])}"
+    return f"{ends}{unit} ({len(values)} rows)"
 
 
 def with_interval(ours: Estimate) -> str:
@@ -180,7 +186,9 @@ def regime_words(kind: str, files: Mapping[str, CellFile]) -> str:
     """Acceptance, cost and machine of some cells."""
     alphas = [alpha for file in files.values() if (alpha := acceptance_of(file.measured()))]
     costs = [file.cost for file in files.values() if file.cost is not None]
-    cost = f"c {span(costs)}" if costs else "c the paper's"
+    cells = [file.measured().cell for file in files.values()]
+    assumed = dict.fromkeys(cell.cost_words for cell in cells if cell.kind != "measured")
+    cost = f"c {', '.join(assumed) or span(costs)}"
     machines = dict.fromkeys(device_words(file.report.machine) for file in files.values())
     where = f", {' and '.join(machines)}" if kind == "measured" else ""
     tokens = span([file.cell["max_tokens"] for file in files.values()], "g")
@@ -190,7 +198,9 @@ def regime_words(kind: str, files: Mapping[str, CellFile]) -> str:
 def verdict_words(known: Sequence[Result]) -> str:
     """How many rows got which verdict, and what qualifies them."""
     counts = Counter(
-        f"{'speed only: ' if 'speed only' in one.words else ''}{one.verdict}" for one in known
+        f"{'speed only: ' if 'speed only' in one.words else ''}{one.verdict}"
+        f"{' (no difference)' if one.no_difference else ''}"
+        for one in known
     )
     words = ", ".join(f"{name} {count}" for name, count in counts.items())
     notes = [

@@ -22,6 +22,7 @@ from draftwell.components.papers.verdicts import (
     NATS,
     PARITY,
     Verdict,
+    has_no_side,
     quality,
     verdict,
 )
@@ -83,6 +84,17 @@ class Result:
                 ", provisional" if judged and self.provisional else "",
                 ", uneven profile" if self.uneven else "",
             )
+        )
+
+    @property
+    def no_difference(self) -> bool:
+        """Whether what is reproduced is that there is next to no effect."""
+        paper, neutral = self.placed.paper, self.placed.row.neutral
+        return (
+            self.verdict == Verdict.REPRODUCED
+            and paper is not None
+            and neutral is not None
+            and has_no_side(paper, neutral)
         )
 
     @property

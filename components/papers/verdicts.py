@@ -103,7 +103,7 @@ def compared(paper: float, ours: Estimate, neutral: float | None) -> Verdict:
     close = near(ours.value, paper, CLOSE * unit(paper, neutral))
     if neutral is None:
         return without_side(close, holds)
-    if near(paper, neutral, NO_EFFECT * unit(neutral, neutral)):
+    if has_no_side(paper, neutral):
         ends_are_close = all(
             near(end, paper, CLOSE * unit(paper, neutral)) for end in (ours.low, ours.high)
         )
@@ -114,6 +114,15 @@ def compared(paper: float, ours: Estimate, neutral: float | None) -> Verdict:
         return Verdict.UNDECIDED if holds and open_side else Verdict.NOT_REPRODUCED
     alike = SMALLEST - 1e-9 <= (ours.value - neutral) / (paper - neutral) <= LARGEST + 1e-9
     return Verdict.REPRODUCED if close and alike else Verdict.DIRECTION
+
+
+def has_no_side(paper: float, neutral: float) -> bool:
+    """Whether a paper's value is so near to "no effect" that it claims none.
+
+    >>> has_no_side(1.04, 1.0), has_no_side(1.06, 1.0)
+    (True, False)
+    """
+    return near(paper, neutral, NO_EFFECT * unit(neutral, neutral))
 
 
 def without_side(same: bool, holds: bool) -> Verdict:

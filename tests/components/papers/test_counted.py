@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +20,17 @@ from draftwell.components.papers.calibrated import read_memory
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import QUICK, Cell, Scale
 from draftwell.components.papers.committed import compact
+from draftwell.components.papers.page import regime_words, values_words, verdict_words
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.verdicts import Verdict
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
 from draftwell.serving.runtime.commands import Role
-from draftwell.serving.runtime.strategies import StrategyResources, build_strategy
+from draftwell.serving.runtime.strategies import (
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+)
 from tests.support.models.tiny import llama_pair, table_pair
 from tests.support.papers import changed, compared, measured_cell, paper_of, tiny_cell, write_sets
 
@@ -91,6 +98,18 @@ def test_seconds_are_passes_at_the_papers_costs(counts: CellFile) -> None:
         drafted = (row.seconds - 1 - row.target_calls) / 0.25
         assert drafted == pytest.approx(round(drafted))
         assert row.target_calls < drafted <= 3 * row.target_calls
+
+
+@pytest.mark.parametrize(("parameters", "cost"), [({}, 0.125), ({"drafter": "qualifier"}, 0.375)])
+def test_a_drafted_pass_costs_what_its_drafter_does(
+    parameters: dict[str, Any], cost: float
+) -> None:
+    text = counted.Text(tokens=(1, 2), target_calls=2, draft_calls=4, argmax=2, log_likelihood=-1.0)
+    one: Any = SimpleNamespace(choice=StrategyChoice(SD, parameters), texts={"a": text})
+    cell = changed(CELL, counted={"draft": 0.125, "qualifier": 0.375})
+    prompts = [Prompt("a", "code", ["the man"], reference="one")]
+    entry: Any = counted.entry_of(one, cell, llama_pair(), prompts, ["a"])
+    assert entry["per_prompt"][0].seconds == 1 + 2 + 4 * cost
 
 
 def test_the_likelihood_is_what_one_pass_over_the_text_says(sets: Path) -> None:
@@ -204,6 +223,19 @@ def test_a_lossy_speed_is_held_to_the_likelihood(counts: CellFile) -> None:
     )
     assert likelihood.ours is not None
     assert likelihood.ours.value == pytest.approx(mine - plain)
+    assert values_words([likelihood]).endswith("] nats a token")
+    assert values_words([speed]).endswith("]")
+    assert "c 0.25 (assumed)" in regime_words("counted", {"tiny-counted": counts})
+
+
+@pytest.mark.parametrize(("value", "words"), [("tiny.b", ""), ("tiny.b / tiny.b", "(no diff")])
+def test_no_difference_that_is_reproduced_is_called_so(
+    counts: CellFile, value: str, words: str
+) -> None:
+    row = {"what": "a", "paper": value, "metric": "speed", "role": "SD", "over": "plain"}
+    [speed] = compared(paper_of((row,), "tiny-counted"), counts)
+    said = verdict_words([replace(speed, verdict=Verdict.REPRODUCED)])
+    assert said.removeprefix("reproduced ").startswith(words or "1")
 
 
 def test_kept_files_have_likelihoods_and_older_cells_keep_their_settings(counts: CellFile) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from draftwell.components.papers.emulated import EmulatedGain, gains_of
@@ -10,6 +12,9 @@ from draftwell.components.papers.page import emulated_cells
 from draftwell.components.papers.tables import Claim
 
 CLAIM = Claim(claim="it is faster", regime="theirs", why="", emulated=["spide", "vanilla_sd"])
+
+
+SLOWER = Estimate(0.97, 0.95, 0.99)
 
 
 def gain(cost: float = 0.2, prompts: int = 100, over: str = "vanilla_sd") -> EmulatedGain:
@@ -27,3 +32,8 @@ def test_few_prompts_deserve_little_trust(prompts: int, trust: str) -> None:
     cells = emulated_cells(CLAIM, [gain(prompts=prompts)])
     assert cells[-1] == trust
     assert "emulated: 1.20 [1.10, 1.30] at c 0.2" in cells
+
+
+def test_a_slowdown_is_counted_beside_the_gains() -> None:
+    cells = emulated_cells(CLAIM, [gain(0.1), replace(gain(0.2), ours=SLOWER)])
+    assert "above 1 in 1, below 1 in 1 of 2" in cells[-2]
