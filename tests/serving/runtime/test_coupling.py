@@ -18,6 +18,7 @@ from draftwell.serving.runtime import logits as logits_module, random_streams
 from draftwell.serving.runtime.drafting.best_drafter import Candidate
 from draftwell.serving.runtime.engine import decisions
 from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.pair import over_slots
 from draftwell.serving.runtime.random_streams import Race, leaders
 from draftwell.serving.runtime.requests import Sampling
@@ -189,6 +190,15 @@ def test_only_requests_that_get_a_tree_are_coupled_without_a_seed(
     sampling = Sampling(max_tokens=4, temperature=1.0, seed=4, **asked)
     job = Engine(models).generate([0, 1, 0], sampling, strategy)
     assert job.session.sampling.coupled is coupled
+
+
+@pytest.mark.parametrize("name", ["eagle3", "rest"])
+def test_rows_of_requests_that_are_not_coupled_have_no_numbers(monkeypatch, name):
+    monkeypatch.setattr(Span, "before", lambda *_: pytest.fail("an index for nothing"))
+    parameters = {"eagle3": {"top_k": 2, "tree_tokens": 4}, "rest": {}}[name]
+    strategy = build_strategy(name, parameters, table_resources(5))
+    asked = Sampling(max_tokens=8, temperature=0.0 if name == "eagle3" else 1.0)
+    Engine(table_pair(vocab=5)).generate([0, 1, 0], asked, strategy)
 
 
 @pytest.mark.parametrize("name", LOSSY)
